@@ -3,7 +3,6 @@
 python -m benchmarks.threads
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,7 +16,7 @@ import bayesify
 from bayesify import likelihoods, models, posteriors
 from bayesify.running import runner as runners
 from bayesify.running.inputs import Untouched
-from bayesify.running.runner import SLOW_VMAP, Runner
+from bayesify.running.runner import Pass, Runner
 from benchmarks.timing import ratios, record
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -35,23 +34,13 @@ REPEATS = 20
 
 @contextmanager
 def _alone(self: Runner, **_: bool) -> Iterator[Runner]:
-    if self._is_alone:
-        yield self
-        return
-    own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
-    own._is_alone = True
     with runners._modes(list(self.network.modules()), self.evaluate):
-        yield own
+        yield Pass(self, None)
 
 
-def _run_with(self: Runner, named: dict[str, Any], args: Any, kwargs: Any, method: str) -> Any:
+def _call(self: Pass, values: Any, args: Any, kwargs: Any, **_: Any) -> Any:
+    named = {**self.point_values, **values}
     return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-
-
-def _vmap(run: Callable[[], Any], network: nn.Module, what: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=SLOW_VMAP)
-        return run()
 
 
 def shared(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -61,8 +50,7 @@ def shared(function: Callable[[], Any]) -> Callable[[], Any]:
         with ExitStack() as stack:
             for owner, name, other in (
                 (Runner, "alone", _alone),
-                (Runner, "_run_with", _run_with),
-                (runners, "quick_vmap", _vmap),
+                (Pass, "call", _call),
                 (Untouched, "take", lambda self: self._given),
             ):
                 stack.enter_context(mock.patch.object(owner, name, other))

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.base import Outputs
-from bayesify.running.memory import (
-    MEMORY_BUDGET,
-    batch_size,
-    check_lengths,
-    parse_bytes,
-    rows_within,
-    split_rows,
-    warn_of_mixing,
-)
+from bayesify.running.inputs import batch_size, check_lengths, split_rows
+from bayesify.running.memory import MEMORY_BUDGET, parse_bytes, rows_within, warn_of_mixing
 from bayesify.running.outputs import at, count_draws, select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.placed import PlacedWeights
@@ -110,7 +103,7 @@ class Draws:
         rows = total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        size = 0
+        size = 0.0
         few: Tensor | None = None
 
         def chunks(runner: Runner, draws: Draws) -> Iterator[Tensor]:
@@ -127,9 +120,8 @@ class Draws:
             if split_batch and total > 1:  # a single example cannot be cut
                 check_lengths(args, kwargs)
                 first = self.buffers[0] if self.buffers else None
-                rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
-                few = select_output(few, output)
-                size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
+                rows, each, few = rows_within(runner, self.weights, args, kwargs, budget, first, output)
+                size = len(self) * total * each
             if keep or (keep is None and size <= budget):
                 kept = list(chunks(runner, self))
                 return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, cast
 
@@ -22,16 +22,16 @@ from bayesify.moments import predict_moments
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.captured_draws import CapturedDraws
 from bayesify.posteriors.common.collection import Posteriors, shares_statistics
+from bayesify.posteriors.common.local_passes import run_local
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
-from bayesify.running.local_passes import run_local
-from bayesify.running.modes import outside_inference_mode
+from bayesify.running.modes import full_precision, outside_inference_mode
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner, runner_of
+from bayesify.running.runner import Runner
 from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
 from bayesify.weights.layout import NetworkLayout
@@ -42,6 +42,58 @@ from bayesify.weights.summary import Summary, summarize
 
 Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
 """What the likelihood makes of a network's outputs: a classification or a regression."""
+
+
+DEFAULT_NUM_DRAWS = 32
+"""Draws of a prediction unless told otherwise, where draws cannot be counted."""
+
+
+class Road:
+    """How the draws of one network are made and run, decided once and kept by the network.
+
+    On a CPU a posterior is asked itself; on a GPU a posterior whose draws can be captured is asked through its CUDA graphs. What
+    concerns the network's own modules (copies, `vmap` or a loop, rows within a memory budget) is decided by the runner. The road is
+    decided anew when the network or one of its posteriors is another object, or on a device of another type; copies and pickles
+    of a network start without one.
+
+    Args:
+        bnn: The network.
+
+    Attributes:
+        device: Type of the posteriors' device.
+        captured: CUDA graphs of draws.
+        runner: The network without its weights.
+        ways: What draws from each posterior, those that run the network last.
+        has_buffers: Whether draws may have buffers of their own.
+        num_draws: Draws of a prediction unless told otherwise.
+    """
+
+    __slots__ = (
+        "_parts",
+        "captured",
+        "device",
+        "has_buffers",
+        "num_draws",
+        "runner",
+        "ways",
+    )  # hides the modules from copies
+
+    def __init__(self, bnn: BayesianNetwork[Any]) -> None:
+        self._parts = list(bnn.posteriors)
+        self.device = first_parameter(bnn.posteriors).device.type
+        self.runner = Runner(bnn.network, bnn.weights)
+        self.captured = CapturedDraws()
+        self.ways = [self._way(part) for part in bnn.posteriors.in_drawing_order()]
+        self.has_buffers = any(type(part).buffers_for is not Posterior.buffers_for for part in self._parts)
+        self.num_draws = bnn.posteriors.num_distinct_draws or DEFAULT_NUM_DRAWS
+
+    def _way(self, part: Posterior) -> Callable[[DrawRequest], tuple[MutableMapping[str, Tensor], Tensor]]:
+        captures = self.device == "cuda" and part.capturable and not torch.compiler.is_compiling()
+        return partial(self.captured.draw, part) if captures else part.draw
+
+    def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
+        """Whether these are the network and the posteriors that it was decided for."""
+        return self.runner.network is network and list(posteriors) == self._parts
 
 
 class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
@@ -102,15 +154,14 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         for path in self.frozen_statistics:
             self.network.get_submodule(path).eval()
         shares = relative_stds(net, known.weights.values(), self.frozen_statistics, taken) if belong else {}
-        context = (self.prior.live(), Runner(self.network, self._weights), shares)
+        live, runner = self.prior.live(), Runner(self.network, self._weights)
         self.posteriors = Posteriors(
-            posterior.bind(group_layers(weights), values, modules, *context)
+            posterior.bind(group_layers(weights), values, modules, prior=live, runner=runner, relative_stds=shares)
             for (_, posterior), (_, weights) in zip(posteriors, selected, strict=True)
         )
         self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
-        self._captured = CapturedDraws()
-        runner_of(self, self.network, self._weights)  # so that no draw adds an attribute
+        self._road: Road | None = Road(self)
         self.train(net.training)
 
     def train(self, mode: bool = True) -> Self:
@@ -150,6 +201,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The weights under a posterior, by name."""
         return dict(self._weights)
 
+    def _decided(self) -> Road:
+        """How draws are made and run, decided once; see `Road`."""
+        road, device = self._road, first_parameter(self.posteriors).device.type
+        if road is None or road.device != device or not road.leads_through(self.network, self.posteriors):
+            road = Road(self)
+            if not torch.compiler.is_compiling():
+                self._road = road
+        return road
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_road": None}  # copies and pickles decide for themselves
+
     @checked
     def draw(
         self,
@@ -172,31 +235,31 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Returns:
             The draws; differentiable by the posterior's parameters.
         """
-        runner = runner_of(self, self.network, self._weights)
-        noise = source_of(generator)
+        road, noise = self._decided(), source_of(generator)
         weights: MutableMapping[str, Tensor] = {}
-        networks: dict[int, Tensor] = {}
-        with self.full_precision() as autocast:
+        with full_precision(road.device) as autocast:
             prior = self.prior.draw(num_draws, noise)
             kl: Any = prior.kl
-            for posterior in self.posteriors.in_drawing_order():
-                places = (runner, weights, num_data, networks, self.layout, autocast)
-                request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
-                part, part_kl = self._captured.draw(posterior, request)
-                part = self.layout.cast(part)
-                weights = {**weights, **part} if weights else part
+            request = DrawRequest(
+                num_draws=num_draws,
+                prior=prior,
+                noise=noise,
+                antithetic=antithetic,
+                local=local,
+                num_data=num_data,
+                runner=road.runner,
+                layout=self.layout,
+                autocast=autocast,
+            )
+            for index, draw in enumerate(road.ways):
+                if index:
+                    request = replace(request, weights=weights)
+                part, part_kl = draw(request)
+                part = part if self.layout.is_plain else self.layout.cast(part)
+                weights = {**weights, **part} if index else part
                 kl = kl + part_kl
-        return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))
-
-    @contextmanager
-    def full_precision(self) -> Iterator[torch.dtype | None]:
-        """Autocast, whose type this yields, is for the network: a KL or a factor in bfloat16 would be off by percents."""
-        device = first_parameter(self.posteriors).device.type
-        if not torch.is_autocast_enabled(device):
-            yield None
-            return
-        with torch.autocast(device, enabled=False):
-            yield torch.get_autocast_dtype(device)
+        buffers = self.posteriors.buffers_for(request) if road.has_buffers else None
+        return Draws(road.runner, weights, kl.expand(num_draws), buffers)
 
     @checked
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
@@ -301,7 +364,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
-        with self.full_precision():
+        with full_precision(self._decided().device):
             means = self.posteriors.means(self.layout)
             prior = self.prior.typical()
             sizes = {name: weight.numel for name, weight in self._weights.items()}
@@ -309,7 +372,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 {name: prior.second_moments(name, mean) for name, mean in means.items()}, sizes
             )
         self.layout.cast(means)
-        draws = Draws(runner_of(self, self.network, self._weights), means, (penalty + prior.kl).expand(1))
+        draws = Draws(self._decided().runner, means, (penalty + prior.kl).expand(1))
         return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
     def terms_of(
@@ -331,7 +394,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
-        with self.full_precision():
+        with full_precision(self._decided().device):
             return self.posteriors.kl(self.prior.draw(1, generator))
 
     def set_to_prior(self) -> None:
@@ -385,11 +448,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
-            runner, rest = runner_of(self, self.network, self._weights), (self.output, memory, split_batch)
-            with explain_shape_errors(args, kwargs), self.full_precision():
+            runner, rest = self._decided().runner, (self.output, memory, split_batch)
+            with explain_shape_errors(args, kwargs), full_precision(self._decided().device):
                 parts = (self.posteriors, self.layout, likelihood)
                 return cast(Kind, predict_moments(runner, *parts, args, kwargs, *rest))
-        count = (self.num_distinct_draws or 32) if num_draws is None else num_draws
+        count = self._decided().num_draws if num_draws is None else num_draws
         if draws is None:
             draws = self.draw(count, generator=generator, antithetic=antithetic)
         elif draws.runner.network is not self.network:
@@ -409,7 +472,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        with self.full_precision():
+        with full_precision(self._decided().device):
             means = {name: mean[0] for name, mean in self.layout.cast(self.posteriors.means(self.layout)).items()}
         put_in(plain, list(self._weights.values()), means)
         for part in self.posteriors:

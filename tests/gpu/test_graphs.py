@@ -64,7 +64,7 @@ def test_families_without_a_kernel_of_their_own_are_recorded_to_the_bit(family, 
     x = torch.randn(64, 5, device="cuda")
     problem = bnn, x, (x[:, 0] > 0).long()
     recorded = run(problem, 1, monkeypatch)
-    kept = bnn._captured.of(bnn.posterior)._kinds.values()
+    kept = bnn._road.captured.of(bnn.posterior)._kinds.values()
     assert {kind.made.training for kind in kept if kind.made is not None} == {False, True}
     assert recorded == run(problem, 10**9, monkeypatch)
 
@@ -95,7 +95,7 @@ def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
     first = bnn.elbo(x, y, num_data=64)
     first.backward(retain_graph=True)
     bnn.elbo(x, y, num_data=64).backward()
-    if bnn.posterior.draws_fused(DrawRequest(1, bnn.prior.draw(1))):
+    if bnn.posterior.draws_fused(DrawRequest(num_draws=1, prior=bnn.prior.draw(1))):
         first.backward()  # its draws are its own
         return
     with pytest.raises(RuntimeError, match="once for each elbo"):

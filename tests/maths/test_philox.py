@@ -96,7 +96,7 @@ class Counted(NoiseSource):
 
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_each_draw_of_a_weight_starts_a_tile(antithetic: bool) -> None:
-    request = DrawRequest(3, PriorDraw({}), Counted(), antithetic)
+    request = DrawRequest(num_draws=3, prior=PriorDraw({}), noise=Counted(), antithetic=antithetic)
     first, second = request.normals([5, TILE + 1], torch.zeros(1), TILE)
     halves = 2 if antithetic else 3
     assert first[:, 0].tolist() == ([0, 0, TILE] if antithetic else [0, TILE, 2 * TILE])

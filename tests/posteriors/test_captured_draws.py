@@ -15,6 +15,7 @@ from torch import nn
 import bayesify
 from bayesify.posteriors.common import captured_draws
 from bayesify.posteriors.common.captured_draws import CapturedDraw, CapturedDraws
+from bayesify.running.caching import Results
 from bayesify.running.cuda_graphs import Kind
 
 
@@ -29,9 +30,9 @@ def captured(owner: nn.Module, generator: torch.Generator) -> CapturedDraws:
 @pytest.mark.parametrize("same", [True, False])
 def test_a_captured_draw_runs_ahead_of_the_comparison(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
     """It counts where parameters are what they were; otherwise it is as if it was never made."""
-    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
+    owner, generator = bayesify.bayesianize(nn.Linear(1, 1), "mean_field").posterior, torch.Generator().manual_seed(0)
     draws = captured(owner, generator)
-    monkeypatch.setattr(captured_draws, "run_beside_comparison", lambda _, state, run: (run(), same and state == 7))
+    monkeypatch.setattr(Results, "run_beside_comparison", lambda *given: (given[3](), same and given[2] == 7))
     assert draws._ahead(owner, "kind", (1, 3)) is None  # parameters are elsewhere
     assert draws._ahead(owner, "unknown", (1, 2)) is None
     before = generator.get_state()
@@ -43,15 +44,15 @@ def test_a_captured_draw_runs_ahead_of_the_comparison(monkeypatch: pytest.Monkey
 
 def test_a_draw_that_does_not_count_gives_out_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread takes numbers of the same generator while parameters are compared."""
-    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
+    owner, generator = bayesify.bayesianize(nn.Linear(1, 1), "mean_field").posterior, torch.Generator().manual_seed(0)
     draws, taken = captured(owner, generator), []
 
-    def compare(_: Any, state: int, run: Callable[[], Any]) -> tuple[Any, bool]:
+    def compare(self: Results, owner: Any, state: int, run: Callable[[], Any]) -> tuple[Any, bool]:
         drawn = run()
         taken.append(torch.rand(3, generator=generator))
         return drawn, False
 
-    monkeypatch.setattr(captured_draws, "run_beside_comparison", compare)
+    monkeypatch.setattr(Results, "run_beside_comparison", compare)
     assert draws._ahead(owner, "kind", (1, 2)) is None
     assert not torch.isin(torch.rand(8, generator=generator), taken[0]).any()
 
@@ -66,10 +67,10 @@ def test_single_draws_of_small_posteriors_follow_the_parameters(
 
 def test_copies_of_a_network_have_no_graphs_of_it() -> None:
     bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field")
-    bnn._captured.of(bnn.posterior).find("kind", 0, object)
+    bnn._road.captured.of(bnn.posterior).find("kind", 0, object)
     for other in (copy.deepcopy(bnn), pickle.loads(pickle.dumps(bnn))):
-        assert other._captured.of(other.posterior).known("kind") is None
-    assert bnn._captured.of(bnn.posterior).known("kind") is not None
+        assert other._road is None
+    assert bnn._road.captured.of(bnn.posterior).known("kind") is not None
 
 
 def test_the_gradient_of_a_replay_and_a_graph_in_use() -> None:

@@ -119,7 +119,7 @@ def test_draws_go_with_their_last_name(kernels: Any) -> None:
 
 def test_what_a_kernel_does_not_take(kernels: Any) -> None:
     def fused(bnn: Any, noise: NoiseSource | None = None, **options: Any) -> bool:
-        request = DrawRequest(1, bnn.prior.draw(1), noise or NoiseSource(), **options)
+        request = DrawRequest(num_draws=1, prior=bnn.prior.draw(1), noise=noise or NoiseSource(), **options)
         return bool(bnn.posterior.draws_fused(request))
 
     class Replayed(NoiseSource):

@@ -172,7 +172,7 @@ def test_draws_have_the_covariance_of_the_regression(case: Case) -> None:
     a, v, prior = design(bnn)
     dense = torch.linalg.inv(torch.diag(1 / prior) + a.T @ precision_matrix(part, v) @ a)  # type: ignore[arg-type]
     size = len(dense)
-    drawn, _ = part.draw(UnitNoise(size, bnn.prior.draw(size), runner=Runner(bnn.network, bnn.weights)))
+    drawn, _ = part.draw(UnitNoise(num_draws=size, prior=bnn.prior.draw(size), runner=Runner(bnn.network, bnn.weights)))
     flat = torch.cat([drawn[weight.name].flatten(1) for weight in part.weights], 1)
     root = flat - torch.cat([part.mean()[weight.name].flatten() for weight in part.weights])
     torch.testing.assert_close(root.T @ root, dense, rtol=1e-8, atol=1e-10)
@@ -206,7 +206,7 @@ def concatenated(bnn: BayesianNetwork, x: Tensor, seed: int) -> tuple[Tensor, Te
     part = bnn.posterior
     assert isinstance(part, GlobalInducing)
     layers = [entry.layer for entry in part.maps.values()]
-    request = DrawRequest(1, bnn.prior.draw(1), NoiseSource(generator(seed)))
+    request = DrawRequest(num_draws=1, prior=bnn.prior.draw(1), noise=NoiseSource(generator(seed)))
     noise = dict(zip([layer.name for layer in layers], request.normals([layer.numel for layer in layers],
                      next(part.parameters())), strict=True))  # fmt: skip
     (inputs,), _ = part.inducing_inputs.arguments()
@@ -312,9 +312,9 @@ def test_vmap_equals_loop() -> None:
     bnn = convert("global_inducing", CASES["nested"], torch.float64)
     runner = Runner(bnn.network, bnn.weights)
     prior = bnn.prior.draw(6)
-    together = bnn.posterior.draw(DrawRequest(6, prior, NoiseSource(generator()), runner=runner))
+    together = bnn.posterior.draw(DrawRequest(num_draws=6, prior=prior, noise=NoiseSource(generator()), runner=runner))
     runner.mode = lambda num_draws: "loop"  # type: ignore[method-assign, assignment]
-    apart = bnn.posterior.draw(DrawRequest(6, prior, NoiseSource(generator()), runner=runner))
+    apart = bnn.posterior.draw(DrawRequest(num_draws=6, prior=prior, noise=NoiseSource(generator()), runner=runner))
     torch.testing.assert_close(together[0], apart[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(together[1], apart[1], rtol=1e-10, atol=1e-12)
 
@@ -355,7 +355,11 @@ def test_attention_is_drawn_by_its_linear_maps() -> None:
         targets = part.pseudo_outputs["attention.out_proj"].flatten(0, 1)  # type: ignore[union-attr]
         mean = torch.linalg.solve(precision, features.T @ (weights * targets)).T
         sizes = [entry.layer.numel for entry in part.maps.values()]  # type: ignore[union-attr]
-        noise = DrawRequest(1, bnn.prior.draw(1), NoiseSource(generator(6))).normals(sizes, mean)[1].view(5, 4)
+        noise = (
+            DrawRequest(num_draws=1, prior=bnn.prior.draw(1), noise=NoiseSource(generator(6)))
+            .normals(sizes, mean)[1]
+            .view(5, 4)
+        )
         factor = torch.linalg.cholesky(precision / 4)
         expected = mean + 0.5 * torch.linalg.solve_triangular(factor.T, noise, upper=True).T
     ours = torch.cat((drawn["attention.out_proj.weight"], drawn["attention.out_proj.bias"][:, None]), 1)
@@ -412,7 +416,7 @@ def test_draws_of_the_prior(name: str, prior: priors.Prior) -> None:
     bnn = bayesify.bayesianize(case.network(torch.float64), made, prior=prior)
     part, scales = bnn.posterior, bnn.prior.draw(3, generator(2))
     runner = Runner(bnn.network, bnn.weights)
-    _, kl = part.draw(DrawRequest(3, scales, NoiseSource(generator()), runner=runner))
+    _, kl = part.draw(DrawRequest(num_draws=3, prior=scales, noise=NoiseSource(generator()), runner=runner))
     if isinstance(part, GlobalInducing):
         a, v, _ = design(bnn)
         weighted = precision_matrix(part, v)

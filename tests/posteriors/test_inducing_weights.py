@@ -227,7 +227,7 @@ def test_a_prior_that_correlates_positions_starts_with_a_tenth_of_the_weights_si
     factor = bnn.posterior.bound_prior.factor["0.weight"]
     assert abs(float(factor.square().sum() / 9) - 1) > 0.05  # this matters
     torch.manual_seed(1)
-    lone = bnn.posterior.draw(posteriors.DrawRequest(1000, bnn.posterior.bound_prior))[0]["0.weight"]
+    lone = bnn.posterior.draw(posteriors.DrawRequest(num_draws=1000, prior=bnn.posterior.bound_prior))[0]["0.weight"]
     size = torch.cat([value.flatten() for value in net.parameters()]).square().mean().sqrt()
     assert abs(float(lone.var(0).mean().sqrt() / size) / 0.1 - 1) < 0.02
 

@@ -406,7 +406,7 @@ def test_kl_of_a_flow() -> None:
     prior = bnn.prior.draw(1)
     sizes = [part.left[str(size)].numel() for size in part.groups]
     total = torch.zeros(2, dtype=torch.float64)
-    request = posteriors.DrawRequest(2, prior, NoiseSource(generator(3)))
+    request = posteriors.DrawRequest(num_draws=2, prior=prior, noise=NoiseSource(generator(3)))
     for (size, members), noise in zip(
         part.groups.items(), request.normals(sizes, next(part.parameters())), strict=True
     ):
@@ -427,7 +427,7 @@ def test_kl_of_a_flow() -> None:
     part.layers = tuple(
         type(layer)(layer.name, tuple(w for w in layer.weights if len(w.shape) > 1)) for layer in part.layers
     )
-    _, kl = part.draw(posteriors.DrawRequest(2, prior, NoiseSource(seeded)))
+    _, kl = part.draw(posteriors.DrawRequest(num_draws=2, prior=prior, noise=NoiseSource(seeded)))
     torch.testing.assert_close(kl.detach(), total, rtol=1e-9, atol=1e-9)
 
 

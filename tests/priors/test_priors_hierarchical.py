@@ -269,7 +269,7 @@ def test_every_posterior_under_every_draw(name: str, kind: type[priors.Prior], l
         return
     bnn = make(name, case, kind())
     prior = bnn.prior.draw(3, generator())
-    together, kl = bnn.posterior.draw(DrawRequest(3, prior, NoiseSource(generator(5))))
+    together, kl = bnn.posterior.draw(DrawRequest(num_draws=3, prior=prior, noise=NoiseSource(generator(5))))
     kl = kl.expand(3)
     for index in range(3):
         alone = bnn.posterior.kl(one_of(prior, index)).detach()
@@ -298,7 +298,7 @@ def test_stand_ins_are_the_expected_minus_log_prior(name: str, leaf: str) -> Non
         torch.zeros(sum(weight.numel for weight in bnn.posterior.weights), dtype=torch.float64), covariance(prior, bnn)
     )
     count = {"point": 1, "ensemble": 5, "dropout": 4000}[name]
-    weights, kl = bnn.posterior.draw(DrawRequest(count, prior, NoiseSource(generator(3))))
+    weights, kl = bnn.posterior.draw(DrawRequest(num_draws=count, prior=prior, noise=NoiseSource(generator(3))))
     flat = torch.cat([weights[weight.name].detach().flatten(1) for weight in bnn.posterior.weights], dim=1)
     penalties = -dense.log_prob(flat)
     error = (
@@ -313,8 +313,8 @@ def test_inducing_weights_follow_the_prior(kind: type[priors.Prior]) -> None:
     bnn = make("inducing", CASES["conv2d"], kind())
     prior = bnn.prior.draw(4, generator())
     neal = priors.Neal().bind(bnn.weights).draw(1)
-    ours, kl = bnn.posterior.draw(DrawRequest(4, prior, NoiseSource(generator(5))))
-    plain, plain_kl = bnn.posterior.draw(DrawRequest(4, neal, NoiseSource(generator(5))))
+    ours, kl = bnn.posterior.draw(DrawRequest(num_draws=4, prior=prior, noise=NoiseSource(generator(5))))
+    plain, plain_kl = bnn.posterior.draw(DrawRequest(num_draws=4, prior=neal, noise=NoiseSource(generator(5))))
     for name, value in plain.items():
         if kind is priors.Scale:
             expected = value * (prior.std[name] / neal.std[name]).reshape(4, *(1,) * (value.ndim - 1))  # type: ignore[operator, union-attr]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import posteriors
 from bayesify.running.kernels import full_float32
-from bayesify.running.runner import Runner
+from bayesify.running.runner import Pass
 
 
 class Caching(nn.Module):
@@ -33,7 +33,7 @@ def test_a_network_that_returns_a_cache_is_never_tried_by_vmap(monkeypatch: pyte
     x = torch.randn(4, 3)
     draws = {use: bayesify.bayesianize(Caching(use), posteriors.MeanField()).draw(3) for use in (True, False)}
     assert draws[False].runner.mode(3) == "vmap"
-    monkeypatch.setattr(Runner, "_vmap", refuse)
+    monkeypatch.setattr(Pass, "_vmap", refuse)
     outputs = draws[True](x)
     for index in range(3):
         torch.testing.assert_close(outputs[index], draws[True][index](x))
@@ -51,5 +51,6 @@ def test_work_of_a_pass_by_rows_and_tokens() -> None:
     net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     runner = bayesify.bayesianize(net, posteriors.MeanField()).draw(2).runner
     weights = 7 * 4 + 4 * 3 + 3
-    assert runner._work((torch.zeros(5, 6, dtype=torch.long),), {}) == 2 * 30 * weights
-    assert runner._work((), {"x": torch.zeros(5, 6, 4), "scale": torch.tensor(1.0), "note": "a"}) == 2 * 30 * weights
+    with runner.alone() as own:
+        assert own._work((torch.zeros(5, 6, dtype=torch.long),), {}) == 2 * 30 * weights
+        assert own._work((), {"x": torch.zeros(5, 6, 4), "scale": torch.tensor(1.0), "note": "a"}) == 2 * 30 * weights

@@ -90,7 +90,7 @@ def test_captured_draws_are_copied_as_the_network_has_them() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 5).bfloat16()).to(memory_format=torch.channels_last)
     bnn = bayesify.bayesianize(net, posteriors.InducingWeights(2, 2), likelihood=likelihoods.Categorical())
     captured = object.__new__(CapturedDraw)
-    request = DrawRequest(2, bnn.prior.draw(2))
+    request = DrawRequest(num_draws=2, prior=bnn.prior.draw(2))
     with torch.no_grad():
         weights, _ = bnn.posterior.draw(request)
         pieces = captured._joined(weights, bnn.layout)

@@ -89,7 +89,7 @@ class _Members(Trainable):
 def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Draws:
     """One member of an ensemble as a draw, with its own batch statistics, differentiable by its weights."""
     chosen = {parts[0].members: torch.tensor([member], device=next(parts[0].parameters()).device)}
-    request = DrawRequest(1, bnn.prior.draw(1), networks=chosen)
+    request = DrawRequest(num_draws=1, prior=bnn.prior.draw(1), networks=chosen)
     weights: dict[str, Tensor] = {}
     kl = torch.zeros(())
     for part in parts:

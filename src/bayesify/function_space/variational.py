@@ -25,14 +25,16 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
 from bayesify.running.last_layer import last_layer
-from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
+from bayesify.running.memory import count_activation_bytes, parse_bytes
+from bayesify.running.modes import full_precision
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
+from bayesify.weights.named_parameters import first_parameter
 
 DEFAULT_VARIANCE = 10.0
 
@@ -312,7 +314,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         checks.check_trainable(self.bnn)
         draws = self.bnn.draw(num_draws, generator=generator, num_data=num_data)
         data, _ = self.bnn.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
-        with self.bnn.full_precision():
+        with full_precision(first_parameter(self.bnn.posteriors).device.type):
             return data, self.function_kl(self.context.draw(x, generator))
 
     def fit(self, train_loader: Iterable[Any], *, epochs: Count, **options: Any) -> History:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 
 from bayesify.jacobians.rules import Rule
 from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
-from bayesify.running.runner import Runner, SlowVmap, quick_vmap
+from bayesify.running.runner import Runner, SlowVmap, Vmaps
 
-_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """First layers of networks whose gradients cannot be computed for several vectors at once."""
 
 
@@ -41,12 +39,13 @@ class Trace:
     """What the layers of a network saw in one pass over a batch, call by call, and its outputs [B, ...]."""
 
     def __init__(
-        self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling
+        self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling, vmaps: Vmaps
     ) -> None:
         self.outputs = outputs
         self._applications = applications
         self._differentiable = differentiable
         self._pulling = pulling
+        self._vmaps = vmaps
 
     def partial(self) -> set[Rule]:
         """Rules of layers that were called with another number of examples than the network put out."""
@@ -104,19 +103,18 @@ class Trace:
 
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
-        owner = self._applications[0].rule.module
         # Kernels of a GPU are busy with one vector over a batch of images already; those of a CPU gain from all at once.
         together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
-        if together and owner not in _REFUSED:
+        if together and "gradients" not in self._vmaps.refused:
             try:
                 # Not `is_grads_batched`, which loops inside over most backward kernels.
                 run = torch.func.vmap(lambda vector: once(vector, True))
-                found: Sequence[Tensor | None] = quick_vmap(lambda: run(vectors), owner, "gradients")
+                found: Sequence[Tensor | None] = self._vmaps.run(lambda: run(vectors), "gradients")
                 return found
             except (RuntimeError, SlowVmap) as refusal:  # an operation without a batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
-                _REFUSED.add(owner)
+                self._vmaps.refused.add("gradients")
         pieces = [once(vector) for vector in vectors]
         return [None if parts[0] is None else torch.stack(parts) for parts in zip(*pieces, strict=True)]
 
@@ -202,4 +200,4 @@ def trace(
             stack.callback(module.register_forward_hook(watch).remove)
         stack.enter_context(DifferentiableLayers(pulling))
         outputs = call(own)
-    return Trace(outputs, applications, differentiable, pulling)
+    return Trace(outputs, applications, differentiable, pulling, own.decisions().vmaps)

@@ -65,9 +65,9 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
 from bayesify.predictor import Batch, Drawable
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
 from bayesify.running.last_layer import last_layer
-from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
+from bayesify.running.memory import in_words, parse_bytes
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor

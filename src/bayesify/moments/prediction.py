@@ -17,16 +17,9 @@ from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.running.caching import cached, recent
+from bayesify.running.inputs import batch_size, check_lengths, split_rows
 from bayesify.running.light_copies import leaves_inputs
-from bayesify.running.memory import (
-    MEMORY_BUDGET,
-    batch_size,
-    check_lengths,
-    count_activation_bytes,
-    parse_bytes,
-    split_rows,
-)
+from bayesify.running.memory import MEMORY_BUDGET, count_activation_bytes, parse_bytes
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import owner_of
@@ -63,7 +56,7 @@ def predict_moments(
         raise ValueError("predict: the batch is empty; give at least one example")
     means, spreads = [], []
     with runner.evaluating().alone(hooks=False, share=True) as own:
-        for part_args, part_kwargs in _pieces(runner.network, own, weights, args, kwargs, memory, split_batch):
+        for part_args, part_kwargs in _pieces(own, weights, args, kwargs, memory, split_batch):
             mean, spread = _run(own, weights, part_args, part_kwargs, output)
             means.append(as_float(mean))
             spreads.append(as_float(spread))
@@ -91,7 +84,7 @@ def _weights(network: nn.Module, posteriors: Iterable[Posterior], layout: Networ
                 for values in (posterior.mean(), spreads)
             )
 
-        found = cached(posterior, "moments", compute)
+        found = posterior.cached("moments", compute)
         means |= found[0]
         spreads |= found[1]
     layout.cast(means)
@@ -107,7 +100,6 @@ def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
 
 
 def _pieces(
-    owner: nn.Module,
     runner: Runner,
     weights: Weights,
     args: Any,
@@ -123,7 +115,10 @@ def _pieces(
     budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
     values = {name: mean for name, (mean, _) in weights.items()}
     shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    per_row = recent(owner, ("bytes", shapes), lambda: count_activation_bytes(runner, args, kwargs, values)[0])
+    known, kind = runner.decisions().row_costs, ("moments", *shapes)
+    if kind not in known:
+        known[kind] = count_activation_bytes(runner, args, kwargs, values)[0], 0.0
+    per_row, _ = known[kind]
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 

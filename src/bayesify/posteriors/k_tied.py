@@ -17,7 +17,6 @@ from bayesify.maths.tied_draws import TiedPlan
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
-from bayesify.running.caching import constant
 from bayesify.weights.layout import strides_of
 from bayesify.weights.named_parameters import NamedParameters, first_parameter
 
@@ -92,7 +91,7 @@ class KTied(Posterior):
             return of_one_type and all(len(one.weights) <= 2 and not one.weights[0].transposed for one in self.layers)
 
         suits = kernels_suit(request, first_parameter(self.mean_value))
-        return suits and constant(self, ("are_pairs", id(request.layout)), are_pairs)
+        return suits and self.constant(("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
         """The same numbers by a kernel for all layers."""
@@ -110,7 +109,7 @@ class KTied(Posterior):
             kind = (request.num_draws, request.antithetic, request.dtype(self.weights[0].name))
             return TiedPlan(means, rows, cols, outputs, lookups, prior_stds, *kind)
 
-        names = constant(self, "names", lambda: [weight.name for weight in self.weights])
+        names = self.constant("names", lambda: [weight.name for weight in self.weights])
         return draw_by_kernels(self, request, names, [part for values in parts for part in values], make)
 
     def _std_matrices(self) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -63,6 +64,57 @@ def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
         raise ValueError(
             f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type it was made for"
         ) from error
+
+
+def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Examples in a batch: the length of the first input tensor."""
+    for leaf in pytree.tree_leaves((args, dict(kwargs))):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return leaf.shape[0]
+    kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
+    raise ValueError(
+        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one, [B, ...]; "
+        "of a loader, predict each batch"
+    )
+
+
+def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if inputs have different first lengths: which of them is the batch's is not known."""
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
+    if len(lengths) > 1:
+        raise ValueError(
+            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be cut by "
+            "examples; give split_batch=False, and the network gets all of it at once"
+        )
+
+
+def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Cut a batch into pieces of `rows` examples; inputs that do not have the batch's length go to every piece whole."""
+    total = batch_size(args, kwargs)
+    for start in range(0, total, rows):
+
+        def cut(leaf: Any, start: int = start) -> Any:
+            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total:
+                return leaf[start : start + rows]
+            return leaf
+
+        yield pytree.tree_map(cut, (args, dict(kwargs)))
+
+
+def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
+    """Some examples from all over a batch, those of its halves in turn; inputs that do not have the batch's length stay whole."""
+    total = batch_size(args, kwargs)
+    count = min(rows, total)
+    places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
+    middle = (count + 1) // 2
+    index = [place for pair in zip_longest(places[middle:], places[:middle]) for place in pair if place is not None]
+
+    def pick(leaf: Any) -> Any:
+        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
+
+    found: tuple[Any, dict[str, Any]] = pytree.tree_map(pick, (args, dict(kwargs)))
+    return found
 
 
 class Untouched:

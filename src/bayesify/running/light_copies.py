@@ -8,15 +8,15 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain, repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.running.records import CALLED, SLOTS, Record, are_same, entries_of, is_torchs, references_to
-
+CALLED = ("_forward_hooks", "_forward_pre_hooks")
+SLOTS = ("_parameters", "_buffers")
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -37,17 +37,51 @@ CONTAINER_LIMIT = 1024
 """Entries of a container, with those of the containers in it, that a pass may change in place; larger ones are tables, such as a
 vocabulary, which passes read."""
 
-_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
-"""Attributes of a module beside its children that hold modules, and those that are containers without modules, with what the
-attributes were when they were looked for; by the module's id, since a weak key takes as long as the copy."""
-_KINDS: dict[type, tuple[bool, bool]] = {}
-"""Whether modules of a type keep nothing of a pass, and whether they are scripted; of torch's own types, which live as long."""
-
-
 Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
 """Names of parameters and buffers, and where each lies: the dict, and its key there."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 """A module and its copy, with what the copy's attributes and children were first."""
+
+
+class KnownModules:
+    """What is known of the modules of one network, so that it is looked for once; a copy or a pickle of this object has none."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type, tuple[bool, bool]] = {}
+        self._holders: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+
+    def __reduce__(self) -> tuple[type[KnownModules], tuple[()]]:
+        return KnownModules, ()
+
+    def kind(self, kind: type) -> tuple[bool, bool]:
+        """Whether modules of a type keep nothing of a pass, as torch's own leaf modules do, and whether they are scripted."""
+        known = self._kinds.get(kind)
+        if known is None:
+            leaf = is_torchs(kind) and not issubclass(kind, nn.RNNBase)
+            known = self._kinds[kind] = leaf, issubclass(kind, torch.jit.ScriptModule)
+        return known
+
+    def holders(self, module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Attributes of a module other than its children that hold modules, and those that are containers a pass may change.
+
+        They are looked for again when an attribute is another object, or a container has another length. The key is the
+        module's id, because a weak key takes as long as the copy of a module.
+        """
+        place, own = id(module), is_torchs(type(module))
+        known, now = self._holders.get(place), len(state) if own else _attributes(state)
+        if known is None or known[0]() is not module or known[1] != now:
+            names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
+            others = (
+                () if own else tuple(key for key in state.keys() - _STANDARD - {*names} if _is_container(state[key]))
+            )
+            known = self._holders[place] = weakref.ref(module), now, (names, others)
+        return known[2]
+
+    def serves_again(self, module: nn.Module) -> bool:
+        """Whether all that a pass can keep in a module's copy is seen in its dict, where nothing but children holds modules."""
+        state, kind = module.__dict__, type(module)
+        has_slots = kind.__basicsize__ > nn.Module.__basicsize__
+        return not (has_slots or any(state[key] for key in CALLED) or self.holders(module, state)[0])
 
 
 class LightCopy:
@@ -64,6 +98,7 @@ class LightCopy:
         hooks: Whether hooks can be registered with the copy's modules.
         owners: Paths of the modules whose slots will be filled: torch's own leaf modules elsewhere, which a pass leaves as they
             are, stand for themselves. By default all are copied.
+        known: What earlier copies of the same network have found out.
 
     Attributes:
         root: The copy of the whole.
@@ -73,8 +108,15 @@ class LightCopy:
     """
 
     def __init__(
-        self, network: nn.Module, *, evaluate: bool = False, hooks: bool = True, owners: Collection[str] | None = None
+        self,
+        network: nn.Module,
+        *,
+        evaluate: bool = False,
+        hooks: bool = True,
+        owners: Collection[str] | None = None,
+        known: KnownModules | None = None,
     ) -> None:
+        self._known = known or KnownModules()
         self._evaluate, self._owners = evaluate, None if hooks else owners
         self._shared: dict[int, nn.Module] = {}
         self._own = (*SLOTS, *_HOOKS) if hooks else SLOTS
@@ -88,7 +130,6 @@ class LightCopy:
         self.complete = True
         self.places: Places = ([], [])
         self._records: tuple[Record, Record] | None = None
-        self._is_same = False
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
             self._find_others(network, self._owners)
@@ -111,14 +152,13 @@ class LightCopy:
         """The copy of one module of the tree."""
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
-    @functools.cached_property
-    def kinds(self) -> set[type]:
-        """Types of all modules of the copy."""
-        return set(map(type, self.modules()))
-
     def modules(self) -> list[nn.Module]:
         """All modules of the copy."""
         return [*self._clones.values(), *self._shared.values()]
+
+    def originals(self) -> list[nn.Module]:
+        """All modules of the network, in the order in which they were met."""
+        return [*self._copied, *(module for module, _ in self._scripted), *self._shared.values()]
 
     def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:
         place, owners = id(module), self._owners
@@ -131,7 +171,7 @@ class LightCopy:
         if place in self._shared:
             return module
         kind, state = type(module), module.__dict__
-        leaf, scripted = _KINDS.get(kind) or _kind(kind)
+        leaf, scripted = self._known.kind(kind)
         evaluate, children = self._evaluate, state.get("_modules")
         stays = leaf and not is_owner and not children and not (evaluate and state["training"])
         if stays and _is_unhooked(state) and place not in self._filled:
@@ -163,7 +203,7 @@ class LightCopy:
             for name, child in children.items():
                 found = None if child is None else self._copy(child, None if path is None else before + name)
                 copies[name] = found
-        holders, containers = _holders(module, state)
+        holders, containers = self._known.holders(module, state)
         for key in holders:
             state[key] = _swap(state[key], self._copy, {})
         for key in containers:
@@ -192,42 +232,37 @@ class LightCopy:
         return self._containers[id(container)][1] if found else container
 
     def remember(self) -> None:
-        """Note what the network and the copy are, for `is_current` and `is_untouched`.
+        """Note what the network and the copy are, for `is_current` and `write_back`.
 
         Not where a copy serves one pass only: where modules are held elsewhere than in each other, have hooks, are scripted, or
         can keep what no dict shows.
         """
-        if self._scripted or not self.complete or not all(map(_serves_again, self._copied)):
+        if self._scripted or not self.complete or not all(map(self._known.serves_again, self._copied)):
             return
         containers = self._containers.values()
         originals = Record(self._copied, [container for container, _, _ in containers])
         self._records = originals, Record(list(self._clones.values()), [own for _, own, _ in containers])
-        self._counts = references_to(self._records[1].modules)
+        self._shared_kinds = list(map(type, self._shared.values()))
 
     def is_current(self) -> bool:
         """Whether the network is what it was at `remember`, so that a copy made now would be like this one."""
         states = [module.__dict__ for module in self._shared.values()]
         return (
-            set(map(type, self._shared.values())) <= _KINDS.keys()
+            self._records is not None
+            and list(map(type, self._shared.values())) == self._shared_kinds
             and not any(chain.from_iterable(map(_REFUSING, states)))
             and not any(map(operator.contains, states, repeat("forward")))
-            and not (self._evaluate and any(map(operator.itemgetter("training"), states)))
-            and self._records is not None
             and self._records[0].holds()
         )
 
-    def is_untouched(self) -> bool:
-        """Whether a pass has left the copy as it was at `remember`, and nobody else holds a module of it."""
-        same, self._is_same = self._is_same, False
-        if self._records is None or not (same or self._records[1].holds()):
-            return False
-        return references_to(self._records[1].modules) == self._counts
+    def write_back(self) -> bool:
+        """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers.
 
-    def write_back(self) -> None:
-        """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers."""
-        self._is_same = self._records is not None and self._records[1].holds()
-        if self._is_same:
-            return
+        Returns:
+            Whether the copy is what it was at `remember`: nothing was to be given back.
+        """
+        if self._records is not None and self._records[1].holds():
+            return True
         for container, own, entries in self._containers.values():
             if not are_same(entries_of(own), entries):
                 self._write_container(container, own)
@@ -241,6 +276,7 @@ class LightCopy:
             ):
                 continue
             self._write_back(original, now, before)
+        return False
 
     def _originals(self) -> dict[int, Any]:
         """Modules and containers by the ids of their copies."""
@@ -268,23 +304,58 @@ class LightCopy:
             original.__dict__.pop(key, None)
 
 
-def _serves_again(module: nn.Module) -> bool:
-    """Whether all that a pass can keep in a module's copy is seen in its dict, where nothing but children holds modules."""
-    state, kind = module.__dict__, type(module)
-    has_slots = kind.__basicsize__ > nn.Module.__basicsize__
-    return not (has_slots or state["_forward_hooks"] or state["_forward_pre_hooks"] or _holders(module, state)[0])
+class Record:
+    """What modules and containers are at one moment: types, attributes, slots, children and entries, each told by identity.
+
+    Args:
+        modules: Modules without hooks of a forward pass.
+        containers: Containers that the modules' attributes hold.
+    """
+
+    def __init__(self, modules: list[nn.Module], containers: list[Any]) -> None:
+        states = [module.__dict__ for module in modules]
+        dicts = [state[key] for state in states for key in (*SLOTS, "_modules")]
+        called = [state[key] for state in states for key in CALLED]
+        self._modules, self._kinds = modules, list(map(type, modules))
+        self._own = [module.__dict__ for module in modules if not is_torchs(type(module))]
+        self._dicts, self._containers = list(filter(None, dicts)), list(filter(None, containers))
+        self._empty = [one for one in (*dicts, *called, *containers) if not one]
+        self._keys, self._names = _joined(self._own), _joined(self._dicts)
+        self._values = self._held()
+        self._contents = [entries_of(container) for container in self._containers]
+
+    def _held(self) -> list[Any]:
+        return _joined(map(dict.values, chain([module.__dict__ for module in self._modules], self._dicts)))
+
+    def holds(self) -> bool:
+        """Whether they are the same now."""
+        return (
+            not any(self._empty)
+            and list(map(type, self._modules)) == self._kinds
+            and are_same(self._held(), self._values)
+            and _joined(self._dicts) == self._names
+            and _joined(self._own) == self._keys
+            and all(map(are_same, map(entries_of, self._containers), self._contents))
+        )
 
 
-def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Attributes of a module beside its children that hold modules, and those that are containers which a pass may change."""
-    place, own = id(module), type(module) in _KINDS
-    known, now = _HOLDERS.get(place), len(state) if own else _attributes(state)
-    if known is None or known[0]() is not module or known[1] != now:
-        names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
-        others = () if own else tuple(key for key in state.keys() - _STANDARD - {*names} if _is_container(state[key]))
-        dead = weakref.ref(module, lambda ref: _forget(place, ref))
-        known = _HOLDERS[place] = dead, now, (names, others)
-    return known[2]
+def _joined(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(chain.from_iterable(parts))
+
+
+def entries_of(container: Any) -> list[Any]:
+    """Everything that a container holds, in its order."""
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
+
+
+def are_same(now: Collection[Any], before: Collection[Any]) -> bool:
+    """Whether two collections hold the same objects."""
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def is_torchs(kind: type) -> bool:
+    """Whether a type of modules is one of torch's own."""
+    return kind.__module__.startswith("torch.nn.modules.")
 
 
 def _is_container(value: Any) -> bool:
@@ -320,22 +391,6 @@ def _attributes(state: dict[str, Any]) -> list[Any]:
     for key, value in state.items():
         if key not in _STANDARD and type(value) not in _PLAIN:
             found += key, id(value), len(value) if isinstance(value, (list, dict, set)) else 0
-    return found
-
-
-def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
-    """Drop what is known of a module that is gone, unless another one has its place."""
-    known = _HOLDERS.get(place)
-    if known is not None and known[0] is ref:
-        _HOLDERS.pop(place, None)
-
-
-def _kind(kind: type) -> tuple[bool, bool]:
-    """See `_KINDS`."""
-    own = is_torchs(kind)
-    found = own and not issubclass(kind, nn.RNNBase), issubclass(kind, torch.jit.ScriptModule)
-    if own:
-        _KINDS[kind] = found
     return found
 
 

@@ -6,18 +6,16 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify.running.outputs import WeightDict, at, count_draws
-
-if TYPE_CHECKING:
-    from bayesify.running.runner import Runner
+from bayesify.running.inputs import batch_size, split_rows
+from bayesify.running.outputs import WeightDict, at, count_draws, select_output
+from bayesify.running.runner import Runner
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -45,29 +43,6 @@ MEMORY_BUDGET = 256 * 2**20
 """Bytes of activations that one chunk of a prediction may hold, unless the caller gives another budget."""
 
 
-def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Examples in a batch: the length of the first input tensor."""
-    for leaf in pytree.tree_leaves((args, dict(kwargs))):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return leaf.shape[0]
-    kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
-    raise ValueError(
-        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one, [B, ...]; "
-        "of a loader, predict each batch"
-    )
-
-
-def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if inputs have different first lengths: which of them is the batch's is not known."""
-    leaves = pytree.tree_leaves((args, dict(kwargs)))
-    lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
-    if len(lengths) > 1:
-        raise ValueError(
-            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be cut by "
-            "examples; give split_batch=False, and the network gets all of it at once"
-        )
-
-
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
     """Say so if the outputs of the first rows of a batch differ when other rows are beside them, so that a cut batch goes wrong."""
     rows = min(len(few), len(piece))
@@ -87,32 +62,9 @@ PROBED_ROWS = 4
 """Examples by which the memory of a pass is measured."""
 
 
-def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Cut a batch into pieces of `rows` examples; inputs that do not have the batch's length go to every piece whole."""
-    total = batch_size(args, kwargs)
-    for start in range(0, total, rows):
-
-        def cut(leaf: Any, start: int = start) -> Any:
-            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total:
-                return leaf[start : start + rows]
-            return leaf
-
-        yield pytree.tree_map(cut, (args, dict(kwargs)))
-
-
-def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
-    """Some examples from all over a batch, those of its halves in turn; inputs that do not have the batch's length stay whole."""
-    total = batch_size(args, kwargs)
-    count = min(rows, total)
-    places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
-    middle = (count + 1) // 2
-    index = [place for pair in zip_longest(places[middle:], places[:middle]) for place in pair if place is not None]
-
-    def pick(leaf: Any) -> Any:
-        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
-
-    found: tuple[Any, dict[str, Any]] = pytree.tree_map(pick, (args, dict(kwargs)))
-    return found
+_PLAIN_INPUTS = (bool, int, float, str, type(None))
+MAX_KNOWN_COSTS = 32
+"""Kinds of inputs whose cost is known for a network at a time."""
 
 
 def rows_within(
@@ -122,15 +74,48 @@ def rows_within(
     kwargs: Mapping[str, Any],
     budget: int,
     buffers: WeightDict | None = None,
-) -> tuple[int, Any]:
-    """How many examples fit into a budget of activation memory with all draws at once, and the output of a few examples.
+    output: str | int | None = None,
+) -> tuple[int, float, Tensor | None]:
+    """How many examples fit into a budget of activation memory with all draws at once.
 
-    Measured by one pass of one draw over a few examples that adds up the bytes of every tensor it makes, which
-    is more than what is alive at one time. `buffers` are those of the first draw.
+    Measured once for a network and a kind of inputs, by one pass of one draw over a few examples that adds up the bytes of every
+    tensor it makes, which is more than what is alive at one time. It is measured again where the batch must be cut.
+
+    Args:
+        runner: The network.
+        values: Weights by name, [S, *shape].
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        budget: Bytes of the activations.
+        buffers: Buffers of the first draw.
+        output: Which of several outputs counts.
+
+    Returns:
+        The number of examples, the bytes of an example's output of one draw, and that output of the first few examples if it was
+        measured now.
     """
-    num_draws = count_draws(values) if runner.mode(count_draws(values)) in ("vmap", "rows") else 1
-    per_row, output = count_activation_bytes(runner, args, kwargs, {**at(values, 0), **(buffers or {})})
-    return max(1, math.floor(budget / max(1, per_row * num_draws))), output
+    num_draws, total = count_draws(values), batch_size(args, kwargs)
+    together = num_draws if runner.mode(num_draws) in ("vmap", "rows") else 1
+    like = next(iter(values.values()))
+    leaves = [
+        (leaf.shape[1:], leaf.dtype)
+        if isinstance(leaf, Tensor)
+        else (leaf if isinstance(leaf, _PLAIN_INPUTS) else type(leaf))
+        for leaf in pytree.tree_leaves((args, dict(kwargs)))
+    ]
+    autocast = torch.is_autocast_enabled(like.device.type)
+    kind = (*leaves, min(total, PROBED_ROWS), output, like.dtype, like.device, autocast)
+    known = runner.decisions().row_costs
+    per_row, size = known.get(kind, (math.inf, 0.0))
+    if budget >= per_row * together * total:
+        return total, size, None
+    per_row, few = count_activation_bytes(runner, args, kwargs, {**at(values, 0), **(buffers or {})})
+    few = select_output(few, output)
+    size = few.element_size() * few.numel() / few.shape[0]
+    if len(known) >= MAX_KNOWN_COSTS:
+        known.clear()
+    known[kind] = per_row, size
+    return max(1, math.floor(budget / max(1, per_row * together))), size, few
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Modes of torch that must not leak into what is made to stay."""
+"""Modes of torch that must not leak into what is computed or made to stay."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def outside_inference_mode() -> Iterator[None]:
     with_grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         yield
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[torch.dtype | None]:
+    """Autocast, whose type this yields, is for the network: a KL or a factor in bfloat16 would be off by percents."""
+    if not torch.is_autocast_enabled(device):
+        yield None
+        return
+    with torch.autocast(device, enabled=False):
+        yield torch.get_autocast_dtype(device)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.memory import batch_size
+from bayesify.running.inputs import batch_size
 from bayesify.running.outputs import WeightDict
 from bayesify.weights.catalog import Weight, owner_of
 from bayesify.weights.structured import StructuredWeight

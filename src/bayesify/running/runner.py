@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from bayesify.running.free_copies import FreeCopies
-from bayesify.running.inputs import Untouched
+from bayesify.running.inputs import Untouched, batch_size
 from bayesify.running.kernels import without_cudnn
-from bayesify.running.light_copies import LightCopy, Places
-from bayesify.running.memory import batch_size
+from bayesify.running.light_copies import LightCopy
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
@@ -28,24 +26,124 @@ from bayesify.weights.structured import LocalWeight, StructuredWeight
 Mode = Literal["single", "vmap", "rows", "loop"]
 Result = TypeVar("Result")
 
-_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_FACTS: weakref.WeakKeyDictionary[nn.Module, _Facts] = weakref.WeakKeyDictionary()
-_NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+_NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
 """Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
-HEAVY = 2**37
-"""Operations of a pass that keep a GPU busy for longer than the host takes to launch it: there `vmap` saves nothing, and a loop is
-faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five draws that exist take 1.14 passes each; a loop 1.09, fresh draws included)."""
+MIN_OPERATIONS_FOR_LOOP = 2**37
+"""Operations of a pass that keep a GPU busy for longer than the host takes to launch it. From here on `vmap` saves nothing, and a
+loop is faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five draws that exist take 1.14 passes each; a loop 1.09, fresh draws
+included)."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
+FILTERS = threading.RLock()
+"""Held while warnings are turned into errors or off, which is for all threads."""
 
 
-class _Facts(NamedTuple):
-    """What follows from the weights that were taken out of a network: paths of their modules, and names of tied ones."""
+class SlowVmap(Exception):
+    """`vmap` runs, but loops inside over an operation without a batching rule."""
 
-    weights: Mapping[str, Weight]
-    owners: set[str]
-    aliases: dict[str, tuple[str, ...]]
+
+class Vmaps:
+    """What `vmap` was found to do with the modules of one network, by what it runs: draws, gradients, inducing inputs."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self._quick: set[str] = set()
+
+    def run(self, function: Callable[[], Result], what: str) -> Result:
+        """Run a function that calls `vmap`; the first time, raise `SlowVmap` where torch warns of a loop inside."""
+        if what in self._quick or torch.compiler.is_compiling():
+            return function()
+        with FILTERS, warnings.catch_warnings():
+            warnings.filterwarnings("error", message=SLOW_VMAP)
+            try:
+                found = function()
+            except UserWarning as slow:
+                if not str(slow).startswith(SLOW_VMAP):
+                    raise
+                raise SlowVmap(str(slow)) from slow
+        self._quick.add(what)
+        return found
+
+
+class Decisions:
+    """What is decided once for a network: it holds as long as the network has the same modules, of the same types.
+
+    Args:
+        modules: All modules of the network.
+        weights: The weights that were taken out of the network.
+
+    Attributes:
+        recurrent: Whether a module is a recurrent layer.
+        vmaps: What `vmap` was found to do with the network.
+        row_costs: Bytes of activations and of outputs for a row of inputs, by the kind of the inputs; see `memory`.
+    """
+
+    def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
+        self._modules, self._kinds = modules, list(map(type, modules))
+        kinds = set(self._kinds)
+        self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
+        self._loops = any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds)
+        # A convolution whose kernel differs between draws becomes a grouped one, which is slower than a loop on CPU and GPU.
+        self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
+        self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
+        self._configured = [module for module in modules if "config" in module.__dict__]
+        self.vmaps = Vmaps()
+        self.row_costs: dict[Any, tuple[float, float]] = {}
+
+    def hold(self, modules: list[nn.Module]) -> bool:
+        """Whether the network has these modules still, of the same types."""
+        return modules == self._modules and list(map(type, modules)) == self._kinds
+
+    def mode(self, evaluate: bool) -> Mode:
+        """How several draws run, in the present modes of the layers; see `Runner.mode`."""
+        if self._loops or "draws" in self.vmaps.refused:
+            return "loop"
+        for norm in self._norms:
+            if (norm.training and not evaluate) or norm.running_mean is None:
+                return "loop"
+        for module in self._configured:  # as Hugging Face's models say that they return a cache of keys and values
+            if getattr(module.__dict__.get("config"), "use_cache", False) is True:
+                return "rows"
+        return "vmap"
+
+
+class RunState:
+    """What the runners of one network share: copies that serve again, and what was decided for its modules.
+
+    The decisions are made anew when the network has other modules, or modules of other types. Copies and pickles of this object
+    know nothing, since it is about the module objects of one network.
+
+    Args:
+        weights: The weights that were taken out of the network.
+
+    Attributes:
+        copies: Light copies of the network that serve again.
+        owners: Paths of the modules that the weights were taken out of.
+        aliases: Further names of the tied ones among the weights.
+        numel: Numbers in all weights together.
+    """
+
+    def __init__(self, weights: Mapping[str, Weight]) -> None:
+        self.copies = FreeCopies()
+        self._weights = weights
+        self._decisions: Decisions | None = None
+        self.aliases = {name: tuple(weight.aliases) for name, weight in weights.items() if weight.aliases}
+        names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
+        self.owners = {name.rpartition(".")[0] for name in names}
+        self.numel = sum(weight.numel for weight in weights.values())
+
+    def __reduce__(self) -> tuple[type[RunState], tuple[Mapping[str, Weight]]]:
+        return RunState, (self._weights,)
+
+    def decisions(self, modules: list[nn.Module]) -> Decisions:
+        """The decisions for a network with these modules."""
+        known = self._decisions
+        if known is None or not known.hold(modules):
+            known = Decisions(modules, self._weights)
+            if not torch.compiler.is_compiling():
+                self._decisions = known
+        return known
 
 
 class Runner:
@@ -61,7 +159,7 @@ class Runner:
         point_values: Values to use in place of the network's own parameters and buffers, by name; a prediction that is
             evaluated later takes a snapshot here.
         evaluate: Whether passes are in evaluation mode whatever the network's own mode is.
-        copies: Copies of the network with empty slots for these weights that no pass has; none by default.
+        state: What runners of the same network and weights share; nothing is known by default.
     """
 
     def __init__(
@@ -71,87 +169,60 @@ class Runner:
         point_values: WeightDict | None = None,
         *,
         evaluate: bool = False,
-        copies: FreeCopies | None = None,
+        state: RunState | None = None,
     ) -> None:
         self.network = network
         self.weights = weights
         self.point_values = point_values or {}
         self.evaluate = evaluate
-        self._copies = copies or FreeCopies()
-        self._copy: LightCopy | None = None
-        self._is_alone = False
-        self._origin = network
-        self.places: Places = ([], [])
-        self._keeps_state = True
-        self._listed: list[nn.Module] = []
-        self._recurrent: bool | None = None
+        self.state = state or RunState(weights)
 
     def evaluating(self) -> Runner:
         """The same network, in evaluation mode."""
-        return self._like(self.point_values, True)
-
-    def _like(self, point_values: WeightDict, evaluate: bool) -> Runner:
-        return Runner(self.network, self.weights, point_values, evaluate=evaluate, copies=self._copies)
+        return Runner(self.network, self.weights, self.point_values, evaluate=True, state=self.state)
 
     def snapshot(self) -> Runner:
         """The same network with its point estimates and buffers frozen at their present values."""
         named: dict[str, Tensor] = dict(self.network.named_parameters(remove_duplicate=False))
         named.update(self.network.named_buffers(remove_duplicate=False))
         frozen = {name: value.detach().clone() for name, value in named.items()}
-        return self._like(frozen, self.evaluate)
+        return Runner(self.network, self.weights, frozen, evaluate=self.evaluate, state=self.state)
 
     @contextmanager
-    def alone(self, *, hooks: bool = True, share: bool = False) -> Iterator[Runner]:
+    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
         """The same over a light copy of the network that nobody else sees, for several passes, or for hooks.
 
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
             share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
+            again: Whether the copy is for a single pass in the network's own mode, and one that serves again will do.
         """
-        if self._is_alone:
-            yield self
-            return
-        own = self._like(self.point_values, self.evaluate)
-        own._is_alone, own._origin = True, self._origin
         if torch.compiler.is_compiling():
             with _modes(list(self.network.modules()), self.evaluate):
-                yield own
+                yield Pass(self, None)
             return
-        owners = self._facts().owners if share and not self.point_values else None
-        if hooks:
-            copied = LightCopy(self.network, evaluate=self.evaluate, owners=owners)
+        copies, owners = self.state.copies, self.state.owners if share and not self.point_values else None
+        again = again and not self.evaluate and not hooks
+        if again:
+            copied = copies.take(self.network, False, owners)
         else:
-            copied = self._copies.take(self.network, self.evaluate, owners)
+            copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners, known=copies.known)
         if not copied.complete:
             with _SHARED, _modes(list(self.network.modules()), self.evaluate):
-                yield own
+                yield Pass(self, None)
             return
-        own._copy, own.network = copied, copied.root
+        own = Pass(self, copied)
         yield own
-        if not hooks:
-            own._copy, own._is_alone, own.network, own._listed = None, False, self.network, []
-            self._copies.put(copied, self.evaluate, owners)
+        if again:
+            copies.put(copied, False, owners, unchanged=own.unchanged)
 
-    def _facts(self) -> _Facts:
-        """See `_Facts`; looked up once for a network."""
-        compiling = torch.compiler.is_compiling()
-        known = None if compiling else _FACTS.get(self._origin)
-        if known is None or known.weights is not self.weights:
-            aliases = {name: tuple(weight.aliases) for name, weight in self.weights.items() if weight.aliases}
-            names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
-            known = _Facts(self.weights, {name.rpartition(".")[0] for name in names}, aliases)
-            if not compiling:
-                _FACTS[self._origin] = known
-        return known
-
-    def _give_back(self) -> None:
-        """Give the network what its own code has assigned to it in a pass."""
-        if self._copy is not None and self._keeps_state and not self.evaluate:
-            self._copy.write_back()
+    def decisions(self) -> Decisions:
+        """What was decided for the network's modules."""
+        return self.state.decisions(list(self.network.modules()))
 
     def module(self, original: nn.Module) -> nn.Module:
         """The module that stands for one of the network's own in a runner that is `alone`."""
-        return original if self._copy is None else self._copy[original]
+        return original
 
     def call(
         self,
@@ -171,76 +242,10 @@ class Runner:
             protect: Whether the network gets copies of the inputs, which it may change in place.
             method: Of the network, such as `"generate"`; the forward pass by default.
         """
-        if protect:
-            args, kwargs = Untouched(args, kwargs).take()
-        named = {**self.point_values, **values}
-        if set(map(type, values.values())) != _PLAIN:
-            for value in values.values():
-                if isinstance(value, LocalWeight):
-                    value.begin_pass(batch_size(args, kwargs))
-        for name, aliases in self._facts().aliases.items():
-            if name in values:
-                named |= dict.fromkeys(aliases, values[name])
-        if torch.compiler.is_compiling():
-            return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-        if self._is_alone:
-            return self._run_with(named, args, kwargs, method)
-        with self.alone(hooks=False, share=values.keys() <= self.weights.keys()) as own:
-            output = own._run_with(named, args, kwargs, method)
-            own._give_back()
+        with self.alone(hooks=False, share=values.keys() <= self.weights.keys(), again=True) as own:
+            output = own.call(values, args, kwargs, protect=protect, method=method)
+            own.give_back()
         return output
-
-    def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
-        recurrent = self._is_recurrent()
-        places = self._places_of(list(named))
-        before = [slots[leaf] for slots, leaf in places]
-        for (slots, leaf), value in zip(places, named.values(), strict=True):
-            slots[leaf] = _for_recurrent(value) if recurrent else value
-        if recurrent:
-            refresh_recurrent(self.network)
-        try:
-            with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
-                return getattr(self.network, method)(*args, **kwargs)
-        finally:
-            for (slots, leaf), value in zip(places, before, strict=True):
-                slots[leaf] = value
-            if recurrent:
-                refresh_recurrent(self.network)
-
-    def _places_of(self, names: list[str]) -> list[tuple[dict[str, Any], str]]:
-        """The slots of parameters and buffers, looked for once where the same are filled in pass after pass."""
-        holder = self if self._copy is None else self._copy
-        if holder.places[0] != names:
-            holder.places = names, [self._slot(name) for name in names]
-        return holder.places[1]
-
-    def _slot(self, name: str) -> tuple[dict[str, Any], str]:
-        """Where a parameter or buffer lies, and its name there."""
-        path, _, leaf = name.rpartition(".")
-        owner = self._copy.owned.get(path) if self._copy is not None else None
-        if owner is None:
-            owner = owner_of(self.network, name)[0]
-        return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
-
-    def _modules(self) -> list[nn.Module]:
-        """All modules, listed once where nobody else can change them."""
-        if not self._is_alone:
-            return list(self.network.modules())
-        if not self._listed:
-            self._listed = list(self.network.modules()) if self._copy is None else self._copy.modules()
-        return self._listed
-
-    def _is_recurrent(self) -> bool:
-        if self._recurrent is None or not self._is_alone:
-            kinds = set(map(type, self._modules())) if self._copy is None else self._copy.kinds
-            self._recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
-        return self._recurrent
-
-    def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a recurrent layer in evaluation mode may be differentiated, which the kernels of cuDNN refuse."""
-        if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
-            return False
-        return any(isinstance(module, nn.RNNBase) and not module.training for module in self._modules())
 
     def mode(self, num_draws: int) -> Mode:
         """How `num_draws` draws should run.
@@ -249,26 +254,13 @@ class Runner:
         have no batching rule, or one that loops inside with a warning; a transformer that returns a cache of keys and values
         returns an object that `vmap` cannot: its draws are rows of one batch where they are weights of linear layers. A convolution
         whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
-        Everything else gains from `vmap`, except passes of much work on a GPU (see `HEAVY`); where it is refused, the loop takes
-        over.
+        Everything else gains from `vmap`, except passes of much work on a GPU (see `MIN_OPERATIONS_FOR_LOOP`); where it is
+        refused, the loop takes over.
         """
         if num_draws == 1:
             return "single"
-        if self._is_recurrent() or self._origin in _REFUSED:
-            return "loop"
-        if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
-            return "loop"
-        modules = self._modules()
-        for kind in set(map(type, modules)):
-            if issubclass(kind, _NO_BATCHING_RULE):
-                return "loop"
-            if issubclass(kind, _BatchNorm):
-                norms = [module for module in modules if type(module) is kind]
-                if any((norm.training and not self.evaluate) or norm.running_mean is None for norm in norms):
-                    return "loop"
-        if any(_keeps_cache(module) for module in modules):
-            return "rows" if can_take_rows(self.network, self.weights) else "loop"
-        return "vmap"
+        mode = self.decisions().mode(self.evaluate)
+        return "loop" if mode == "rows" and not can_take_rows(self.network, self.weights) else mode
 
     def run(
         self,
@@ -293,30 +285,171 @@ class Runner:
         Returns:
             The network's output with a leading axis of S in every tensor.
         """
-        if not self._is_alone:
-            with self.alone(hooks=False, share=buffers is None) as own:
-                outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)
-                own._give_back()
-            return outputs
+        with self.alone(hooks=False, share=buffers is None, again=count_draws(values) == 1) as own:
+            outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)
+            own.give_back()
+        return outputs
+
+    def refuse_vmap(self, refusal: Exception) -> None:
+        """Keep that `vmap` cannot run the network, and say so, except where it is only slower."""
+        self.decisions().vmaps.refused.add("draws")
+        if not isinstance(refusal, SlowVmap):
+            reason = str(refusal).strip().splitlines()[0]
+            name = type(self.network).__name__
+            warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
+
+
+class Pass(Runner):
+    """A runner over a network that nobody else sees, or that a lock keeps for it: slots are filled, the network runs.
+
+    Args:
+        runner: The runner whose network it is.
+        copied: The copy that runs; `None` where the network itself does.
+
+    Attributes:
+        unchanged: Whether `give_back` found the copy as it was made.
+    """
+
+    def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
+        network = runner.network if copied is None else copied.root
+        super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
+        self._copy = copied
+        self._names: list[str] = []
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._known: Decisions | None = None
+        self._keeps_state = True
+        self.unchanged = False
+
+    def evaluating(self) -> Runner:
+        """The pass itself where it is in evaluation mode."""
+        return self if self.evaluate else super().evaluating()
+
+    @contextmanager
+    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
+        """The pass itself."""
+        yield self
+
+    def decisions(self) -> Decisions:
+        """See `Runner`; looked up once, since nobody else can change the modules."""
+        if self._known is None:
+            modules = list(self.network.modules()) if self._copy is None else self._copy.originals()
+            self._known = self.state.decisions(modules)
+        return self._known
+
+    def module(self, original: nn.Module) -> nn.Module:
+        """The copy of one of the network's own modules."""
+        return original if self._copy is None else self._copy[original]
+
+    def give_back(self) -> None:
+        """Give the network what its own code has assigned to it in a pass."""
+        if self._copy is not None and self._keeps_state and not self.evaluate:
+            self.unchanged = self._copy.write_back()
+
+    def call(
+        self,
+        values: WeightDict,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        protect: bool = True,
+        method: str = "__call__",
+    ) -> Any:
+        """See `Runner`."""
+        if protect:
+            args, kwargs = Untouched(args, kwargs).take()
+        named = {**self.point_values, **values}
+        if set(map(type, values.values())) != _PLAIN:
+            for value in values.values():
+                if isinstance(value, LocalWeight):
+                    value.begin_pass(batch_size(args, kwargs))
+        for name, aliases in self.state.aliases.items():
+            if name in values:
+                named |= dict.fromkeys(aliases, values[name])
+        if torch.compiler.is_compiling():
+            return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
+        if self.decisions().recurrent:
+            return self._run_recurrent(named, args, kwargs, method)
+        slots = self._slots_of(named)
+        before = [place[leaf] for place, leaf in slots]
+        for (place, leaf), value in zip(slots, named.values(), strict=True):
+            place[leaf] = value
+        try:
+            return getattr(self.network, method)(*args, **kwargs)
+        finally:
+            for (place, leaf), value in zip(slots, before, strict=True):
+                place[leaf] = value
+
+    def _run_recurrent(
+        self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str
+    ) -> Any:
+        """A pass of a network with recurrent layers, which keep a list of their weights and need plain tensors without gaps."""
+        slots = self._slots_of(named)
+        before = [place[leaf] for place, leaf in slots]
+        for (place, leaf), value in zip(slots, named.values(), strict=True):
+            place[leaf] = (value.materialize() if isinstance(value, StructuredWeight) else value).contiguous()
+        refresh_recurrent(self.network)
+        try:
+            with without_cudnn() if self._needs_plain_recurrence(named) else nullcontext():
+                return getattr(self.network, method)(*args, **kwargs)
+        finally:
+            for (place, leaf), value in zip(slots, before, strict=True):
+                place[leaf] = value
+            refresh_recurrent(self.network)
+
+    def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
+        """Whether a recurrent layer in evaluation mode may be differentiated, which the kernels of cuDNN refuse."""
+        if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
+            return False
+        return any(isinstance(module, nn.RNNBase) and not module.training for module in self.network.modules())
+
+    def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
+        """Where parameters and buffers lie: the dict and the key, looked for once where the same ones are filled again."""
+        names = list(named)
+        places = self._copy.places if self._copy is not None else (self._names, self._slots)
+        if places[0] == names:
+            return places[1]
+        owned = self._copy.owned if self._copy is not None else {}
+        slots: list[tuple[dict[str, Any], str]] = []
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            owner = owned.get(path) or owner_of(self.network, name)[0]
+            slots.append((owner._parameters if leaf in owner._parameters else owner._buffers, leaf))
+        if self._copy is not None:
+            self._copy.places = names, slots
+        else:
+            self._names, self._slots = names, slots
+        return slots
+
+    def run(
+        self,
+        values: WeightDict,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        mode: Mode | None = None,
+        chunk_size: int | None = None,
+        buffers: Sequence[WeightDict] | None = None,
+    ) -> Any:
+        """See `Runner`."""
         num_draws = count_draws(values)
         mode = mode or self.mode(num_draws)
-        if mode == "vmap" and next(iter(values.values())).is_cuda and self._work(args, kwargs) >= HEAVY:
-            mode = "loop"
-        given = () if isinstance(values, PlacedWeights) else values.values()
-        structured = [value for value in given if isinstance(value, StructuredWeight)]
-        if not all(value.batchable for value in structured):
-            mode = "loop"
-        if mode == "rows" and not buffers and not structured:
+        if mode == "vmap" and next(iter(values.values())).is_cuda:
+            mode = "loop" if self._work(args, kwargs) >= MIN_OPERATIONS_FOR_LOOP else mode
+        if not isinstance(values, PlacedWeights) and set(map(type, values.values())) != _PLAIN:
+            structured = [value for value in values.values() if isinstance(value, StructuredWeight)]
+            if not all(value.batchable for value in structured) or (structured and mode == "rows"):
+                mode = "loop"
+        if mode == "rows" and not buffers:
             try:
                 return self._rows(values, args, kwargs)
             except NotByRows:
-                _REFUSED.add(self._origin)
+                self.decisions().vmaps.refused.add("draws")
         if mode != "vmap":
             return self._loop(values, args, kwargs, buffers)
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
         try:
-            return quick_vmap(
-                lambda: self._vmap({**values, **together}, args, kwargs, chunk_size), self._origin, "draws"
+            return self.decisions().vmaps.run(
+                lambda: self._vmap({**values, **together}, args, kwargs, chunk_size), "draws"
             )
         except (RuntimeError, ValueError, SlowVmap) as refusal:
             outputs = self._loop(values, args, kwargs, buffers)  # a mistake of the caller's fails here, in plain words
@@ -327,7 +460,7 @@ class Runner:
         """About the operations of a pass: two for each weight and each row of numbers, or each token, of the largest input."""
         inputs = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor) and leaf.ndim]
         rows = [leaf.numel() // max(leaf.shape[-1], 1) if leaf.is_floating_point() else leaf.numel() for leaf in inputs]
-        return 2 * max(rows, default=0) * sum(weight.numel for weight in self.weights.values())
+        return 2 * max(rows, default=0) * self.state.numel
 
     def _vmap(
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk_size: int | None
@@ -365,72 +498,6 @@ class Runner:
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
         return build(pytree.tree_map(stack, *trees))
-
-    def refuse_vmap(self, refusal: Exception) -> None:
-        """Keep that `vmap` cannot run the network, and say so, except where it is only slower."""
-        _REFUSED.add(self._origin)
-        if not isinstance(refusal, SlowVmap):
-            reason = str(refusal).strip().splitlines()[0]
-            name = type(self.network).__name__
-            warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
-
-
-class _Kept:
-    """A runner, in an attribute of its owner: a network may refer to who owns it. A copy or a pickle of this object has none."""
-
-    __slots__ = ("runner",)
-
-    def __init__(self) -> None:
-        self.runner: Runner | None = None
-
-    def __reduce__(self) -> Any:
-        return _Kept, ()
-
-
-def runner_of(owner: nn.Module, network: nn.Module, weights: Mapping[str, Weight]) -> Runner:
-    """A runner of a network that somebody owns, the same for all draws, so that copies serve pass after pass."""
-    if torch.compiler.is_compiling():
-        return Runner(network, weights)
-    kept = vars(owner).setdefault("_kept_runner", _Kept())
-    known: Runner | None = kept.runner
-    if known is None or known.network is not network or known.weights is not weights:
-        known = kept.runner = Runner(network, weights)
-    return known
-
-
-def _keeps_cache(module: nn.Module) -> bool:
-    """Whether a module's configuration says that it returns a cache of keys and values, as Hugging Face's models do."""
-    return getattr(module.__dict__.get("config"), "use_cache", False) is True
-
-
-class SlowVmap(Exception):
-    """`vmap` runs, but loops inside over an operation without a batching rule."""
-
-
-_QUICK: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
-FILTERS = threading.RLock()
-"""Held while warnings are turned into errors or off, which is for all threads."""
-
-
-def _for_recurrent(value: Tensor) -> Tensor:
-    """A weight as kernels of recurrent layers take it: a plain tensor without gaps."""
-    return (value.materialize() if isinstance(value, StructuredWeight) else value).contiguous()
-
-
-def quick_vmap(run: Callable[[], Result], network: nn.Module, what: str) -> Result:
-    """Run something by `vmap`; the first time for a network, raise `SlowVmap` where torch warns of a loop inside."""
-    if what in _QUICK.get(network, ()) or torch.compiler.is_compiling():
-        return run()
-    with FILTERS, warnings.catch_warnings():
-        warnings.filterwarnings("error", message=SLOW_VMAP)
-        try:
-            found = run()
-        except UserWarning as slow:
-            if not str(slow).startswith(SLOW_VMAP):
-                raise
-            raise SlowVmap(str(slow)) from slow
-    _QUICK.setdefault(network, set()).add(what)
-    return found
 
 
 @contextmanager

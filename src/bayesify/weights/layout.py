@@ -23,6 +23,7 @@ class NetworkLayout:
             for name, value in values.items()
             if value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
         }
+        self.is_plain = not (self._padding or self.low_precision or self.channels_last)
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""

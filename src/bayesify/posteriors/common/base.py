@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors.common import starts
 from bayesify.priors import PriorDraw
-from bayesify.running.caching import Computed, cached
+from bayesify.running.caching import Computed, Results
+from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.named_parameters import decode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrawRequest:
     """What a posterior is asked for.
 
@@ -46,7 +47,7 @@ class DrawRequest:
     noise: NoiseSource = field(default_factory=NoiseSource)
     antithetic: bool = False
     local: bool = False
-    runner: Any = None
+    runner: Runner | None = None
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
     networks: dict[int, Tensor] = field(default_factory=dict)
@@ -152,7 +153,8 @@ class Posterior(nn.Module):
         super().__init__()
         self.layers: tuple[Layer, ...] = ()
         self.bound_prior: PriorDraw | None = None
-        self.runner: Any = None
+        self.runner: Runner | None = None
+        self.results = Results()
         self.materialized: set[str] = set()
         self.looked = False
 
@@ -169,7 +171,7 @@ class Posterior(nn.Module):
         values: Mapping[str, Tensor],
         modules: Mapping[str, nn.Module],
         prior: PriorDraw | None = None,
-        runner: Any = None,
+        runner: Runner | None = None,
         relative_stds: Mapping[str, float] | None = None,
     ) -> Self:
         """A copy of this posterior over the given layers.
@@ -343,9 +345,13 @@ class Posterior(nn.Module):
                 )
         return {name: float(prior.std[name]) for name in self.sizes()}
 
-    def cached(self, key: Any, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters, done once per state of them where gradients are off; see `caching`."""
-        return cached(self, key, compute)
+    def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
+        """The result of a computation on the parameters, done once per state of them where gradients are off; see `Results`."""
+        return self.results.cached(self, key, compute)
+
+    def constant(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
+        """The result of a computation that depends on nothing but its key, done once."""
+        return self.results.constant(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""

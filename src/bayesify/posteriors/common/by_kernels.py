@@ -12,7 +12,6 @@ from bayesify.maths.fused_draws import DrawPlan, fused_draws
 from bayesify.maths.noise import NoiseSource, SeededNoise
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common.base import DrawRequest, Posterior
-from bayesify.running.caching import recent
 from bayesify.weights.placed import PlacedWeights
 
 
@@ -44,7 +43,7 @@ def draw_by_kernels(
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))
-    plan = recent(posterior, key, lambda: make([float(request.prior.std[name]) for name in names]))
+    plan = posterior.results.recent(key, lambda: make([float(request.prior.std[name]) for name in names]))
     if plan is None:
         return None
     seed = request.noise.seed(parameters[0].device)

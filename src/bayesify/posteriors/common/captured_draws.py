@@ -15,15 +15,7 @@ from torch import Tensor
 from bayesify.maths.fused_draws import Joined, Place
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors.common.base import DrawRequest, Posterior
-from bayesify.running.caching import (
-    cached_values,
-    computed_anew,
-    constant,
-    is_settled,
-    parameter_state,
-    run_beside_comparison,
-    settled,
-)
+from bayesify.running.caching import computed_anew, settled
 from bayesify.running.cuda_graphs import CAPTURE_LOCK, Captured, Captures, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.module_state import swapped
@@ -69,7 +61,7 @@ class CapturedDraws:
                 return posterior.draw(request)
             with CAPTURE_LOCK:
                 kind, addresses = _kind(posterior, request)
-                drawn = None if is_settled(posterior) else self._ahead(posterior, kind, addresses)
+                drawn = None if posterior.results.is_settled() else self._ahead(posterior, kind, addresses)
                 if drawn is not None:
                     return drawn
                 captured = self._find(posterior, request, kind, addresses)
@@ -95,7 +87,7 @@ class CapturedDraws:
         def replay() -> tuple[Drawn, Tensor]:
             return captured.replay(), generator.get_state()
 
-        (drawn, after), same = run_beside_comparison(posterior, frozen, replay)
+        (drawn, after), same = posterior.results.run_beside_comparison(posterior, frozen, replay)
         if same:
             return drawn
         if torch.equal(generator.get_state(), after):
@@ -108,8 +100,8 @@ class CapturedDraws:
         """The graph for a request, captured now if it has been asked for often enough."""
         training, generator = torch.is_grad_enabled(), request.noise.generator
         # A graph reads the parameters where they are, but not what was computed from them before it was captured.
-        keeps = not training and not _follows(posterior, request) and cached_values(posterior)
-        frozen = parameter_state(posterior) if keeps else None
+        keeps = not training and not _follows(posterior, request) and posterior.results.values()
+        frozen = posterior.results.state(posterior) if keeps else None
         return self.of(posterior).find(
             kind, (addresses, frozen), lambda: CapturedDraw(posterior, request, training), held=generator
         )
@@ -149,7 +141,7 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
-    size = 4 * request.num_draws * constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
+    size = 4 * request.num_draws * posterior.constant("numbers", lambda: sum(posterior.sizes().values()))
     return size <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
@@ -193,7 +185,7 @@ class CapturedDraw:
             slopes = [torch.zeros_like(output) for output in outputs]
             self.backward = Captured(lambda: gradient(outputs, slopes), slopes, pool=self.forward.pool())
             self.forward.results = [output.detach() for output in outputs]
-        self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
+        self.kept = posterior.results.values()  # the graph reads their memory, whatever the posterior forgets later
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
         """All weights of a type, the network's, in one piece of memory as the network has them: it is copied out in one go."""

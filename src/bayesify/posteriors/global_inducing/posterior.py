@@ -33,7 +33,7 @@ from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
 from bayesify.running.outputs import each, stack
-from bayesify.running.runner import Runner, SlowVmap, quick_vmap
+from bayesify.running.runner import Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
@@ -244,7 +244,7 @@ class GlobalInducing(Posterior):
         if (mode or runner.mode(num_draws)) == "vmap" and not structured:
             try:
                 run = torch.func.vmap(one, randomness="different")
-                found: Any = quick_vmap(lambda: run(batched), runner.network, "inducing inputs")
+                found: Any = runner.decisions().vmaps.run(lambda: run(batched), "inducing inputs")
                 return found
             except (RuntimeError, SlowVmap) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
@@ -415,7 +415,7 @@ class GlobalInducing(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL(q || p) in nats, estimated from one draw."""
-        return self.draw(DrawRequest(1, prior, runner=self.runner))[1].mean()
+        return self.draw(DrawRequest(num_draws=1, prior=prior, runner=self.runner))[1].mean()
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:

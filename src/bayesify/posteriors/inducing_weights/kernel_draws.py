@@ -14,7 +14,6 @@ from bayesify.maths.matheron import start_and_size
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.by_kernels import kernels_suit
 from bayesify.posteriors.inducing_weights.noise import NoiseShapes
-from bayesify.running.caching import recent
 from bayesify.weights.catalog import Layer
 from bayesify.weights.layout import strides_of
 from bayesify.weights.placed import PlacedWeights
@@ -76,7 +75,7 @@ def draw_by_kernels(
 
     layout = (id(request.layout), stack is None)
     key = (tuple(request.prior.std.values()), request.num_draws, request.antithetic, seed.device, *layout)
-    plan = recent(posterior, key, make)
+    plan = posterior.results.recent(key, make)
     sides = posterior.cached(("operands", *layout), lambda: plan.operands(factors))
     if not torch.is_grad_enabled():
         return PlacedWeights(names, plan.draw(low, seed, *sides, start, size)[0])

@@ -21,7 +21,6 @@ from bayesify.posteriors.inducing_weights.kernel_draws import draw_by_kernels, k
 from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, make_inducing_matrix
 from bayesify.posteriors.inducing_weights.noise import NoiseShapes
 from bayesify.priors import PriorDraw
-from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer
 
 
@@ -255,7 +254,7 @@ class InducingWeights(Posterior):
         first = [prior.std[layer.weights[0].name] for layer in _layers(block)]
         if all(isinstance(std, float) for std in first):
             key = ("sigma", tuple(first), like.device, like.dtype)
-            return constant(self, key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
+            return self.constant(key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
         found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
         return torch.stack(torch.broadcast_tensors(*found))
 

@@ -19,7 +19,6 @@ from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
 from bayesify.priors import PriorDraw
-from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -173,7 +172,7 @@ class WalshHadamard(Posterior):
         if not any(isinstance(std, Tensor) for std in stds):
             key = ("prior", size, tuple(stds), like.dtype, like.device)
             scales = [[float(std) * math.sqrt(size)] for std in stds]
-            return constant(self, key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
+            return self.constant(key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
         columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
         return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from bayesify.draws import Draws
 from bayesify.maths.noise import Randomness, source_of
+from bayesify.posteriors.common.base import Posterior
 from bayesify.running.generators import owned_generators
 from bayesify.weights.structured import UsedAgain
-
-if TYPE_CHECKING:
-    from bayesify.draws import Draws
-    from bayesify.posteriors.common.base import Posterior
 
 Result = TypeVar("Result")
 
