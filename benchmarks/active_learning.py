@@ -33,7 +33,7 @@ from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
 
 METHODS = ("batch_bald", "bald", "entropy", "random")
-START, SIZE, DRAWS = 20, 10, 32
+NUM_START_LABELS, LABELS_PER_ROUND, NUM_DRAWS = 20, 10, 32
 KL_WEIGHT = 1e-3
 
 
@@ -91,21 +91,21 @@ def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bo
     if method == "full":
         evaluate(train(x, y, seed, 60 if small else 3000))
         return
-    options: dict[str, Any] = {"num_draws": 8 if small else DRAWS}
+    options: dict[str, Any] = {"num_draws": 8 if small else NUM_DRAWS}
     choose = {
         "random": acquisition.at_random,
         "entropy": acquisition.by_score(attrgetter("entropy"), memory="2GiB", **options),
         "bald": acquisition.by_score(acquisition.bald, memory="2GiB", **options),
         "batch_bald": acquisition.by_batch_bald(memory="2GiB", num_configurations=5_000, **options),
     }[method]
-    start = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:START].tolist()
+    start = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:NUM_START_LABELS].tolist()
     acquisition.label_pool(
         trained,
         lambda indices: y[indices.to(device)].cpu(),
         x,
         choose,
         start=start,
-        size=SIZE,
+        size=LABELS_PER_ROUND,
         rounds=rounds,
         evaluate=evaluate,
         path=folder / f"{method}-{seed}.safetensors",
@@ -122,7 +122,7 @@ def choose_kl_weight(small: bool) -> None:
     y = torch.from_numpy(data.train_labels[: 2 * count]).to(device).long()
     for seed in (100, 101, 102):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
-        for labels in (START, 150):
+        for labels in (NUM_START_LABELS, 150):
             for weight in (1.0, 1e-1, 1e-2, 1e-3, 1e-4):
                 model = train(x[order[:labels]], y[order[:labels]], seed, 30 if small else 300, weight)
                 scores = accuracy(model, x[count:], y[count:])
@@ -144,7 +144,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         median = statistics.median(known) if known and len(known) == len(reached) else None
         curve = {}
         most = max((entry["labels"] for entry in lines if entry["method"] == method), default=0)
-        for count in range(START + 30, most + 1, 50):
+        for count in range(NUM_START_LABELS + 30, most + 1, 50):
             scores = [e["accuracy"] for e in lines if (e["method"], e["labels"]) == (method, count)]
             curve[str(count)] = statistics.mean(scores)
         found[method] = {"labels to reach 95 %": reached, "median": median, "mean accuracy": curve, "last": last}

@@ -31,7 +31,7 @@ from tools import markdown
 from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
 
-INITIAL, EVALUATIONS = 10, 30
+NUM_INITIAL, NUM_EVALUATIONS = 10, 30
 NOISE, SCALE, WIDTH, STEPS = 1e-3, 2.0, 50, 250
 METHODS = ("sobol", "gp", "ensemble", "hmc", "mean_field", "global_inducing", "random_features")
 PROBLEMS = ("branin", "hartmann6", "ackley10")
@@ -118,7 +118,7 @@ def train(method: str, x: Tensor, z: Tensor, seed: int, chains: Chains | None) -
     torch.manual_seed(seed)
     if method == "hmc":
         assert chains is not None
-        return chains.run(x, z, warm_up=80 if len(x) <= INITIAL else 40)
+        return chains.run(x, z, warm_up=80 if len(x) <= NUM_INITIAL else 40)
     law = likelihoods.Gaussian(NOISE, learn=False)
     options: dict[str, Any] = {"epochs": STEPS, "learning_rate": 1e-2, "seed": seed, "progress": False}
     if method == "random_features":
@@ -169,12 +169,12 @@ def run(name: str, method: str, seed: int, batch: int) -> dict[str, Any]:
     evaluate, dim, best = problem(name)
     torch.manual_seed(seed)
     engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
-    x = engine.draw(EVALUATIONS if method == "sobol" else INITIAL).double()
+    x = engine.draw(NUM_EVALUATIONS if method == "sobol" else NUM_INITIAL).double()
     y = evaluate(x)
     chains = Chains(dim, torch.Generator().manual_seed(seed)) if method == "hmc" else None
     start = time.perf_counter()
-    while len(x) < EVALUATIONS:
-        new = suggest(method, x, y, min(batch, EVALUATIONS - len(x)), 1000 * seed + len(x), chains)
+    while len(x) < NUM_EVALUATIONS:
+        new = suggest(method, x, y, min(batch, NUM_EVALUATIONS - len(x)), 1000 * seed + len(x), chains)
         x, y = torch.cat((x, new)), torch.cat((y, evaluate(new)))
     regret = (best - y[:, 0].cummax(0).values).tolist()
     found = {"problem": name, "method": method, "seed": seed, "batch": batch, "seconds": time.perf_counter() - start}

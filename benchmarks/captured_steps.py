@@ -13,7 +13,7 @@ import bayesify
 from bayesify import likelihoods, models, posteriors
 from benchmarks.timing import record
 
-BATCH = 128
+BATCH_SIZE = 128
 
 
 def plain_loop(net: nn.Module, loader, epochs: int, bf16: bool) -> float:
@@ -43,7 +43,7 @@ class OnDevice:
         self.x, self.y = x.cuda(), y.cuda()
 
     def __iter__(self):
-        for rows in torch.randperm(len(self.x), device="cuda").split(BATCH):
+        for rows in torch.randperm(len(self.x), device="cuda").split(BATCH_SIZE):
             yield self.x[rows], self.y[rows]
 
 
@@ -57,7 +57,7 @@ def through_fit(net: nn.Module, posterior, loader, epochs: int, bf16: bool) -> t
 
 def measure(name: str, make, shape, rows: int, bf16: bool, families) -> dict:
     x, y = torch.randn(rows, *shape), torch.randint(0, 10, (rows,))
-    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH_SIZE, shuffle=True)
     eager, resident = plain_loop(make(), loader, 3, bf16), plain_loop(make(), OnDevice(x, y), 3, bf16)
     found = {"plain_ms": 1e3 * eager, "plain_on_device_ms": 1e3 * resident}
     for key, posterior in families.items():
@@ -82,7 +82,7 @@ def main() -> None:
         return models.resnet18(variant="cifar").to(memory_format=torch.channels_last)
 
     found["resnet18_bf16"] = measure("resnet18", resnet, (3, 32, 32), 5_120, True, families)
-    record("captured_steps", found, batch=BATCH, baseline="plain network, Adam, eager loop")
+    record("captured_steps", found, batch=BATCH_SIZE, baseline="plain network, Adam, eager loop")
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ from . import runs
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
 from .timing import record, synchronize
 
-BATCH = 64
-EPOCHS = 3
+BATCH_SIZE = 64
+NUM_EPOCHS = 3
 """That a method has after the trained network."""
-CHOSEN_WITH = 10
+FIRST_TUNING_SEED = 10
 """First seed of those by which defaults were chosen; results are reported for smaller ones."""
 
 
@@ -60,7 +60,7 @@ class Run:
     """What a method is given besides network and data: a seed, and what a variant says in place of defaults."""
 
     seed: int
-    epochs: int = EPOCHS
+    epochs: int = NUM_EPOCHS
     prior: Any = None
     scheduler: str | None = None
     learning_rate: float = 1e-2
@@ -79,7 +79,7 @@ class Data:
     test: tuple[Tensor, Tensor]
     strangers: dict[str, Tensor]
     """By kind, as many of each."""
-    batch: int = BATCH
+    batch: int = BATCH_SIZE
     """Examples of a step."""
 
     def loader(self, batch: int | None = None) -> DataLoader[Any]:
@@ -133,12 +133,12 @@ def normalized_cnn() -> nn.Module:
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10))
 
 
-STRANGERS = {"digits": "mnist", "letters": "notmnist"}
+OUTSIDE_SETS = {"digits": "mnist", "letters": "notmnist"}
 """Digits are darker than clothes, letters brighter: one kind alone would measure that."""
 
 
 @cache
-def fashion(seed: int, count: int = 10_000, batch: int = BATCH) -> Data:
+def fashion(seed: int, count: int = 10_000, batch: int = BATCH_SIZE) -> Data:
     """Training images by the seed, 2,000 for a temperature, 5,000 test images and 1,000 strangers of each kind."""
     own = images.load("fashion_mnist")
 
@@ -149,7 +149,7 @@ def fashion(seed: int, count: int = 10_000, batch: int = BATCH) -> Data:
     parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:count], order[count:][:2000])]
     parts.append((own.test_images[:5000], own.test_labels[:5000]))
     tensors = [(scaled(x), torch.from_numpy(y).long()) for x, y in parts]
-    strangers = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in STRANGERS.items()}
+    strangers = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in OUTSIDE_SETS.items()}
     return Data(tensors[0], tensors[1], tensors[2], strangers, batch)
 
 
@@ -229,7 +229,7 @@ def _ensemble(net: nn.Module, data: Data, run: Run) -> Any:
     return _fit(_bayesian(net, posteriors.Ensemble(), run), data, run, run.own_epochs)
 
 
-BESIDE: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
+REFERENCE_METHODS: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
 """What the methods are put beside, with the plain network."""
 METHODS: dict[str, Callable[..., Any]] = {
     "laplace_last_layer": _laplace(subset="last_layer"),
@@ -349,7 +349,7 @@ def measure(job: Job) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             if "scratch" in variant:
                 net = NETWORKS[named(name)[0]][0]().to(device)
-            model = (METHODS | BESIDE)[method](net, data, run)
+            model = (METHODS | REFERENCE_METHODS)[method](net, data, run)
             synchronize()
             fitted = time.perf_counter() - started
             row: dict[str, Any] = scored_by(model.predict, data, device) | own_batches(model, data, device)
@@ -367,7 +367,7 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     run = Run(seed, own_epochs=named(name)[1])
     if "prior" in told:
         run = replace(run, prior=PRIORS[told["prior"]]())
-    run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
+    run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", NUM_EPOCHS)))
     run = replace(run, learning_rate=float(told.get("swag", run.learning_rate)))
     run = replace(run, batch_statistics=told.get("statistics", "auto"), epochs=int(told.get("scratch", run.epochs)))
     std, factor = (starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD), prior_precision.FACTOR_PER_LAYER
@@ -400,7 +400,9 @@ def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     which = {"networks": list(NETWORKS), "seeds": [0, 1, 2], "variants": [""], "name": "defaults", "stored": False}
     options = runs.parser(__doc__, "device", "workers", "limit", folder=Path("build/defaults"), **which)
-    options.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
+    options.add_argument(
+        "--methods", nargs="+", default=[*REFERENCE_METHODS, *METHODS], choices=[*REFERENCE_METHODS, *METHODS]
+    )
     given = options.parse_args()
     place = (given.folder, given.device)
     plain: list[Job] = [(name, seed, "network", "", *place) for seed in given.seeds for name in given.networks]

@@ -15,7 +15,7 @@ from bayesify.transforms import hadamard
 from .runs import parser
 from .timing import ratios, record
 
-BATCH = 512
+BATCH_SIZE = 512
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def transform_on_cpu(seconds: float) -> dict[str, float]:
     """Time of the transform over that of the dense product, by size."""
     found = {}
     for size in (512, 4096, 16384):
-        x, dense = torch.randn(BATCH, size), torch.randn(size, size)
+        x, dense = torch.randn(BATCH_SIZE, size), torch.randn(size, size)
         (ratio,) = ratios(lambda x=x, dense=dense: x @ dense, lambda x=x: hadamard(x), seconds=seconds)
         found[f"transform_{size}_over_dense"] = ratio
     return found
@@ -73,7 +73,7 @@ def transform_on_gpu() -> dict[str, float]:
     torch.backends.cuda.matmul.allow_tf32 = True
     found = {}
     for size in (512, 4096, 16384):
-        x, dense = torch.randn(BATCH, size, device="cuda"), torch.randn(size, size, device="cuda")
+        x, dense = torch.randn(BATCH_SIZE, size, device="cuda"), torch.randn(size, size, device="cuda")
         copy = torch.empty_like(x)
         functions = {
             "dense": lambda x=x, dense=dense: x @ dense,
@@ -123,11 +123,11 @@ def main() -> None:
     torch.set_num_threads(given.threads)  # on a busy machine 1 gives steady ratios
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        unit = f"time as a ratio to the dense product with tf32, batch {BATCH}, float32"
+        unit = f"time as a ratio to the dense product with tf32, batch {BATCH_SIZE}, float32"
         record("hadamard_gpu", transform_on_gpu(), digits=4, unit=unit)
         return
     figures = transform_on_cpu(given.seconds) | layer_on_cpu(given.seconds) | convolution_on_cpu(given.seconds)
-    unit = f"ratios of times; transforms at batch {BATCH}, layers with one draw, forward and backward pass"
+    unit = f"ratios of times; transforms at batch {BATCH_SIZE}, layers with one draw, forward and backward pass"
     record("hadamard_cpu", figures, digits=4, unit=unit)
 
 

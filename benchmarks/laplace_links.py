@@ -28,7 +28,7 @@ from .laplace_defaults import expectation, moments
 from .runs import Row, cell, many, parser
 from .timing import record, rounded
 
-ROWS = 5000
+NUM_ROWS = 5000
 """Test images, at most."""
 LINKS = ("mc", "probit", "bridge", "bridge_norm")
 
@@ -39,7 +39,7 @@ def measure(name: str, seed: int, folder: Path) -> Row:
 
     warnings.simplefilter("ignore")
     net, data, _ = trained(name, seed, folder, "cpu")
-    x, y = (part[:ROWS] for part in data.test)
+    x, y = (part[:NUM_ROWS] for part in data.test)
     loader = DataLoader(TensorDataset(*data.train), batch_size=500)
     ours = Laplace(net, likelihoods.Categorical(), subset="last_layer").fit(loader)
     with torch.no_grad():

@@ -43,7 +43,7 @@ from .lora_model import CLASSES, Decoder, Rows, pretrain, python_text, snippets,
 from .runs import add_row, parser, read_rows
 from .timing import RESULTS, adam_step, clock, record, revision, synchronize
 
-DRAWS, MEMBERS = 32, 5
+NUM_DRAWS, NUM_MEMBERS = 32, 5
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ SETTINGS = {
     "LoRA": Setting("point", 20, 3e-3),
     "LoRA, fewer epochs": Setting("point", 10, 1e-3),
     "dropout": Setting(posteriors.Dropout(0.1, first_layer=True), 20, 3e-3),
-    "ensemble": Setting(posteriors.Ensemble(MEMBERS), 20, 3e-3),
+    "ensemble": Setting(posteriors.Ensemble(NUM_MEMBERS), 20, 3e-3),
     "mean-field": Setting(posteriors.MeanField(init_std=0.03), 20, 1e-3, 0.001, 20),
     "k-tied": Setting(posteriors.KTied(1, init_std=0.03), 20, 1e-3, 0.01, 20),
     "inducing": Setting("inducing", 20, 3e-2, 0.3, 20),
 }
-SIZE = {"covariance": "kronecker", "prior_precision": "size", "num_samples": 4}
+LAPLACE_BY_SIZE = {"covariance": "kronecker", "prior_precision": "size", "num_samples": 4}
 LAPLACE: dict[str, tuple[Any, dict[str, Any], bool]] = {
-    "Laplace, LoRA": (["*lora_*"], SIZE, False),
-    "Laplace, LoRA, evidence": (["*lora_*"], SIZE, True),
+    "Laplace, LoRA": (["*lora_*"], LAPLACE_BY_SIZE, False),
+    "Laplace, LoRA, evidence": (["*lora_*"], LAPLACE_BY_SIZE, True),
     "Laplace, last layer": ("last_layer", {}, False),
-    "Laplace, last layer, size": ("last_layer", SIZE, False),
-    "Laplace, last layer, evidence": ("last_layer", SIZE, True),
+    "Laplace, last layer, size": ("last_layer", LAPLACE_BY_SIZE, False),
+    "Laplace, last layer, evidence": ("last_layer", LAPLACE_BY_SIZE, True),
 }
 """Weights under the posterior, options of `Laplace`, and whether the evidence chooses a factor on the prior precision."""
 METHODS = (*SETTINGS, *LAPLACE)
 
 
 @dataclass
-class Problem:
+class LoraProblem:
     """A model with fresh adapters for each seed, and examples.
 
     Args:
@@ -120,7 +120,7 @@ def base_model(folder: Path, width: int, depth: int, length: int, steps: int, ba
     return decoder.eval()
 
 
-def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, device: str) -> Problem:
+def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, device: str) -> LoraProblem:
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return with_adapters(copy.deepcopy(base).cpu(), 8, 16.0, len(CLASSES)).to(device)
@@ -128,10 +128,10 @@ def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, 
     def rows(name: str, number: int, seed: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in snippets(name, number, length, seed))
 
-    return Problem(make, lambda seed: TensorDataset(*rows("train", count, seed)), rows(split, tests, 0))  # type: ignore[arg-type]
+    return LoraProblem(make, lambda seed: TensorDataset(*rows("train", count, seed)), rows(split, tests, 0))  # type: ignore[arg-type]
 
 
-def user_problem(model: str, data: Path, count: int, length: int, device: str) -> Problem:
+def user_problem(model: str, data: Path, count: int, length: int, device: str) -> LoraProblem:
     """A model of transformers with peft's adapters; of a table a fifth tests, and `count` rows of the rest, by seed, train."""
     transformers = load("transformers", extra="lora", owner="benchmarks.lora")
     peft = load("peft", extra="lora", owner="benchmarks.lora")
@@ -161,7 +161,7 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
         config = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
         return peft.get_peft_model(network, config).to(device).eval()
 
-    return Problem(
+    return LoraProblem(
         make,
         lambda seed: Rows(*rows(random.Random(seed).sample(table[tests:], count))),
         rows(table[:tests]),
@@ -169,7 +169,7 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
     )
 
 
-def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
+def trained(problem: LoraProblem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
     torch.manual_seed(seed)
     model, rows = problem.make(seed), problem.train(seed)
     loader = DataLoader(rows, batch_size=min(32, len(rows)), shuffle=True, drop_last=True)  # type: ignore[arg-type]
@@ -190,12 +190,12 @@ def scores(predict: Callable[[Any], Any], test: tuple[Any, Tensor]) -> dict[str,
 
 
 def judged(bnn: bayesify.BayesianNetwork, test: tuple[Any, Tensor]) -> dict[str, float]:
-    found = scores(lambda x: bnn.predict(x, DRAWS, generator=torch.Generator().manual_seed(0), memory="4GiB"), test)
+    found = scores(lambda x: bnn.predict(x, NUM_DRAWS, generator=torch.Generator().manual_seed(0), memory="4GiB"), test)
     return {**found, "numbers per weight": numbers(bnn)}
 
 
 def curved(
-    model: nn.Module, subset: Any, options: dict[str, Any], evidence: bool, problem: Problem, seed: int
+    model: nn.Module, subset: Any, options: dict[str, Any], evidence: bool, problem: LoraProblem, seed: int
 ) -> dict[str, Any]:
     """Laplace over some of a trained model's weights: variance without training."""
     if isinstance(model, Decoder):
@@ -208,7 +208,12 @@ def curved(
 
 
 def run(
-    problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int, known: list[dict[str, Any]]
+    problem: LoraProblem,
+    methods: Iterable[str],
+    seeds: Iterable[int],
+    part: int,
+    parts: int,
+    known: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """One share of the table's rows, one for each method and seed, less those that are known."""
     plain: dict[int, nn.Module] = {}
@@ -252,7 +257,12 @@ def identity(row: dict[str, Any]) -> tuple[str, int, str]:
 
 
 def choices(
-    problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int, known: list[dict[str, Any]]
+    problem: LoraProblem,
+    methods: Iterable[str],
+    seeds: Iterable[int],
+    part: int,
+    parts: int,
+    known: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """One share of the settings, judged, less those that are known."""
     done = {identity(row) for row in known}

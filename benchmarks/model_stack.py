@@ -25,7 +25,7 @@ from bayesify.training.batches import StackedBatch
 from .runs import parser
 from .timing import record
 
-ROWS = 1000
+NUM_ROWS = 1000
 FAMILIES: dict[str, Callable[[], posteriors.Posterior]] = {
     "point": posteriors.Point,
     "mean_field": lambda: posteriors.MeanField(init_std=1e-3),
@@ -52,9 +52,9 @@ def step(model: Trainable, batch: Batch, num_draws: int = 1) -> Callable[[], Non
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
-        options: dict[str, Any] = {"num_data": ROWS, "num_draws": num_draws, "generator": generator}
+        options: dict[str, Any] = {"num_data": NUM_ROWS, "num_draws": num_draws, "generator": generator}
         data, kl = model.terms(batch, phase="variational", **options)
-        ((kl - data).mean(-1).sum() / ROWS).backward()
+        ((kl - data).mean(-1).sum() / NUM_ROWS).backward()
         optimizer.step()
 
     return run
@@ -96,7 +96,7 @@ def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: 
 
 def trainings(count: int, sizes: list[int], batch_size: int, epochs: int = 10) -> dict[str, float]:
     """An `Ensemble` by `fit` against its members as networks of their own, one after the other; the better of two runs each."""
-    x = torch.randn(ROWS, sizes[0])
+    x = torch.randn(NUM_ROWS, sizes[0])
     batches = list(zip(x.split(batch_size), x[:, :1].sin().split(batch_size), strict=True))
     seconds: dict[str, list[float]] = {"ensemble_s": [], "one_by_one_s": []}
     for _ in range(2):

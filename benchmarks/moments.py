@@ -30,7 +30,7 @@ from .timing import RESULTS, ratios, record, revision
 METHODS = ("mean_field", "k_tied")
 NETWORKS = ("cnn", "mlp", "transformer")
 CELLS = list(itertools.product(NETWORKS, range(3), METHODS))
-IMAGES, STRANGERS = 1000, 50
+NUM_IMAGES, NUM_OUTSIDE = 1000, 50
 
 
 def trained(network: str, seed: int, method: str, folder: Path, device: str) -> tuple[Any, defaults.Data]:
@@ -47,7 +47,7 @@ def measure(network: str, seed: int, method: str, folder: Path, device: str, ima
     """Scores on test images of each way to predict, distances to 1,000 draws, and mutual information, of strangers too."""
     bnn, data = trained(network, seed, method, folder, device)
     x, y = (part[:images].to(device) for part in data.test)
-    outside = torch.cat([part[:STRANGERS] for part in data.strangers.values()]).to(device)
+    outside = torch.cat([part[:NUM_OUTSIDE] for part in data.strangers.values()]).to(device)
     generator = torch.Generator().manual_seed(seed)
     many, few = (bnn.draw(count, generator=generator).detach() for count in (1000, 256))
     row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x), "revision": revision()}
@@ -124,7 +124,7 @@ def times_table(by_machine: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     files = {"folder": Path("build/defaults"), "rows": Path("build/moments.jsonl")}
     shared = ("device", "part", "seconds", "no_summary")
-    options = parser(__doc__, *shared, seeds=[0, 1, 2], images=IMAGES, times=False, **files)
+    options = parser(__doc__, *shared, seeds=[0, 1, 2], images=NUM_IMAGES, times=False, **files)
     options.add_argument("--networks", nargs="+", default=NETWORKS, choices=list(defaults.NETWORKS))
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     given = options.parse_args()

@@ -135,13 +135,13 @@ def measure(runs: Runs, seconds: float, passes: int) -> Figures:
     return dict(zip(list(runs)[1:], found, strict=True)) | {"plain_ms": times[0]}
 
 
-Row = tuple[Callable[[], Runs], int]
+TimedRow = tuple[Callable[[], Runs], int]
 """What is run, and passes of the plain network in it; 0 for a CUDA graph."""
 
-LARGE = [(gpt2, "mean_field"), (gpt2, "inducing")] + [
+LARGE_NETWORKS = [(gpt2, "mean_field"), (gpt2, "inducing")] + [
     (vit, kind) for kind in ("mean_field", "inducing", "walsh_hadamard")
 ]
-ROWS: dict[str, Row] = {
+ROWS: dict[str, TimedRow] = {
     "gpt2/mean_field/draws": (lambda: draws(gpt2, "mean_field"), 5),
     "vit/mean_field/draws": (lambda: draws(vit, "mean_field"), 5),
     "vit/inducing/draws": (lambda: draws(vit, "inducing"), 5),
@@ -161,9 +161,12 @@ ROWS: dict[str, Row] = {
     },
     **{
         f"{make.__name__}/{kind}/captured_bf16": (lambda make=make, kind=kind: captured(make, kind, half=True), 0)
-        for make, kind in LARGE
+        for make, kind in LARGE_NETWORKS
     },
-    **{f"{make.__name__}/{kind}/step": (lambda make=make, kind=kind: step(make, kind), 1) for make, kind in LARGE},
+    **{
+        f"{make.__name__}/{kind}/step": (lambda make=make, kind=kind: step(make, kind), 1)
+        for make, kind in LARGE_NETWORKS
+    },
 }
 
 

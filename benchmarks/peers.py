@@ -22,11 +22,11 @@ from bayesify import Laplace, likelihoods, models, subnetwork
 from .runs import parser
 from .timing import clock, record
 
-SIZE = 500
+SUBNETWORK_SIZE = 500
 CASES = {"mlp": ("mlp", 100), "resnet18": ("resnet18", 4), "resnet18_two_images": ("resnet18", 2)}
 """Networks, and examples that a posterior is fitted to and that are predicted."""
 
-ENOUGH = 60.0
+MAX_SECONDS = 60.0
 """Seconds after which nothing is measured again."""
 
 
@@ -41,7 +41,7 @@ def problem(case: str) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
         net = models.resnet18(variant="cifar", num_classes=10)
         x = torch.randn(size, 3, 32, 32)
     count = sum(parameter.numel() for parameter in net.parameters())
-    return net.eval(), x, torch.randint(10, (len(x),)), torch.randperm(count)[:SIZE].sort().values
+    return net.eval(), x, torch.randint(10, (len(x),)), torch.randperm(count)[:SUBNETWORK_SIZE].sort().values
 
 
 def run(case: str, who: str, repeats: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def run(case: str, who: str, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         times["fit"].append(clock(lambda: given.update(made=fit())))
         times["predict"].append(clock(lambda: given.update(probs=predict(given["made"]))))
-        if sum(map(sum, times.values())) > ENOUGH:
+        if sum(map(sum, times.values())) > MAX_SECONDS:
             break
     made, probs = given["made"], given["probs"]
     covariance = made.covariance_matrix() if theirs is None else made.posterior_covariance
@@ -116,7 +116,7 @@ def main() -> None:
     record(
         "peers_laplace_cpu",
         figures,
-        unit=f"laplace-torch's time over ours for a subnetwork of {SIZE} weights, and our added peak memory over theirs",
+        unit=f"laplace-torch's time over ours for a subnetwork of {SUBNETWORK_SIZE} weights, and our added peak memory over theirs",
         examples={case: size for case, (_, size) in CASES.items()},
     )
 

@@ -26,20 +26,20 @@ from typing import Any
 
 from tools.defaults_page import BOUNDS, Row, means, missed
 
-from .defaults import CHOSEN_WITH, Job, begun, by_name, cell
+from .defaults import FIRST_TUNING_SEED, Job, begun, by_name, cell
 from .runs import many, parser
 from .timing import record
 
-NOW = 4
-WIDTHS = (NOW, 8, 16, 32)
-SEEDS = (CHOSEN_WITH, CHOSEN_WITH + 1)
-OUTSIDE, SUITE = ("strided_cnn", "mlp_6000"), ("cnn", "mlp", "gru", "transformer")
+CURRENT_WIDTH = 4
+WIDTHS = (CURRENT_WIDTH, 8, 16, 32)
+SEEDS = (FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1)
+OUTSIDE_NETWORKS, SUITE_NETWORKS = ("strided_cnn", "mlp_6000"), ("cnn", "mlp", "gru", "transformer")
 METHODS = ("mean_field", "dropout", "k_tied", "matrix_normal", "rank_one", "inducing", "walsh_hadamard")
 """SWAG and function space have no prior over weights by default."""
-LONG = METHODS[:2]
+LONG_METHODS = METHODS[:2]
 """After 30 epochs too, in which wide priors have the time to overfit."""
-LONGER = ",epochs=30"
-NO_DIFFERENCE = 2
+LONG_SUFFIX = ",epochs=30"
+MAX_EQUAL_BOUNDS = 2
 """Bounds by which two widths may differ as if they did not."""
 
 Pair = tuple[str, str, str]
@@ -50,7 +50,7 @@ def pairs() -> list[Pair]:
     """In the order of the run, so that one that is cut leaves whole pairs: networks of the suite and others in turn."""
     networks = ("strided_cnn", "cnn", "mlp_6000", "mlp", "gru", "transformer")
     short = [(network, method, "") for network in networks for method in METHODS]
-    return short + [(network, method, LONGER) for network in networks for method in LONG]
+    return short + [(network, method, LONG_SUFFIX) for network in networks for method in LONG_METHODS]
 
 
 def variant(width: int, more: str) -> str:
@@ -59,7 +59,7 @@ def variant(width: int, more: str) -> str:
 
 def jobs(folder: Path, device: str) -> tuple[list[Job], list[Job]]:
     """Plain networks, those that take long first, and all cells."""
-    networks = ("gru", "transformer", "cnn", *OUTSIDE, "mlp")
+    networks = ("gru", "transformer", "cnn", *OUTSIDE_NETWORKS, "mlp")
     plain: list[Job] = [(name, seed, "network", "", folder, device) for name in networks for seed in SEEDS]
     cells: list[Job] = [
         (network, seed, method, variant(width, more), folder, device)
@@ -92,7 +92,9 @@ def totals(found: dict[Pair, dict[int, Row]]) -> dict[int, dict[str, float]]:
     fine = [pair for pair, rows in found.items() if not any("error" in row for row in rows.values())]
     for width in WIDTHS:
         gains = [found[pair][width]["nll"] - found[pair][width]["plain"]["nll"] for pair in fine]
-        suite = [kept(rows[width]) for (network, _, more), rows in found.items() if network in SUITE and not more]
+        suite = [
+            kept(rows[width]) for (network, _, more), rows in found.items() if network in SUITE_NETWORKS and not more
+        ]
         total = sum(kept(rows[width]) for rows in found.values())
         sums[width] = {"kept": total, "suite": sum(suite), "nll": fmean(gains or [0.0])}
     return sums
@@ -100,17 +102,19 @@ def totals(found: dict[Pair, dict[int, Row]]) -> dict[int, dict[str, float]]:
 
 def choose(sums: dict[int, dict[str, float]]) -> int:
     """The width that the rule above takes."""
-    able = {width: row for width, row in sums.items() if row["suite"] >= sums[NOW]["suite"] - NO_DIFFERENCE}
+    able = {
+        width: row for width, row in sums.items() if row["suite"] >= sums[CURRENT_WIDTH]["suite"] - MAX_EQUAL_BOUNDS
+    }
     most = max(row["kept"] for row in able.values())
-    best = {width: row["nll"] for width, row in able.items() if row["kept"] >= most - NO_DIFFERENCE}
+    best = {width: row["nll"] for width, row in able.items() if row["kept"] >= most - MAX_EQUAL_BOUNDS}
     return min(best, key=lambda width: best[width])
 
 
 def _begin(job: Job, end: float) -> dict[str, Any] | None:
     """A cell, unless it would end too late: processes that share a GPU are not to be killed at work."""
     told, expected = job[3], 0.0
-    short = cell((*job[:3], told.removesuffix(LONGER), *job[4:]))
-    if told.endswith(LONGER) and short.exists():
+    short = cell((*job[:3], told.removesuffix(LONG_SUFFIX), *job[4:]))
+    if told.endswith(LONG_SUFFIX) and short.exists():
         expected = 10 * json.loads(short.read_text()).get("training", 0.0)
     return begun(job, end - expected)
 

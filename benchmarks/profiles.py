@@ -150,7 +150,7 @@ def one_pass() -> networks_gpu.Runs:
     return {name: torch.no_grad()(run) for name, run in runs.items()}
 
 
-ROWS: dict[str, networks_gpu.Row] = {
+ROWS: dict[str, networks_gpu.TimedRow] = {
     "124M/mean_field/draw": (one_draw, 1),
     "gpt2/mean_field/one": (one_pass, 1),
 } | {
@@ -162,7 +162,7 @@ ROWS |= {
     f"images/{network}/inducing/bf16/draws": (lambda network=network: images(network, "inducing", half=True), 5)
     for network in ("resnet18", "resnet50")
 }
-SLOW: dict[str, networks_gpu.Row] = {"resnet50/laplace/fit": (curvature, 1)}
+SLOW: dict[str, networks_gpu.TimedRow] = {"resnet50/laplace/fit": (curvature, 1)}
 
 
 def least(run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, times: int = 40) -> float:

@@ -14,9 +14,9 @@ from pandas import DataFrame
 
 LEVELS = np.array([0.025, *np.arange(1, 20) / 20, 0.975])
 """Probabilities at which quantiles are asked for: the 19 of the CRPS, and the ends of 95 % intervals."""
-TUNING = np.array([0.1, 0.5, 0.9])
+TUNING_LEVELS = np.array([0.1, 0.5, 0.9])
 """Those at which boosted quantile trees are tuned."""
-DEPTHS, RATES, MOST_TREES, STEP = (2, 4, 8), (0.05, 0.15), 200, 10
+TREE_DEPTHS, LEARNING_RATES, MAX_TREES, TREES_STEP = (2, 4, 8), (0.05, 0.15), 200, 10
 """What boosted trees are chosen from; numbers of trees in steps."""
 
 
@@ -149,7 +149,7 @@ def _gaussian(y: np.ndarray, mean: np.ndarray, std: Any) -> np.ndarray:
 @dataclass(frozen=True)
 class Trees:
     """A library of boosted trees: a model for a depth, rate, number of trees and quantile (`None`: classes, -1: the mean), and its
-    predictions after each `STEP` more trees."""
+    predictions after each `TREES_STEP` more trees."""
 
     make: Callable[[int, float, int, float | None], Any]
     staged: Callable[[Any, np.ndarray], Iterator[np.ndarray]]
@@ -159,17 +159,17 @@ def boosted(rows: Rows, trees: Trees) -> Regression | Classification:
     """Depth, rate and number of trees by the loss of the validation rows, then trained on all training rows.
 
     Regressions have one model a quantile, and one of the mean."""
-    held, levels = rows.validation, [None] if rows.task == "classification" else TUNING.tolist()
+    held, levels = rows.validation, [None] if rows.task == "classification" else TUNING_LEVELS.tolist()
     losses: dict[tuple[int, float, int], float] = {}
-    for depth in DEPTHS:
-        for rate in RATES:
-            models = [trees.make(depth, rate, MOST_TREES, level).fit(rows.x[~held], rows.y[~held]) for level in levels]
+    for depth in TREE_DEPTHS:
+        for rate in LEARNING_RATES:
+            models = [trees.make(depth, rate, MAX_TREES, level).fit(rows.x[~held], rows.y[~held]) for level in levels]
             staged = zip(*(trees.staged(model, rows.x[held]) for model in models), strict=True)
             for index, predicted in enumerate(staged, 1):
                 loss = np.mean(
                     [_loss(rows.y[held], found, level) for found, level in zip(predicted, levels, strict=True)]
                 )
-                losses[depth, rate, STEP * index] = float(loss)
+                losses[depth, rate, TREES_STEP * index] = float(loss)
     depth, rate, count = min(losses, key=losses.__getitem__)
     if rows.task == "classification":
         return Classification(trees.make(depth, rate, count, None).fit(rows.x, rows.y).predict_proba(rows.x_test))
@@ -203,7 +203,7 @@ def hist_gradient_boosting(rows: Rows) -> Regression | Classification:
 
     def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
         every = model.staged_predict_proba(x) if rows.task == "classification" else model.staged_predict(x)
-        return islice(every, STEP - 1, None, STEP)
+        return islice(every, TREES_STEP - 1, None, TREES_STEP)
 
     return boosted(rows, Trees(make, staged))
 
@@ -220,7 +220,7 @@ def lightgbm(rows: Rows) -> Regression | Classification:
 
     def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
         predict = model.predict_proba if rows.task == "classification" else model.predict
-        return (predict(x, num_iteration=count) for count in range(STEP, MOST_TREES + 1, STEP))
+        return (predict(x, num_iteration=count) for count in range(TREES_STEP, MAX_TREES + 1, TREES_STEP))
 
     return boosted(rows, Trees(make, staged))
 
@@ -234,7 +234,7 @@ def catboost(rows: Rows) -> Regression | Classification:
     loss = loss if rows.task != "classification" else "MultiClass"
     shared = {"loss_function": loss, "thread_count": 1, "verbose": 0, "random_seed": 0, "allow_writing_files": False}
     held = rows.validation
-    first = made(iterations=MOST_TREES, learning_rate=0.1, early_stopping_rounds=30, **shared)
+    first = made(iterations=MAX_TREES, learning_rate=0.1, early_stopping_rounds=30, **shared)
     first.fit(rows.x[~held], rows.y[~held], eval_set=(rows.x[held], rows.y[held]))
     model = made(iterations=first.get_best_iteration() + 1, learning_rate=0.1, **shared).fit(rows.x, rows.y)
     if rows.task == "classification":
@@ -254,7 +254,7 @@ def ngboost(rows: Rows) -> Regression | Classification:
         return kind(Dist=dist, n_estimators=count, learning_rate=0.03, verbose=False, random_state=0)
 
     def best(kind: Any, dist: Any) -> tuple[float, int]:
-        model = make(kind, dist, MOST_TREES)
+        model = make(kind, dist, MAX_TREES)
         model.fit(rows.x[~held], rows.y[~held], X_val=rows.x[held], Y_val=rows.y[held], early_stopping_rounds=30)
         losses = model.evals_result["val"]["LOGSCORE"]
         return float(min(losses)), int(np.argmin(losses)) + 1

@@ -17,10 +17,10 @@ import numpy as np
 import pandas
 from pandas import DataFrame
 
-MOST_TRAIN, MOST_TEST = 5_000, 2_000
+MAX_TRAIN_ROWS, MAX_TEST_ROWS = 5_000, 2_000
 """Rows of a fold; those of a larger table are thinned."""
-FEW, MANY = 1_100, 5_600
-"""Rows up to which all ten folds of a table run, and five of the ten; above, two draws of `MOST_TRAIN` and `MOST_TEST` rows."""
+MAX_ROWS_FOR_TEN_FOLDS, MAX_ROWS_FOR_FIVE_FOLDS = 1_100, 5_600
+"""Tables up to these numbers of rows run all ten folds, and five of the ten. Larger tables are split twice at random."""
 Fold = tuple[np.ndarray, np.ndarray]
 
 
@@ -59,18 +59,21 @@ class Source:
 
 
 def _folds(rows: int) -> list[Fold]:
-    if rows > MANY:
+    if rows > MAX_ROWS_FOR_FIVE_FOLDS:
         orders = [np.random.default_rng(seed).permutation(rows) for seed in (0, 1)]
-        return [(np.sort(order[MOST_TEST:][:MOST_TRAIN]), np.sort(order[:MOST_TEST])) for order in orders]
+        return [(np.sort(order[MAX_TEST_ROWS:][:MAX_TRAIN_ROWS]), np.sort(order[:MAX_TEST_ROWS])) for order in orders]
     fold = np.random.default_rng(0).permutation(rows) % 10
-    return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(10 if rows <= FEW else 5)]
+    return [
+        (np.flatnonzero(fold != k), np.flatnonzero(fold == k))
+        for k in range(10 if rows <= MAX_ROWS_FOR_TEN_FOLDS else 5)
+    ]
 
 
 def _thinned(standard: list[Fold]) -> list[Fold]:
     """The first of a table's standard splits; large ones with the first rows of each side, whose order is random."""
     rows = len(standard[0][0]) + len(standard[0][1])
-    count = 10 if rows <= FEW else 5 if rows <= MANY else 2
-    return [(train[:MOST_TRAIN], test[:MOST_TEST]) for train, test in standard[:count]]
+    count = 10 if rows <= MAX_ROWS_FOR_TEN_FOLDS else 5 if rows <= MAX_ROWS_FOR_FIVE_FOLDS else 2
+    return [(train[:MAX_TRAIN_ROWS], test[:MAX_TEST_ROWS]) for train, test in standard[:count]]
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------

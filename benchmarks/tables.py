@@ -31,10 +31,10 @@ from benchmarks.timing import rounded
 RUNS = Path("build/tables")
 RESULTS = Path(__file__).parent / "results" / "tables"
 INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "95": (0.025, 0.975)}
-TIMED = ("yacht", "cars", "boston", "housing", "breast_cancer", "energy", "concrete")
-TIMED += ("naval", "letter", "power", "protein")
-BINS = 15
-LEAST_PROBABILITY = 1e-7
+TIMED_TABLES = ("yacht", "cars", "boston", "housing", "breast_cancer", "energy", "concrete")
+TIMED_TABLES += ("naval", "letter", "power", "protein")
+NUM_BINS = 15
+MIN_PROBABILITY = 1e-7
 """Probabilities of classes are cut there, for all methods alike."""
 
 
@@ -101,14 +101,14 @@ def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     if not np.isfinite(probs).all():
         raise ValueError("a probability is not finite")
     confidence, correct = probs.max(1), probs.argmax(1) == y
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
     return {
         "num": len(y),
-        "log_loss": float(-np.log(np.clip(probs[np.arange(len(y)), y], LEAST_PROBABILITY, 1)).sum()),
+        "log_loss": float(-np.log(np.clip(probs[np.arange(len(y)), y], MIN_PROBABILITY, 1)).sum()),
         "correct": int(correct.sum()),
         "brier": float(np.square(probs - np.eye(probs.shape[1])[y]).sum()),
-        "bin_confidence": np.bincount(bins, confidence, BINS).round(6).tolist(),
-        "bin_correct": np.bincount(bins, correct, BINS).tolist(),
+        "bin_confidence": np.bincount(bins, confidence, NUM_BINS).round(6).tolist(),
+        "bin_correct": np.bincount(bins, correct, NUM_BINS).tolist(),
     }
 
 
@@ -188,7 +188,7 @@ def times(given: argparse.Namespace) -> int:
 
     warnings.simplefilter("ignore")
     found: list[dict[str, Any]] = []
-    for name in given.tables or TIMED:
+    for name in given.tables or TIMED_TABLES:
         rows = rows_of(given.folder, name, 0)
         if not found:  # what only the first fit of a process loads is not its table's
             default(rows, epochs=20)

@@ -29,7 +29,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (1, 14, 14),
     ),
 }
-REPEATS = 20
+NUM_REPEATS = 20
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def shared(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def repeated(function: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
-        for _ in range(REPEATS):
+        for _ in range(NUM_REPEATS):
             found = function()
         return found
 

@@ -31,7 +31,7 @@ TITLES = {
     "swag": "[SWAG](methods/swag.md)",
     "function_space": "[function space](methods/function-space.md)",
 }
-BESIDE = ("network", "temperature", "ensemble")
+REFERENCE_METHODS = ("network", "temperature", "ensemble")
 NETWORKS = {
     "cnn": "CNN",
     "mlp": "MLP",
@@ -84,7 +84,7 @@ def missed(row: Row) -> list[str]:
 
 def judged(key: tuple[str, str]) -> bool:
     """Whether a network and method are among those that have to keep the bounds."""
-    return key[0] in NETWORKS and key[1] in TITLES and key[1] not in BESIDE
+    return key[0] in NETWORKS and key[1] in TITLES and key[1] not in REFERENCE_METHODS
 
 
 def exceptions(found: dict[tuple[str, str], Row]) -> dict[tuple[str, str], list[str]]:
@@ -233,7 +233,9 @@ def outside() -> str:
             shown = f"{row['nll']:.3f}, {row['ece']:.3f}"
             if method not in ("network", "temperature"):
                 shown += f", {_ratio(row):.1f}"
-            cells.append(shown + ("" if method in BESIDE or not missed(row) else f"; {', '.join(missed(row))}"))
+            cells.append(
+                shown + ("" if method in REFERENCE_METHODS or not missed(row) else f"; {', '.join(missed(row))}")
+            )
         if any(cells):
             lines.append([title, *cells])
     return table(["NLL, ECE, strangers' information over the test images', misses", "CNN", "MLP"], lines)
@@ -327,7 +329,7 @@ def regression() -> str:
 
 
 PRIORS = [(f"prior=neal{scale}", f"`Neal({scale})`") for scale in (1, 2, 4, 8)] + [("prior=standard", "`Standard()`")]
-LONG = [(f"{key},epochs=30", title) for key, title in PRIORS if "1" not in key and "8" not in key]
+LONG_PRIORS = [(f"{key},epochs=30", title) for key, title in PRIORS if "1" not in key and "8" not in key]
 STARTS = [
     ("prior=neal4,std=0.03", "0.03"),
     ("prior=neal4", "0.1"),
@@ -359,7 +361,7 @@ def main() -> None:
             if (RESULTS / FILES[make.__name__]).exists()
         },
         "priors": trials(tried, "point", PRIORS),
-        "long": trials(tried, "point", LONG),
+        "long": trials(tried, "point", LONG_PRIORS),
         "starts": trials(tried, "mean_field", STARTS),
     }
     for name, body in parts.items():

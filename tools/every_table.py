@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "papers" / "tables.json"
 PAGE = ROOT / "docs" / "experiments" / "every-table.md"
 TABLES = ROOT / "tools" / "every_table.toml"
-HIGHER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
+HIGHER_IS_BETTER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
 """Starts of the names of scores of which more is better; of the others less is."""
 
 INTRO = """---
@@ -50,10 +50,10 @@ BY_ROUNDING = (
     "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
 )
 MIXTURE_ONLY = "Of the mixture of draws: the score over single draws, the authors', which is no better, was not kept."
-WIDEST = 6
+MAX_COLUMNS = 6
 """Columns of a table on the page, unless it has more rows; wider ones are turned."""
 
-TOGETHER = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 Key = tuple[str, ...]
 Cell = dict[str, Any]
 
@@ -131,7 +131,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             "ours_spread": ours.get("error"),
             "ours_mixture": mixture.get("ours") if single else None,
             "seeds": ours.get("runs"),
-            "better": "higher" if setting["metric"].startswith(HIGHER) else "lower",
+            "better": "higher" if setting["metric"].startswith(HIGHER_IS_BETTER) else "lower",
         }
         ran = cell["ours"] is not None
         apart = _first(table.get("not_compared", ()), setting, ran) if ran else {}
@@ -292,7 +292,7 @@ def _table(name: str, own: list[Cell]) -> str:
     for row in dict.fromkeys(cell["row"] for cell in own):
         found = ((places.get((row, head)), digits[head]) for head in heads)
         lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
-    if len(heads) > max(WIDEST, len(lines)):
+    if len(heads) > max(MAX_COLUMNS, len(lines)):
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
     return f"**{name}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -347,11 +347,11 @@ def _claim(one: Cell) -> str:
 
 def _text(cell: Cell, digits: int) -> str:
     paper, ours = (
-        f"{TOGETHER}±{TOGETHER}".join(f"{part:,.{digits}f}" for part in number if part is not None)
+        f"{NO_BREAK_SPACE}±{NO_BREAK_SPACE}".join(f"{part:,.{digits}f}" for part in number if part is not None)
         for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
     if cell["corrected"] is not None:
-        paper += f"{TOGETHER}→{TOGETHER}{cell['corrected']:,.{digits}f}"
+        paper += f"{NO_BREAK_SPACE}→{NO_BREAK_SPACE}{cell['corrected']:,.{digits}f}"
     if cell["ours"] is None:
         return f"– ({paper})"
     mixture = "" if cell["ours_mixture"] is None else f" / {cell['ours_mixture']:,.{digits}f}"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "methods" / "figures"
 SCORES = ROOT / "docs" / "methods" / "scores" / "methods.jsonl"
 INDEX = ROOT / "docs" / "methods" / "index.md"
-CHAIN = 60
+CHAIN_STEPS = 60
 """Steps of the chain, and as many of warm-up: with as many as the others it takes minutes."""
 KINDS = ("regression", "classification")
 START, END = "<!-- results -->", "<!-- end of results -->"
@@ -40,7 +40,7 @@ def main() -> None:
             for problem in run.problems(seed):
                 if (name, problem.name, seed) in done:
                     continue
-                epochs = CHAIN if name == "hmc" else run.EPOCHS
+                epochs = CHAIN_STEPS if name == "hmc" else run.EPOCHS
                 outcome = run.run(METHODS[name], problem, seed=seed, epochs=epochs, budget=None)
                 print(name, problem.name, seed, f"{outcome.seconds:.1f} s", outcome.note, flush=True)
                 if outcome.failed:

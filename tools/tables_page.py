@@ -22,7 +22,7 @@ TITLES = {
     "forest": "forest",
 }
 LEVELS, MACHINE = (50, 90, 95), "x86_64"
-NEAR, ERRORS = 0.04, 3.0
+MAX_COVERAGE_GAP, MAX_COVERAGE_ERRORS = 0.04, 3.0
 """How far a coverage may lie from its level: 4 points, or 3 standard errors."""
 Runs = dict[int, dict[str, Any]]
 Found = dict[str, dict[str, Runs]]
@@ -169,7 +169,7 @@ def counts(runs: Runs) -> bool:
 def share(value: float, error: float, level: int) -> str:
     """A coverage with its standard error; marked where it is neither within 4 points nor within 3 standard errors."""
     off = abs(value - level / 100)
-    mark = " ✗" if off > NEAR and off > ERRORS * error else ""
+    mark = " ✗" if off > MAX_COVERAGE_GAP and off > MAX_COVERAGE_ERRORS * error else ""
     return f"{100 * value:.0f} ± {100 * error:.0f}{mark}"
 
 

@@ -18,9 +18,9 @@ from bayesify_papers.shared import records
 from bayesify_papers.shared.rows import Row, show
 from bayesify_papers.shared.tables import table
 
-ROWS = "results.jsonl"
-ABOUT = "reproduce.json"
-FEW = 40
+ROWS_FILE = "results.jsonl"
+ABOUT_FILE = "reproduce.json"
+MAX_PRINTED_ROWS = 40
 """Rows that are printed in full; of more, the file has all."""
 
 
@@ -121,7 +121,7 @@ def reproduce(
     """
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}; choose from {', '.join(ENGINES)}")
-    about = folder / ABOUT
+    about = folder / ABOUT_FILE
     if about.is_file() and records.read(about).get("smoke") != smoke:
         raise ValueError(f"{folder} holds {'real' if smoke else 'smoke'} results; give another --out")
     jobs = plan(experiments, smoke=smoke, **options)
@@ -176,7 +176,7 @@ def run_command(
         print(f"Interrupted; what is finished is in {folder}. The same command goes on.", file=sys.stderr)
         return 130
     print(summarize([row for row in rows if row["experiment"] in {one.name for one in chosen}]))
-    print(folder / ROWS)
+    print(folder / ROWS_FILE)
     return 0
 
 
@@ -203,13 +203,13 @@ def collect(folder: Path) -> list[Row]:
     for name in sorted(found, key=lambda name: (list(CATALOG).index(_experiment(name)), name)):
         part = name.removeprefix(_experiment(name)).strip("/")
         rows += [{"experiment": _experiment(name), "part": part, **row} for row in found[name]["rows"]]
-    records.write_lines(folder / ROWS, rows)
+    records.write_lines(folder / ROWS_FILE, rows)
     return rows
 
 
 def summarize(rows: Sequence[Row]) -> str:
     """Rows beside the published numbers; of many, how many there are and how far they are apart."""
-    if len(rows) > FEW:
+    if len(rows) > MAX_PRINTED_ROWS:
         lines = []
         for name in dict.fromkeys(row["experiment"] for row in rows):
             own = [row for row in rows if row["experiment"] == name]

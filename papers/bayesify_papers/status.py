@@ -65,7 +65,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 }
 """The experiments of the five papers."""
 
-SHARE = 0.01
+MAX_WORSE_SHARE = 0.01
 """Of a published number without a spread: how much worse ours may be."""
 
 Entry = dict[str, Any]
@@ -93,7 +93,7 @@ def met(cell: Mapping[str, Any]) -> bool | None:
     if cell["ours"] is None:
         return None
     aim = cell["published"] if cell["corrected"] is None else cell["corrected"]
-    spread = SHARE * abs(aim) if cell["published_spread"] is None else cell["published_spread"]
+    spread = MAX_WORSE_SHARE * abs(aim) if cell["published_spread"] is None else cell["published_spread"]
     worse = aim - cell["ours"] if cell["better"] == "higher" else cell["ours"] - aim
     return bool(worse <= spread + 1e-9)
 

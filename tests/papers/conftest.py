@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bayesify_papers.catalog import CATALOG
 from bayesify_papers.command import reproduce
-from bayesify_papers.shared.figures import DRAWS
+from bayesify_papers.shared.figures import HAS_MATPLOTLIB
 
 KEYS = {"experiment", "part", "setting", "metric", "runs", "ours", "error", "published", "published_std"}
 
@@ -28,7 +28,7 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sm
 
     Its figures are not laid out, which takes more than half of a second for each; tests of figures do that.
     """
-    if DRAWS:
+    if HAS_MATPLOTLIB:
         monkeypatch.setattr("matplotlib.figure.Figure.set_layout_engine", lambda *_, **__: None)
 
     def run(name: str) -> Smoke:

@@ -23,7 +23,7 @@ def made(change):
     """A row for every cell: that of the plain network, with what `change(width, network, method, more)` says."""
     rows = []
     for seed in widths.SEEDS:
-        names = (*widths.OUTSIDE, *widths.SUITE)
+        names = (*widths.OUTSIDE_NETWORKS, *widths.SUITE_NETWORKS)
         rows += [{"network": name, "seed": seed, "method": "network", **FINE} for name in names]
         for network, method, more in widths.pairs():
             for width in widths.WIDTHS:
@@ -65,7 +65,7 @@ def test_a_width_that_costs_the_suite_its_bounds_is_out():
     def change(width, network, method, more):
         if width == 32:
             return {"accuracy": 0.88} if network == "gru" and not more else {}
-        return {"nll": 0.4} if network in widths.OUTSIDE else {"nll": 0.3 - width / 1000}
+        return {"nll": 0.4} if network in widths.OUTSIDE_NETWORKS else {"nll": 0.3 - width / 1000}
 
     assert widths.totals(widths.judged(made(change)))[32]["kept"] > 6 * len(widths.pairs()) - 10
     assert chosen(change) == 16
@@ -95,11 +95,12 @@ def test_a_pair_with_a_cell_that_was_cut_is_not_judged():
 
 def test_networks_outside_the_suite_are_those_of_a_user():
     sizes = {
-        name: sum(weight.numel() for weight in defaults.NETWORKS[name][0]().parameters()) for name in widths.OUTSIDE
+        name: sum(weight.numel() for weight in defaults.NETWORKS[name][0]().parameters())
+        for name in widths.OUTSIDE_NETWORKS
     }
     assert sizes == {"strided_cnn": 106_122, "mlp_6000": 178_110}
-    assert set(page.NETWORKS) == {*widths.SUITE, "normalized_cnn"}  # which came later
-    assert not any(page.judged((name, "mean_field")) for name in widths.OUTSIDE)
+    assert set(page.NETWORKS) == {*widths.SUITE_NETWORKS, "normalized_cnn"}  # which came later
+    assert not any(page.judged((name, "mean_field")) for name in widths.OUTSIDE_NETWORKS)
 
 
 def test_a_cell_that_would_end_too_late_is_not_begun(tmp_path, monkeypatch):

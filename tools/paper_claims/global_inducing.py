@@ -52,7 +52,7 @@ def _mean(folder: Path, dataset: str, name: str, score: str = "log_likelihood") 
     return statistics.fmean(read(folder / f"{dataset}-{name}.json")["scores"][score])
 
 
-SMALL = ("boston", "concrete", "energy", "wine", "yacht")
+SMALL_DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 
 
 def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int,
     wins = [
         _mean(folder / "uci", dataset, one, "elbo") > _mean(folder / "uci", dataset, other, "elbo")
         for one, other in pairs
-        for dataset in SMALL
+        for dataset in SMALL_DATASETS
     ]
     return sum(wins), len(wins)
 
@@ -78,7 +78,8 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
     """Under the Scale prior factorized posteriors predict very poorly."""
     ahead = {
         runs: statistics.fmean(
-            _mean(folder / runs, dataset, "gi-scale") - _mean(folder / runs, dataset, "fac-scale") for dataset in SMALL
+            _mean(folder / runs, dataset, "gi-scale") - _mean(folder / runs, dataset, "fac-scale")
+            for dataset in SMALL_DATASETS
         )
         for runs in ("uci", "uci_no_warm_up")
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.paper_claims.reading import Verdict, listed, read
 
-TRAININGS = 90
+NUM_TRAININGS = 90
 """Of the random features' command: functions, seeds, systems and sizes."""
 
 
@@ -50,7 +50,7 @@ def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
         own.setdefault(row["system"], []).append(row["rmse"])
     means = {key: {system: statistics.fmean(values) for system, values in own.items()} for key, own in groups.items()}
     whole = {key: own for key, own in means.items() if len(own) == 3}
-    return whole, f"after {len(rows)} of the command's {TRAININGS} trainings"
+    return whole, f"after {len(rows)} of the command's {NUM_TRAININGS} trainings"
 
 
 def transform_on_cpu(folder: Path) -> Verdict:

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 
 from bayesify_papers.function_space import scores
 from bayesify_papers.function_space.networks import CIFAR_WIDTHS
-from bayesify_papers.function_space.trainings import OUTSIDE, PRIORS, Training, classify
+from bayesify_papers.function_space.trainings import OUTSIDE_SETS, PRIOR_NAMES, Training, classify
 from bayesify_papers.shared import records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program, fill
@@ -27,17 +27,17 @@ from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.shared.sources import SYNTHETIC, available
 
 CONTEXTS: tuple[str, ...] = ("notmnist", "outlines", "noise", "train")
-MAIN = "notmnist"
+MAIN_CONTEXT = "notmnist"
 """The context of the row called FSVI."""
 
-POINTS, PRIOR_VARIANCE, INIT_STD = 40, 1.0, 0.03
+NUM_POINTS, PRIOR_VARIANCE, INIT_STD = 40, 1.0, 0.03
 """Of function-space rows, chosen by the grid."""
 
-ABLATION: tuple[int, ...] = (2, 10, 20, 80)
-MEAN_FIELD_EPOCHS = 3
+ABLATION_POINTS: tuple[int, ...] = (2, 10, 20, 80)
+MEAN_FIELD_EPOCHS_RATIO = 3
 """How many times as many epochs mean-field inference is trained for."""
 
-TRIED = (
+TRIED_SETTINGS = (
     ("notmnist", 10, 10.0, 0.01),
     ("notmnist", 10, 10.0, 0.1),
     ("notmnist", 10, 1.0, 0.01),
@@ -53,18 +53,18 @@ TRIED = (
 )
 """Contexts, context inputs, prior variances and first standard deviations of the grid."""
 
-MEMBERS, APART = 5, 1000
+NUM_MEMBERS, SEED_GAP = 5, 1000
 """Networks of an ensemble, and the distance between their seeds."""
 
-VALIDATION = 10_000
+NUM_VALIDATION = 10_000
 
 
 def plan(
     base: Training,
     num_seeds: int,
-    main: str = MAIN,
+    main: str = MAIN_CONTEXT,
     contexts: Sequence[str] = CONTEXTS,
-    ablation: Sequence[int] = ABLATION,
+    ablation: Sequence[int] = ABLATION_POINTS,
     init_std: float = INIT_STD,
 ) -> dict[str, Training]:
     """All trainings by name, those of the main table first.
@@ -81,14 +81,14 @@ def plan(
     def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
         return name, replace(base, system=system, seed=seed, file=f"predictions/{name}", **changes)  # type: ignore[arg-type]
 
-    space = {"points": POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE, "init_std": init_std}
+    space = {"points": NUM_POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE, "init_std": init_std}
     plain = {"points": 0, "prior_variance": 0.0}
     seeds = range(1, num_seeds + 1)
     jobs = [made(f"fsvi-{seed}", "fsvi", seed, context=main, **space) for seed in seeds]
-    longer = {**plain, "epochs": MEAN_FIELD_EPOCHS * base.epochs}
+    longer = {**plain, "epochs": MEAN_FIELD_EPOCHS_RATIO * base.epochs}
     jobs = [made(f"mfvi-{seed}", "mfvi", seed, **longer) for seed in seeds] + jobs
     for seed in seeds:
-        jobs += [made(f"map-{seed}-{k}", "map", seed + APART * k, **plain) for k in range(MEMBERS)]
+        jobs += [made(f"map-{seed}-{k}", "map", seed + SEED_GAP * k, **plain) for k in range(NUM_MEMBERS)]
     jobs += [made(f"fsvi.{context}-1", "fsvi", 1, context=context, **space) for context in contexts if context != main]
     jobs += [
         made(f"fsvi.{points}-1", "fsvi", 1, context=main, **{**space, "points": points})
@@ -101,11 +101,11 @@ def plan(
 def grid(base: Training) -> dict[str, Training]:
     """Settings that are tried on held-out training images."""
     jobs: dict[str, Training] = {}
-    for context, points, variance, std in TRIED:
+    for context, points, variance, std in TRIED_SETTINGS:
         jobs[f"fsvi-{context}-{points}-{variance:g}-{std:g}"] = replace(
             base, system="fsvi", context=context, points=points, prior_variance=variance, init_std=std
         )
-    jobs["mfvi"] = replace(base, system="mfvi", epochs=MEAN_FIELD_EPOCHS * base.epochs)
+    jobs["mfvi"] = replace(base, system="mfvi", epochs=MEAN_FIELD_EPOCHS_RATIO * base.epochs)
     jobs["map"] = replace(base, system="map")
     return jobs
 
@@ -115,10 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     defaults = Training("fsvi")
     program = Program(__doc__, __spec__, "function_space").option("data", "device", "evaluate", "workers")
     program.add_argument("--grid", action="store_true", help="try settings on held-out training images")
-    program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
+    program.choice("dataset", (name for name in OUTSIDE_SETS if name != SYNTHETIC), default="fashion_mnist")
     program.choice("systems", ("mfvi", "fsvi", "map"))
-    program.choice("prior", PRIORS, default=PRIORS[0])
-    program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
+    program.choice("prior", PRIOR_NAMES, default=PRIOR_NAMES[0])
+    program.option(seeds=3, context=MAIN_CONTEXT, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
     usual = ("epochs", "batch", "draws", "learning_rate", "augment", "kl_free", "patience")
     program.option(**{name: getattr(defaults, name) for name in usual})
     chosen = program.read(arguments)
@@ -129,20 +129,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Training, chosen, system="fsvi", folder=chosen.data, widths=widths, context="", init_std=defaults.init_std
     )
     context, seeds = chosen.context, chosen.seeds
-    contexts, ablation = (CONTEXTS, ABLATION) if chosen.ablation else ((), ())
+    contexts, ablation = (CONTEXTS, ABLATION_POINTS) if chosen.ablation else ((), ())
     if chosen.smoke:
         base = replace(base, dataset=SYNTHETIC, epochs=2, batch=100, draws=3, widths=(4, 4, 4), device="cpu")
-        context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
-    elif len(OUTSIDE[base.dataset]) > 1:
-        base = replace(base, outside=next(iter(available(OUTSIDE[base.dataset], chosen.data))))
+        context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION_POINTS[:1]
+    elif len(OUTSIDE_SETS[base.dataset]) > 1:
+        base = replace(base, outside=next(iter(available(OUTSIDE_SETS[base.dataset], chosen.data))))
     workers = count_workers(chosen.workers, base.device, 4)
     if chosen.grid:
-        held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
+        held = replace(base, validation=NUM_VALIDATION if not chosen.smoke else 100)
         found = run_trainings(classify, grid(held), chosen.out, workers=workers)
         keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy", "train_seconds")
         print(show(grouped([{"setting": name, **one} for name, one in found.items()], ["setting"], keys)))
         return 0
-    settings = {**asdict(base), "folder": None, "points": POINTS, "context": context, "init_std": chosen.init_std}
+    settings = {**asdict(base), "folder": None, "points": NUM_POINTS, "context": context, "init_std": chosen.init_std}
     study = {**chosen.facts, "workers": workers, "settings": settings}
     records.write(chosen.out / "study.json", study)
     every = plan(base, seeds, context, contexts, ablation, chosen.init_std)

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from bayesify_papers.function_space.trainings import OUTSIDE
+from bayesify_papers.function_space.trainings import OUTSIDE_SETS
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
@@ -24,7 +24,7 @@ def images(folder: Path) -> list[Row]:
     """Table 1; the AUROC against other images than the paper's has their name at its end."""
     content = read(folder / "results.json")
     dataset, outside = content["settings"]["dataset"], content["settings"].get("outside")
-    ending = f"_{outside}" if outside and outside != OUTSIDE[dataset][0] else ""
+    ending = f"_{outside}" if outside and outside != OUTSIDE_SETS[dataset][0] else ""
     rows = []
     for system, entry in content["rows"].items():
         for metric in ("accuracy", "nll", "ece", "auroc_mutual_information", "auroc_entropy"):

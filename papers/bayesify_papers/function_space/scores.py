@@ -19,7 +19,7 @@ from bayesify_papers.shared.sources import as_labels
 
 PAPER = published("function_space")
 TITLES = {"fsvi": "FSVI", "mfvi": "MFVI", "map": "MAP", "ensemble": "Ensemble of 5"}
-BINS = 20
+NUM_BINS = 20
 """Of the histograms of entropy, from 0 to the logarithm of the number of classes."""
 
 
@@ -73,7 +73,7 @@ def score_one(made: dict[str, predictions.StoredPrediction], labels: Tensor) -> 
     top = float(np.log(made["test"].class_probs.shape[-1]))
     histogram = {
         "entropy_test" if name == "test" else "entropy_outside": [
-            int(count) for count in torch.histc(prediction.entropy.clamp(0, top), BINS, 0, top)
+            int(count) for count in torch.histc(prediction.entropy.clamp(0, top), NUM_BINS, 0, top)
         ]
         for name, prediction in made.items()
     }

@@ -35,12 +35,12 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 
 EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
-PRIOR_VARIANCE, POINTS, WIDTHS = 10.0, 10, 2.0
+PRIOR_VARIANCE, NUM_POINTS, WIDTHS = 10.0, 10, 2.0
 """Of function values under the prior; context inputs a step; how far the box goes beyond the data, in data widths."""
 
-DRAWS = 200
+NUM_DRAWS = 200
 METHODS = {"fsvi": "FSVI", "mfvi": "MFVI"}
-FAR = 3.0
+MIN_FAR_RATIO = 3.0
 """What uncertainty far away over that at the data should be at least."""
 
 
@@ -63,7 +63,7 @@ def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, epoc
     if method == "mfvi":
         bayesify.fit(bnn, [(x, y)], **options)
         return bnn
-    model = FunctionSpaceVI(bnn, 0.0, PRIOR_VARIANCE, Box.around(x, WIDTHS, POINTS))
+    model = FunctionSpaceVI(bnn, 0.0, PRIOR_VARIANCE, Box.around(x, WIDTHS, NUM_POINTS))
     model.fit([(x, y)], **options)
     return model
 
@@ -85,11 +85,11 @@ def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, 
     far = torch.stack((low - 2 * (high - low), high + 2 * (high - low)))[:, None]
 
     def spread(x: Tensor) -> Tensor:
-        found: Tensor = model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).epistemic.sqrt()
+        found: Tensor = model.predict(x, NUM_DRAWS, generator=torch.Generator().manual_seed(seed)).epistemic.sqrt()
         return found
 
     inside, outside = float(spread(data.x).mean()), float(spread(far).min())
-    error = model.predict(data.x_test, DRAWS, generator=torch.Generator().manual_seed(seed)).mean - data.y_test
+    error = model.predict(data.x_test, NUM_DRAWS, generator=torch.Generator().manual_seed(seed)).mean - data.y_test
     rmse = float(error.square().mean().sqrt())
     return {"inside": inside, "outside": outside, "ratio": outside / inside, "rmse": rmse}, model
 
@@ -100,10 +100,10 @@ def classification(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[s
     model = fit(network(2, 2, Categorical(), seed), data.x, data.y, method, seed, epochs)
 
     def entropy(x: Tensor) -> float:
-        return float(model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).entropy.mean())
+        return float(model.predict(x, NUM_DRAWS, generator=torch.Generator().manual_seed(seed)).entropy.mean())
 
     inside, outside = entropy(data.x), entropy(ring(data.x))
-    labels = model.predict(data.x_test, DRAWS, generator=torch.Generator().manual_seed(seed)).labels
+    labels = model.predict(data.x_test, NUM_DRAWS, generator=torch.Generator().manual_seed(seed)).labels
     accuracy = float((labels == data.y_test).float().mean())
     return {"inside": inside, "outside": outside, "ratio": outside / inside, "accuracy": accuracy}, model
 
@@ -132,11 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found.setdefault(problem, {}).setdefault(method, []).append(scores)
                 print(f"{problem}, {METHODS[method]}, seed {seed}: {scores}", flush=True)
                 records.write(chosen.out / "results.json", {**chosen.facts, "scores": found})
-        if figures.DRAWS:
+        if figures.HAS_MATPLOTLIB:
             from bayesify_papers.function_space.figures import draw
 
             draw(problem, models, chosen.out / problem)
-    title = f"Standard deviation of the function (Snelson) and entropy (two moons); ratios should be at least {FAR:g}."
+    title = f"Standard deviation of the function (Snelson) and entropy (two moons); ratios should be at least {MIN_FAR_RATIO:g}."
     print(show(rows.toy(chosen.out), title))
     return 0
 

@@ -16,14 +16,14 @@ from bayesify.posteriors import MeanField, Point, Posterior
 from bayesify.predictor import Trainable
 from bayesify_papers.function_space.networks import convolutional_network
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
-from bayesify_papers.shared.image_problems import Problem, Trained, falling_late, problem
+from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late, problem
 from bayesify_papers.shared.scores import separation
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_pixels
 
-OUTSIDE = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
+OUTSIDE_SETS = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
 """Where other images come from, by training set: the paper's, and what takes its place where it cannot be had."""
 
-PRIORS = ("standard", "neal", "default")
+PRIOR_NAMES = ("standard", "neal", "default")
 """Of weights: the paper's, a standard normal one; Neal's, whose variance falls with a layer's inputs; and the library's default."""
 
 JITTER_STD = 0.3
@@ -47,12 +47,12 @@ class Training:
         init_std: Where standard deviations of weights start.
         draws: Of a prediction.
         widths: Channels of the convolutions.
-        prior: Of the weights; a name of `PRIORS`.
+        prior: Of the weights; a name of `PRIOR_NAMES`.
         kl_free: Share of the epochs of mean-field inference in which it has no KL.
         patience: Epochs that mean-field inference goes on without a better NLL on a tenth of the training images, which take no
             part in training, before it goes back to the best; 0: it does not stop early.
         augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
-        dataset: A name of `OUTSIDE`.
+        dataset: A name of `OUTSIDE_SETS`.
         outside: Other images; default: those of the paper.
         folder: Where the files are; default: what `BAYESIFY_DATA` names.
         validation: Training images that are held out and scored in place of the test images.
@@ -85,7 +85,7 @@ class Training:
     @property
     def source(self) -> Source:
         """The images of the job."""
-        outside = self.outside or OUTSIDE[self.dataset][0]
+        outside = self.outside or OUTSIDE_SETS[self.dataset][0]
         return Source(self.dataset, self.folder, validation=self.validation, outside=(outside,))
 
 
@@ -128,7 +128,7 @@ def make_context(job: Training, x: Tensor) -> Context:
     return parts[0] if len(parts) == 1 else Mixture(*parts)
 
 
-def train(job: Training, given: Problem) -> Trained:
+def train(job: Training, given: ImageProblem) -> Trained:
     """The network of a job, and what its epochs were like."""
     x, y = given.x, given.y
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)

@@ -42,10 +42,10 @@ from bayesify_papers.shared.sources import Normalization, as_labels
 
 SYSTEMS = ("fac", "li", "fac-gi", "gi")
 PRIORS: dict[str, type[Prior]] = {"spatial": SpatialInverseWishart, "scale": Scale, "neal": Neal}
-CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+CHANNEL_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 """Mean and scale of the authors' images, by channel."""
 
-LAST = "9"
+LAST_LAYER = "9"
 """Name of the network's linear layer."""
 
 
@@ -94,7 +94,7 @@ def normalization(data: images.Images) -> Normalization:
     """What images are shifted and scaled by: the authors' numbers for CIFAR-10, else the images' own."""
     scale = Normalization(data.train_images)
     if data.name == "cifar10":
-        scale.mean, scale.std = (255 * torch.tensor(values).reshape(1, -1, 1, 1) for values in CIFAR10)
+        scale.mean, scale.std = (255 * torch.tensor(values).reshape(1, -1, 1, 1) for values in CHANNEL_MOMENTS)
     return scale
 
 
@@ -106,7 +106,7 @@ def make_posterior(system: str, x: Tensor, y: Tensor, points: int) -> Posterior 
         return LocalInducing(points)
     chosen = torch.randperm(len(x))[:points].to(x.device)
     inducing = GlobalInducing(x[chosen].cpu(), y[chosen].cpu(), precision=math.exp(-4), last_precision=1.0)
-    return inducing if system == "gi" else {LAST: inducing, "*": MeanField(init_std=1e-2, units="prior")}
+    return inducing if system == "gi" else {LAST_LAYER: inducing, "*": MeanField(init_std=1e-2, units="prior")}
 
 
 def make(system: str, prior: str, x: Tensor, y: Tensor, setting: Setting) -> BayesianNetwork:

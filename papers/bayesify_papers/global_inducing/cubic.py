@@ -35,16 +35,16 @@ from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.tables import number
 
 METHODS = ("fac", "li", "gi")
-WIDTH, POINTS, DRAWS = 50, 100, 500
+WIDTH, NUM_POINTS, NUM_DRAWS = 50, 100, 500
 SCHEDULE = Schedule(steps=5000, learning_rate=2e-2)
-CHAIN = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
+NUTS_SETTINGS = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
 """Of NUTS."""
 
-TRAJECTORIES = {"num_warmup": 150, "num_draws": 150, "leapfrogs": 100}
-CHAINS = 2
+HMC_SETTINGS = {"num_warmup": 150, "num_draws": 150, "leapfrogs": 100}
+NUM_CHAINS = 2
 """Of HMC, for each seed."""
 
-LEAST = {"NUTS": 0.5, "HMC": 0.5, "fac": 1.5}
+MIN_GAP_RATIOS = {"NUTS": 0.5, "HMC": 0.5, "fac": 1.5}
 """What gi's standard deviation in the gap should be at least, over those of others."""
 
 
@@ -73,7 +73,7 @@ def describe(outputs: Tensor, data: toy.Regression) -> dict[str, Any]:
 
 
 def variational(
-    method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int = DRAWS
+    method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int = NUM_DRAWS
 ) -> dict[int, dict[str, Any]]:
     """Train one posterior on the data of all seeds side by side.
 
@@ -85,7 +85,7 @@ def variational(
     """
     problems = [problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
-    design = Design((1, WIDTH, WIDTH, 1), (method,) * 3, "neal", POINTS)
+    design = Design((1, WIDTH, WIDTH, 1), (method,) * 3, "neal", NUM_POINTS)
     networks = stack(design, x, y, [data.noise for data in problems], learn_noise=False)
     outcome = train(networks, x, y, schedule, label=method)
     found = bounds(networks, x, y, num_draws)
@@ -109,14 +109,14 @@ def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int
     """HMC on the data of all seeds side by side, and how far its chains agree (`hmc.shrink_factor` in the middle of the gap)."""
     problems = [problem(seed) for seed in seeds]
     x, y, inputs = (
-        torch.stack(part).double().repeat_interleave(CHAINS, 0)
+        torch.stack(part).double().repeat_interleave(NUM_CHAINS, 0)
         for part in (
             [data.x for data in problems],
             [data.y for data in problems],
             [points(data) for data in problems],
         )
     )
-    noise = torch.tensor([data.noise for data in problems]).repeat_interleave(CHAINS)
+    noise = torch.tensor([data.noise for data in problems]).repeat_interleave(NUM_CHAINS)
     posterior = hmc.Posterior((1, WIDTH, WIDTH, 1), x, y, noise)
 
     def report(step: int, sizes: Tensor, density: Tensor) -> None:
@@ -128,7 +128,7 @@ def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int
     )  # [draws, R chains, points]
     found = {}
     for index, (seed, data) in enumerate(zip(seeds, problems, strict=True)):
-        own = outputs[:, index * CHAINS : (index + 1) * CHAINS]
+        own = outputs[:, index * NUM_CHAINS : (index + 1) * NUM_CHAINS]
         agreement = {"shrink_factor": hmc.shrink_factor(own[..., 0]), "gap_std_by_chain": own[..., 0].std(0).tolist()}
         found[seed] = {**describe(own.flatten(0, 1).float(), data), **agreement}
     return found
@@ -156,7 +156,7 @@ def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
 def requirement(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Whether every seed shows what it should, in words."""
     lines = []
-    for other, least in LEAST.items():
+    for other, least in MIN_GAP_RATIOS.items():
         common = [seed for seed in found.get("gi", {}) if seed in found.get(other, {})]
         ratios = [found["gi"][seed]["gap_std"] / max(found[other][seed]["gap_std"], 1e-12) for seed in common]
         if ratios:
@@ -174,10 +174,10 @@ def draw(found: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path, seed:
     with figures.panels(path, 1, len(methods), (4 * len(methods), 3.5), kinds=("png",), sharey=True) as axes:
         for axis, method in zip(axes, methods, strict=True):
             mean, std = (torch.tensor(found[method][str(seed)][key]).numpy() for key in ("mean", "std"))
-            axis.fill_between(grid, mean - std, mean + std, color=figures.BAND, alpha=0.3, linewidth=0)
-            axis.plot(grid, mean, color=figures.MEAN, linewidth=1.2)
+            axis.fill_between(grid, mean - std, mean + std, color=figures.BAND_COLOR, alpha=0.3, linewidth=0)
+            axis.plot(grid, mean, color=figures.MEAN_COLOR, linewidth=1.2)
             axis.plot(grid, data.truth[:, 0].numpy(), color="black", linewidth=0.8, linestyle="--")
-            axis.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), ".", color=figures.DATA, markersize=4)
+            axis.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), ".", color=figures.DATA_COLOR, markersize=4)
             axis.set(title=method, xlim=(float(grid.min()), float(grid.max())), ylim=(-4, 4))
 
 
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "global-inducing-cubic", smoke="one seed and few steps, seconds", small=True)
     chosen = program.choice("methods", (*METHODS, "HMC", "NUTS")).option(seeds=5, steps=SCHEDULE.steps).read(arguments)
-    steps, seeds, draws, chain, trajectories = chosen.steps, chosen.seeds, DRAWS, CHAIN, TRAJECTORIES
+    steps, seeds, draws, chain, trajectories = chosen.steps, chosen.seeds, NUM_DRAWS, NUTS_SETTINGS, HMC_SETTINGS
     if chosen.smoke:
         steps, seeds, draws, chain = 4, 1, 20, {"num_warmup": 2, "num_draws": 4, "max_tree_depth": 2}
         trajectories = {"num_warmup": 2, "num_draws": 3, "leapfrogs": 4}
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = chosen.out / "results.json"
     found: dict[str, dict[str, Any]] = records.read(path).get("scores", {})
     facts = chosen.facts | {
-        "settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": CHAINS}}
+        "settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": NUM_CHAINS}}
     }
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.setdefault(method, {}).update({str(seed): scores for seed, scores in made.items()})
             records.write(path, {**facts, "scores": found})
             print(f"{method}: done for seeds {group}", flush=True)
-    if figures.DRAWS:
+    if figures.HAS_MATPLOTLIB:
         draw(found, chosen.out / "cubic")
     print(show(rows.cubic(chosen.out), "Standard deviation of the function, standardized targets."))
     print("\n".join(requirement(found)))

@@ -37,14 +37,14 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import standard_error
 
-CONTINUED = "gi-continued"
-METHODS = ("fac", "li", "gi", "rand-gi", "fac-gi", CONTINUED)
-INPUTS, EXAMPLES, NOISE, POINTS, DRAWS = 5, 1000, 0.1, 100, 1000
+CONTINUED_METHOD = "gi-continued"
+METHODS = ("fac", "li", "gi", "rand-gi", "fac-gi", CONTINUED_METHOD)
+NUM_INPUTS, NUM_EXAMPLES, NOISE_VARIANCE, NUM_POINTS, NUM_DRAWS = 5, 1000, 0.1, 100, 1000
 WIDTHS, DEPTHS = (5, 50, 250), tuple(range(1, 11))
 SCHEDULE = Schedule(steps=2000, warmup=0.0, clip=1e4)
-NARROW = 20
+MIN_WIDTH_FOR_PRIOR_START = 20
 """Units from which on hidden layers of gi start at the prior."""
-SHARE = 20
+MIN_LOSS_RATIO = 20
 """gi may lose at most the inverse of this share of what fac loses from depth 1 to depth 10."""
 
 
@@ -56,9 +56,9 @@ def kinds(method: str, depth: int) -> tuple[str, ...]:
 
 def hidden_start(method: str, width: int) -> dict[str, Any]:
     """Precision and values that pseudo-outputs of hidden layers start at."""
-    if method == "gi" and width < NARROW:
+    if method == "gi" and width < MIN_WIDTH_FOR_PRIOR_START:
         return {"hidden_precision": 10.0, "start": "network"}
-    return {"hidden_precision": {"gi": 1e-4, CONTINUED: 1e-6, "li": 1.0}.get(method, 0.01), "start": "random"}
+    return {"hidden_precision": {"gi": 1e-4, CONTINUED_METHOD: 1e-6, "li": 1.0}.get(method, 0.01), "start": "random"}
 
 
 def compress(x: Tensor, y: Tensor, noise: float) -> tuple[Tensor, Tensor, float]:
@@ -87,7 +87,7 @@ def fit(
     width: int,
     depth: int,
     schedule: Schedule,
-    num_draws: int = DRAWS,
+    num_draws: int = NUM_DRAWS,
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def fit(
     x, y = inputs[None].to(device), targets[None].to(device)
     stack, start = _stack(data, method, width, depth, seed, device)
     facts: dict[str, Any] = {}
-    if method == CONTINUED:
+    if method == CONTINUED_METHOD:
         before, _ = _stack(data, "rand-gi", width, depth, seed, device)
         facts["first_seconds"] = round(train(before, x, y, schedule, seed).seconds, 1)
         stack.load_state_dict(before.state_dict(), strict=False)
@@ -124,7 +124,7 @@ def _stack(
     """One network before training, and where its hidden layers start."""
     sizes = (data.x.shape[1], *[width] * (depth - 1), 1)
     start = hidden_start(method, width)
-    design = Design(sizes, kinds(method, depth), "neal", POINTS, bias=False, linear=True, **start)
+    design = Design(sizes, kinds(method, depth), "neal", NUM_POINTS, bias=False, linear=True, **start)
     made = networks.stack(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed)
     return made.to(device), start
 
@@ -136,10 +136,10 @@ def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> st
     if not all(key in found for key in keys.values()):
         return ""
     loss = {method: found[keys[method, first]]["elbo"] - found[keys[method, last]]["elbo"] for method in ("gi", "fac")}
-    verdict = "met" if SHARE * loss["gi"] <= loss["fac"] else "NOT met"
+    verdict = "met" if MIN_LOSS_RATIO * loss["gi"] <= loss["fac"] else "NOT met"
     return (
         f"width {width}, from depth {first} to {last}: gi loses {loss['gi']:.1f} nats, fac {loss['fac']:.1f}; "
-        f"at most 1/{SHARE} of it: {verdict}"
+        f"at most 1/{MIN_LOSS_RATIO} of it: {verdict}"
     )
 
 
@@ -164,12 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "global-inducing-deep-linear", smoke="two depths and few steps", small=True)
     program.choice("methods", METHODS)
-    program.option(widths=WIDTHS, depths=DEPTHS, steps=SCHEDULE.steps, draws=DRAWS, device="cpu")
+    program.option(widths=WIDTHS, depths=DEPTHS, steps=SCHEDULE.steps, draws=NUM_DRAWS, device="cpu")
     chosen = program.read(arguments)
     widths, depths, steps = ([4], [1, 3], 3) if chosen.smoke else (chosen.widths, chosen.depths, chosen.steps)
     schedule = replace(SCHEDULE, steps=steps)
     path = chosen.out / "results.json"
-    data = toy.linear(EXAMPLES, INPUTS, math.sqrt(1 / INPUTS), NOISE)
+    data = toy.linear(NUM_EXAMPLES, NUM_INPUTS, math.sqrt(1 / NUM_INPUTS), NOISE_VARIANCE)
     evidence = data.posterior.log_evidence
     found: dict[str, Any] = records.read(path).get("bounds", {})
     facts = chosen.facts | {"settings": asdict(schedule), "evidence": evidence}
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found = records.read(path).get("bounds", {}) | {key: one}
                 records.write(path, {**facts, "bounds": found})
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)
-    if figures.DRAWS:
+    if figures.HAS_MATPLOTLIB:
         draw(found, evidence, chosen.out / "deep_linear")
     print(show(rows.deep_linear(chosen.out), "Bounds in nats."))
     print(requirement(found))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify_papers.shared.small_products import small_products
 
-TARGET = 0.8
+TARGET_ACCEPTANCE = 0.8
 """Share of proposals to be accepted, to which step sizes adapt."""
 
 
@@ -100,7 +100,7 @@ def sample(
             position, grad = torch.where(accepted, moved, position), torch.where(accepted, new_grad, grad)
             value = torch.where(accepted[:, 0], new_value, value)
             if proposal < num_warmup:
-                log_step = log_step + (chance - TARGET) * max(0.02, (proposal + 1) ** -0.6)
+                log_step = log_step + (chance - TARGET_ACCEPTANCE) * max(0.02, (proposal + 1) ** -0.6)
             else:
                 kept.append(position)
             if (proposal + 1) % 50 == 0:

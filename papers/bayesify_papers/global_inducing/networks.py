@@ -19,7 +19,7 @@ KINDS = ("fac", "li", "gi", "rand")
 
 PRIORS = {"neal": Neal, "standard": Standard, "scale": Scale}
 STARTS = ("random", "network")
-FILLED = 0.01
+FILLED_PRECISION = 0.01
 """Where the precision of pseudo-outputs of the last layer starts at inducing inputs that are no data."""
 
 
@@ -140,7 +140,7 @@ def make(design: Design, x: Tensor, y: Tensor, noise: float, learn_noise: bool =
                 value.fill_(math.log(design.start_std / math.sqrt(fan_in)))
             elif name.endswith(f"log_precision.{last}"):
                 value.fill_(math.log(known))
-                value[design.points if below == "li" else count :] = math.log(FILLED)
+                value[design.points if below == "li" else count :] = math.log(FILLED_PRECISION)
             elif below == "li" and name.endswith(f"pseudo_outputs.{last}"):
                 value.zero_()
     return made

@@ -18,7 +18,7 @@ MODELS: dict[str, tuple[int, Any]] = {
 }
 """Layers, and the kind of inducing points."""
 
-POINTS, NOISE = 100, 0.1
+NUM_POINTS, NOISE_VARIANCE = 100, 0.1
 
 
 def run(
@@ -60,7 +60,13 @@ def make(x: Tensor, y: Tensor, model: str, seed: int = 0) -> DeepGP:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return DeepGP(
-            x, y, depth=depth, inducing=inducing, num_inducing=POINTS, likelihood=Gaussian(noise=NOISE), seed=seed
+            x,
+            y,
+            depth=depth,
+            inducing=inducing,
+            num_inducing=NUM_POINTS,
+            likelihood=Gaussian(noise=NOISE_VARIANCE),
+            seed=seed,
         )
 
 

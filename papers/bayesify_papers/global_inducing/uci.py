@@ -36,10 +36,10 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 """The five smallest, those of figure 3."""
 
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
-WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
+WIDTH, NUM_POINTS, NOISE_VARIANCE, NUM_DRAWS = 50, 100, 0.1, 100
 HIDDEN_PRECISION = 1.0
 """Where the precision of pseudo-outputs starts in hidden layers: with 0.1, noise keeps the layers above from learning (energy)."""
-START = "random"
+START_KIND = "random"
 SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
 
@@ -71,11 +71,11 @@ def run_networks(
     schedule: Schedule,
     splits: int | None = None,
     device: str = "cpu",
-    num_draws: int = DRAWS,
+    num_draws: int = NUM_DRAWS,
     seed: int = 0,
     hidden_precision: float = HIDDEN_PRECISION,
-    start: str = START,
-    points: int = POINTS,
+    start: str = START_KIND,
+    points: int = NUM_POINTS,
 ) -> dict[str, Any]:
     """Train networks on all splits side by side; scores by split.
 
@@ -96,7 +96,7 @@ def run_networks(
     design = Design(
         (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, points, hidden_precision=hidden_precision, start=start
     )
-    networks = stack(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
+    networks = stack(design, x.cpu(), y.cpu(), NOISE_VARIANCE, seed=seed).to(device)
     outcome = train(networks, x, y, schedule, seed, label=f"{data.name}, {model}, {prior}")
     bound = bounds(networks, x, y, num_draws, seed).cpu() / x.shape[1]
     scores: dict[str, Any] = {"elbo": (bound - units.log()).tolist(), "log_likelihood": [], "rmse": [], "noise": []}
@@ -118,7 +118,7 @@ def run(
     *,
     splits: int | None = None,
     device: str = "cpu",
-    num_draws: int = DRAWS,
+    num_draws: int = NUM_DRAWS,
     facts: dict[str, Any] | None = None,
     **inducing: Any,
 ) -> None:
@@ -184,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = (*MODELS, *processes.MODELS)
     program = Program(__doc__, __spec__, "global-inducing-uci", small=True)
     program.choice("datasets", uci.REGRESSION, list(DATASETS)).choice("models", every, ["fac", "gi"])
-    program.choice("priors", PRIORS, ["scale"]).choice("start", STARTS, START)
-    program.option("data", "splits", "table", device="cpu", hidden_precision=HIDDEN_PRECISION, points=POINTS)
+    program.choice("priors", PRIORS, ["scale"]).choice("start", STARTS, START_KIND)
+    program.option("data", "splits", "table", device="cpu", hidden_precision=HIDDEN_PRECISION, points=NUM_POINTS)
     names = ("steps", "learning_rate", "batch", "draws", "first_weight")
     chosen = program.option(**{name: getattr(SCHEDULE, name) for name in names}).read(arguments)
     if not chosen.table:
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             schedule = replace(schedule, steps=3, batch=16)
         else:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
-        draws = 10 if chosen.smoke else DRAWS
+        draws = 10 if chosen.smoke else NUM_DRAWS
         options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": chosen.facts}
         options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start, "points": chosen.points}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)

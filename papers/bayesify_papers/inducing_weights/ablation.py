@@ -21,28 +21,28 @@ from bayesify_papers.shared import records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
-from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 from bayesify_papers.shared.sources import SYNTHETIC, Source
 
-SIZES: tuple[int, ...] = (16, 32, 64, 128)
-LAMBDAS, STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
+INDUCING_SIZES: tuple[int, ...] = (16, 32, 64, 128)
+MAX_LAMBDAS, MAX_STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
 """Values of the paper (appendix J.2)."""
 
-SETTING = ("inducing", "max_lambda", "max_std")
+SETTING_KEYS = ("inducing", "max_lambda", "max_std")
 """What the ablation varies."""
 
 SMOKE_SIZES: tuple[int, ...] = (2, 4)
 
 
-def variants(recipe: Recipe, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str, Recipe]]:
+def variants(recipe: Recipe, sizes: Sequence[int] = INDUCING_SIZES) -> Iterator[tuple[str, Recipe]]:
     """Systems and settings, each a change of one thing: M, `max_lambda` or `max_std`."""
     for size in sizes:
         yield "ffg_u", replace(recipe, inducing=size)
         yield "ensemble_u", replace(recipe, inducing=size)
-    for cap in LAMBDAS:
+    for cap in MAX_LAMBDAS:
         yield "ffg_u", replace(recipe, max_lambda=cap)
         yield "ensemble_u", replace(recipe, ensemble_max_lambda=cap)
-    for cap in STDS:
+    for cap in MAX_STDS:
         yield "ffg_u", replace(recipe, max_std=cap)
 
 
@@ -70,12 +70,15 @@ def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, An
             key = (job.system, *setting(job.system, job.recipe).values())
             grouped.setdefault(key, []).append(results[name])
     found = [
-        dict(zip(("system", *SETTING), key, strict=True))
+        dict(zip(("system", *SETTING_KEYS), key, strict=True))
         | {"seeds": len(own), "parameters": own[0]["parameters"]}
-        | {name: round(statistics.fmean(one[name] for one in own), 5) for name in (*CLASSIFICATION, "train_seconds")}
+        | {
+            name: round(statistics.fmean(one[name] for one in own), 5)
+            for name in (*CLASSIFICATION_SCORES, "train_seconds")
+        }
         for key, own in grouped.items()
     ]
-    return sorted(found, key=lambda row: (row["system"] != "ffg_u", *(row[part] or 0 for part in SETTING)))
+    return sorted(found, key=lambda row: (row["system"] != "ffg_u", *(row[part] or 0 for part in SETTING_KEYS)))
 
 
 def setting(system: str, recipe: Recipe) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe, device, sizes, seeds = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES, 1
     source = Source(SYNTHETIC, num_train=100)
     if not chosen.smoke:
-        recipe, device, sizes, seeds = recipe_from(chosen), chosen.device, SIZES, chosen.seeds
+        recipe, device, sizes, seeds = recipe_from(chosen), chosen.device, INDUCING_SIZES, chosen.seeds
         source = Source("fashion_mnist", chosen.data, chosen.num_train)
     planned = jobs(recipe, sizes, source, device, seeds)
     workers = count_workers(chosen.workers, device)

@@ -24,12 +24,12 @@ from bayesify import count_parameters
 from bayesify_papers.inducing_weights import rows, scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, records
-from bayesify_papers.shared.image_problems import Problem
+from bayesify_papers.shared.image_problems import ImageProblem
 from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, available
 
-OUTSIDE = {
+OUTSIDE_SETS = {
     "fashion_mnist": ("mnist", "notmnist"),
     "mnist": ("fashion_mnist", "notmnist"),
     "cifar10": ("mnist", "fashion_mnist"),
@@ -37,10 +37,10 @@ OUTSIDE = {
 }
 """Other sets of images for each training set."""
 
-WHERE_FOUND = {"cifar10": ("cifar100", "svhn")}
+OPTIONAL_OUTSIDE_SETS = {"cifar10": ("cifar100", "svhn")}
 """Those of the paper's table 3, taken too where their files are."""
 
-CORRUPTED_IMAGES = 2000
+NUM_CORRUPTED_IMAGES = 2000
 """Test images that are corrupted, the first ones."""
 
 SMOKE = Recipe(epochs=1, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
@@ -51,9 +51,9 @@ SMOKE_SOURCE = Source(SYNTHETIC, num_train=150, outside=(NOISE,), corrupted_imag
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "classification")
-    program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
+    program.choice("dataset", (name for name in OUTSIDE_SETS if name != SYNTHETIC), default="fashion_mnist")
     program.choice("systems", SYSTEMS)
-    program.option("data", "evaluate", "seed", "num_train", "validation", corrupted_images=CORRUPTED_IMAGES)
+    program.option("data", "evaluate", "seed", "num_train", "validation", corrupted_images=NUM_CORRUPTED_IMAGES)
     chosen = add_recipe(program).read(arguments)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.smoke:
         recipe = recipe_from(chosen)
         limits = {"num_train": chosen.num_train, "validation": chosen.validation}
-        outside = (*OUTSIDE[chosen.dataset], *available(WHERE_FOUND.get(chosen.dataset, ()), chosen.data))
+        outside = (
+            *OUTSIDE_SETS[chosen.dataset],
+            *available(OPTIONAL_OUTSIDE_SETS.get(chosen.dataset, ()), chosen.data),
+        )
         source = Source(
             chosen.dataset, chosen.data, outside=outside, corrupted_images=chosen.corrupted_images, **limits
         )
@@ -95,7 +98,7 @@ def run(
         device: Where to train.
         facts: Goes into `run.json`.
     """
-    problem = Problem(source, device)
+    problem = ImageProblem(source, device)
     folder.mkdir(parents=True, exist_ok=True)
     records.write_arrays(folder / "labels.npz", test=problem.test_labels.numpy())
     about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}

@@ -3,7 +3,7 @@
     python -m bayesify_papers.inducing_weights.fashion --out DIR [--workers 8] [--seeds 3]
     python -m bayesify_papers.inducing_weights.fashion --evaluate DIR
 
-Every setting of `GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
+Every setting of `SETTINGS_GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
 setting with the lowest ECE there is taken among those whose accuracy there is within half a point of the
 deterministic network's; the test images have no part in it. What is taken is trained on all training images under
 seeds that the grid did not use; Ensemble-W is the deterministic networks of all seeds and as many more as it takes.
@@ -19,17 +19,17 @@ from typing import Any
 
 from bayesify.scale_out import read_results
 from bayesify_papers.inducing_weights import rows, seeds
-from bayesify_papers.inducing_weights.classification import OUTSIDE, SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
+from bayesify_papers.inducing_weights.classification import OUTSIDE_SETS, SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
 from bayesify_papers.inducing_weights.systems import Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import grouped, show
-from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 from bayesify_papers.shared.sources import Source
 
-GRID: dict[str, tuple[dict[str, Any], ...]] = {
+SETTINGS_GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "deterministic": ({},),
     "ensemble_u": tuple({"ensemble_max_lambda": cap} for cap in (0.03, 0.05, 0.07)),
     "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
@@ -37,13 +37,13 @@ GRID: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Settings that are tried, by system."""
 
-ACCURACY_LOSS = 0.005
+MAX_ACCURACY_LOSS = 0.005
 """How far below the deterministic network's accuracy on the held-out images a setting may lie."""
 
-GRID_SEED, FIRST_SEED, APART = 0, 1, 1000
+GRID_SEED, FIRST_SEED, SEED_GAP = 0, 1, 1000
 """Seed of the grid, first one of the final trainings, and the distance between those of Ensemble-W's further networks."""
 
-VALIDATION, CORRUPTED_IMAGES = 10_000, 1000
+NUM_VALIDATION, NUM_CORRUPTED_IMAGES = 10_000, 1000
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Study:
         validation: Training images that the grid holds out.
         num_seeds: Final trainings of each system.
         device: Where to train.
-        settings: What is tried, as in `GRID`.
+        settings: What is tried, as in `SETTINGS_GRID`.
     """
 
     recipe: Recipe
     source: Source
-    validation: int = VALIDATION
+    validation: int = NUM_VALIDATION
     num_seeds: int = 3
     device: str = "cpu"
-    settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: GRID)
+    settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: SETTINGS_GRID)
 
     def plan(self, results: Mapping[str, dict[str, Any]]) -> dict[str, Training]:
         """The trainings that can be run given what is known, the grid first, then the longest."""
@@ -76,7 +76,7 @@ class Study:
                 for seed in finals:
                     jobs[f"{system}-{seed}"] = self.final(system, seed, chosen[system])
         for index in range(1, self.recipe.members - self.num_seeds + 1):
-            single = self.final("deterministic", FIRST_SEED + APART * index, {})
+            single = self.final("deterministic", FIRST_SEED + SEED_GAP * index, {})
             jobs[f"member-{index}"] = replace(single, file=f"members/{index}")
         return jobs
 
@@ -105,12 +105,12 @@ def choose(
     """The setting with the lowest ECE among those that are accurate enough, of each system whose grid is finished.
 
     Args:
-        tried: Settings by system, as in `GRID`.
+        tried: Settings by system, as in `SETTINGS_GRID`.
         results: Of the trainings, by name.
     """
     if "grid-deterministic-0" not in results:
         return {}
-    least = results["grid-deterministic-0"]["accuracy"] - ACCURACY_LOSS
+    least = results["grid-deterministic-0"]["accuracy"] - MAX_ACCURACY_LOSS
     chosen = {}
     for system, settings in tried.items():
         names = [f"grid-{system}-{index}" for index in range(len(settings))]
@@ -140,7 +140,7 @@ def evaluate(folder: Path) -> int:
     results = read_results(folder)
     chosen = choose(tried, results)
     grid = [
-        {"system": system, "setting": setting, **{key: round(results[name][key], 5) for key in CLASSIFICATION}}
+        {"system": system, "setting": setting, **{key: round(results[name][key], 5) for key in CLASSIFICATION_SCORES}}
         for system, settings in tried.items()
         for index, setting in enumerate(settings)
         if (name := f"grid-{system}-{index}") in results
@@ -149,7 +149,7 @@ def evaluate(folder: Path) -> int:
         {**one, "taken": chosen.get(one["system"]) == one["setting"], "setting": str(one["setting"])} for one in grid
     ]
     title = f"Scored on {about['validation']:,} training images held out."
-    print(show(grouped(shown, ("system", "setting", "taken"), CLASSIFICATION), title) + "\n")
+    print(show(grouped(shown, ("system", "setting", "taken"), CLASSIFICATION_SCORES), title) + "\n")
     members = about["settings"]["members"]
     _combine(folder, members)
     for key, part in (("parameters", "parameters"), ("seconds", "train_seconds")):
@@ -176,16 +176,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study from the command line."""
     program = Program(__doc__, __spec__, "fashion")
     program.option("data", "evaluate", "workers", "num_train", seeds=3)
-    program.option(validation=VALIDATION, corrupted_images=CORRUPTED_IMAGES)
+    program.option(validation=NUM_VALIDATION, corrupted_images=NUM_CORRUPTED_IMAGES)
     chosen = add_recipe(program).read(arguments)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.seeds < 1:
         program.error(f"--seeds {chosen.seeds}; give at least 1")
-    few = {system: settings[:2] for system, settings in GRID.items()}
+    few = {system: settings[:2] for system, settings in SETTINGS_GRID.items()}
     study = Study(replace(SMOKE, epochs=1), SMOKE_SOURCE, validation=50, num_seeds=1, settings=few)
     if not chosen.smoke:
-        outside = OUTSIDE["fashion_mnist"]
+        outside = OUTSIDE_SETS["fashion_mnist"]
         corrupted = chosen.corrupted_images
         source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=outside, corrupted_images=corrupted)
         study = Study(recipe_from(chosen), source, chosen.validation, chosen.seeds, chosen.device)

@@ -19,13 +19,13 @@ from bayesify_papers.shared.published import published
 from bayesify_papers.shared.rows import show
 
 PAPER = published("inducing_weights")
-SIZES = (16, 32, 64, 128, 256)
+INDUCING_SIZES = (16, 32, 64, 128, 256)
 """M of table 9."""
 
-PRUNED = {"FFG-W": (1.0, 0.5, 0.1, 0.01, 0.001), "FFG-U": (1.0, 0.75, 0.5, 0.25)}
+KEPT_SHARES = {"FFG-W": (1.0, 0.5, 0.1, 0.01, 0.001), "FFG-U": (1.0, 0.75, 0.5, 0.25)}
 """Shares of table 10."""
 
-BIASES = 20
+MAX_COUNT_DIFFERENCE = 20
 """What a count may differ by: the paper prunes no bias of FFG-W, of which there are 10 means and 10 standard deviations."""
 
 
@@ -57,8 +57,10 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
     Raises:
         ValueError: If the paper has no number for a size.
     """
-    if unknown := [size for size in sizes if size not in SIZES]:
-        raise ValueError(f"parameters: M={unknown[0]} is not published; give some of {', '.join(map(str, SIZES))}")
+    if unknown := [size for size in sizes if size not in INDUCING_SIZES]:
+        raise ValueError(
+            f"parameters: M={unknown[0]} is not published; give some of {', '.join(map(str, INDUCING_SIZES))}"
+        )
     counts = {"sizes": {"Deterministic": count(None)}}
     for size in sizes:
         counts["sizes"][f"FFG-U, M={size}"] = count(InducingWeights(size, size, fit_to_layer=False, init="random"))
@@ -70,7 +72,9 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
             "FFG-U": lambda: InducingWeights(64, 64, fit_to_layer=False, init="random"),
         }
         counts["pruned_sizes"] = {
-            f"{system}, {100 * keep:g} %": count(made[system](), keep) for system in PRUNED for keep in PRUNED[system]
+            f"{system}, {100 * keep:g} %": count(made[system](), keep)
+            for system in KEPT_SHARES
+            for keep in KEPT_SHARES[system]
         }
     return [
         (key, system, ours, PAPER[key]["parameters"][system])
@@ -81,7 +85,7 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the exit code is 1 if a count differs."""
-    program = Program(__doc__, __spec__, "parameters", smoke="the smallest size only").option(sizes=SIZES)
+    program = Program(__doc__, __spec__, "parameters", smoke="the smallest size only").option(sizes=INDUCING_SIZES)
     chosen = program.read(arguments)
     found = rows(chosen.sizes[:1] if chosen.smoke else chosen.sizes)
     records.write(chosen.out / "parameters.json", {**chosen.facts, "rows": found})
@@ -90,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             read_rows(chosen.out), "Parameters of a ResNet-50 for CIFAR-10, and percent of the deterministic network's."
         )
     )
-    return 0 if all(abs(ours - theirs) <= BIASES for _, _, ours, theirs in found) else 1
+    return 0 if all(abs(ours - theirs) <= MAX_COUNT_DIFFERENCE for _, _, ours, theirs in found) else 1
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE,
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
-from bayesify_papers.shared.image_problems import Problem, problem
+from bayesify_papers.shared.image_problems import ImageProblem, problem
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
-from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 from bayesify_papers.shared.sources import Source
 
-KEEP: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
+KEPT_SHARES: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
 """Fractions that are kept: of the entries of Z, and of the weights."""
 
 LEARNING_RATE = 1e-4
@@ -61,7 +61,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
     given, start = problem(job.source, job.device), time.perf_counter()
     network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
     found = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
-    for keep in KEEP[job.system]:
+    for keep in KEPT_SHARES[job.system]:
         pruned = prune(copy.deepcopy(network), keep)
         found.append({"keep": keep, "fine_tuned": False, **_score(given, pruned, job)})
         fit(
@@ -79,7 +79,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
     return {"system": job.system, "seed": job.seed, "seconds": round(time.perf_counter() - start, 1), "rows": found}
 
 
-def _score(given: Problem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
+def _score(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
     made = given.predict_one([network], "test", job.recipe.prediction_draws, job.seed)
     return {"parameters": count_parameters(network), **given.score(made)}
 
@@ -102,7 +102,7 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seeds": len(own),
             "parameters": own[0]["parameters"],
         }
-        | {key: round(statistics.fmean(row[key] for row in own), 5) for key in CLASSIFICATION}
+        | {key: round(statistics.fmean(row[key] for row in own), 5) for key in CLASSIFICATION_SCORES}
         for (system, keep, fine_tuned), own in grouped.items()
     ]
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     epochs = chosen.fine_tuning or max(1, recipe.epochs // 6)
     jobs = {
         f"{system}-{seed}": Pruning(system, recipe, source, epochs, seed, device)
-        for system in KEEP
+        for system in KEPT_SHARES
         for seed in range(1, seeds + 1)
     }
     workers = count_workers(chosen.workers, device)

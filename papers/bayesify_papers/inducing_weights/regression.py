@@ -36,7 +36,7 @@ from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 
-HIDDEN, INDUCING, MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
+HIDDEN_UNITS, NUM_INDUCING, NUM_MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
 """Hidden tanh units, the larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, prior std times the root of d_in."""
 
 
@@ -48,7 +48,7 @@ class Training:
         steps: Adam steps on all data.
         learning_rate: At the start.
         num_draws: In a step.
-        cosine: Whether the rate falls along a cosine; else it is constant, or a tenth in the second half for those of `DECAYED`.
+        cosine: Whether the rate falls along a cosine; otherwise it is constant, or a tenth in the second half of `DECAYED_SYSTEMS`.
         caps: Whether lambda is capped.
         prediction_draws: For testing and figures.
         chain: Draws of the No-U-Turn sampler that are kept, one of `thin` steps each, after as many warm-up steps.
@@ -67,7 +67,7 @@ class Training:
     device: str = "cpu"
 
 
-PUBLISHED = Training(steps=20_000, learning_rate=1e-3, num_draws=32, cosine=False)
+PUBLISHED_TRAINING = Training(steps=20_000, learning_rate=1e-3, num_draws=32, cosine=False)
 """Appendix J.1."""
 
 SMOKE = Training(steps=5, num_draws=2, prediction_draws=8, chain=4)
@@ -81,7 +81,7 @@ gap over that at the training inputs), `seconds` of training, of which all seeds
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[bool], Posterior]:
     start: dict[str, Any] = {"init": "random", "init_std": 1e-3, "init_lambda": 1e-4, "fit_to_layer": True}
-    start |= {"rows": INDUCING, "cols": INDUCING, "members": MEMBERS}
+    start |= {"rows": NUM_INDUCING, "cols": NUM_INDUCING, "members": NUM_MEMBERS}
     return lambda caps: InducingWeights(q=q, max_lambda=max_lambda if caps else None, **start)
 
 
@@ -94,17 +94,17 @@ SYSTEMS: dict[str, Callable[[bool], Posterior]] = {
 }
 """Posteriors by the paper's names; the caps on lambda are those of appendix J.2."""
 
-DECAYED = ("FCG-U", "Ensemble-U")
+DECAYED_SYSTEMS = ("FCG-U", "Ensemble-U")
 """Those whose learning rate the paper lowers to a tenth after half of the steps."""
 
-REFERENCE = "NUTS"
+REFERENCE_SYSTEM = "NUTS"
 
 
 def make(system: str, seed: int, caps: bool = True) -> BayesianNetwork:
     """The untrained network of a system; `caps` as in `Training`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+        net = nn.Sequential(nn.Linear(1, HIDDEN_UNITS), nn.Tanh(), nn.Linear(HIDDEN_UNITS, 1))
         return bayesianize(
             net, SYSTEMS[system](caps), likelihood=Gaussian(noise=0.01, learn=False), prior=Neal(PRIOR_SCALE)
         )
@@ -123,7 +123,7 @@ def train(system: str, data: toy.Regression, training: Training, seeds: Sequence
     def scheduler(adam: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         if training.cosine:
             return torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.steps)
-        return torch.optim.lr_scheduler.StepLR(adam, training.steps // 2, 0.1 if system in DECAYED else 1.0)
+        return torch.optim.lr_scheduler.StepLR(adam, training.steps // 2, 0.1 if system in DECAYED_SYSTEMS else 1.0)
 
     fit(
         stack,
@@ -145,7 +145,7 @@ Predict = Callable[[Tensor], RegressionPredictive]
 
 def predictors(system: str, data: toy.Regression, training: Training, seeds: Sequence[int]) -> list[Predict]:
     """Train a system under some seeds, or run the chain, and give what predicts by the same functions for every x."""
-    if system == REFERENCE:
+    if system == REFERENCE_SYSTEM:
         (seed,) = seeds
         bnn = make("FFG-W", seed)
         length = {"num_draws": training.chain, "num_warmup": training.chain * training.thin, "thin": training.thin}
@@ -182,11 +182,11 @@ def figure(panels: dict[str, Predict], data: toy.Regression, path: Path) -> None
             mean, std = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
             for width in (3, 2, 1):
                 place.fill_between(
-                    x, mean - width * std, mean + width * std, color=figures.BAND, alpha=0.25, linewidth=0
+                    x, mean - width * std, mean + width * std, color=figures.BAND_COLOR, alpha=0.25, linewidth=0
                 )
-            place.plot(x, mean, color=figures.MEAN, linewidth=1.6)
+            place.plot(x, mean, color=figures.MEAN_COLOR, linewidth=1.6)
             place.plot(x, data.truth[:, 0].numpy(), color="black", linewidth=1.0)
-            place.plot(data.x[:, 0], data.y[:, 0], "o", color=figures.DATA, markersize=2.0, markeredgewidth=0)
+            place.plot(data.x[:, 0], data.y[:, 0], "o", color=figures.DATA_COLOR, markersize=2.0, markeredgewidth=0)
             place.set(title=system, xlim=(x[0], x[-1]), ylim=(-3, 3))
 
 
@@ -200,7 +200,7 @@ def run(
     """Train, score and draw.
 
     Args:
-        systems: From `SYSTEMS`, or `REFERENCE`, whose chain runs under the first seed only.
+        systems: From `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs under the first seed only.
         seeds: How many.
         training: How.
         folder: Gets `regression.json`, from which the run goes on, and the figure of the first seed, if matplotlib is installed and
@@ -215,7 +215,7 @@ def run(
     done = {(outcome["system"], outcome["seed"]) for outcome in outcomes}
     panels: dict[str, Predict] = {}
     for system in systems:
-        missing = [seed for seed in range(1 if system == REFERENCE else seeds) if (system, seed) not in done]
+        missing = [seed for seed in range(1 if system == REFERENCE_SYSTEM else seeds) if (system, seed) not in done]
         if not missing:
             continue
         clock = time.process_time if training.device == "cpu" else time.perf_counter
@@ -230,24 +230,24 @@ def run(
         if folder is not None:
             content = {**(facts or {}), "training": asdict(training), "outcomes": outcomes}
             records.write(folder / "regression.json", content)
-    if folder is not None and figures.DRAWS and len(panels) == len(systems):
+    if folder is not None and figures.HAS_MATPLOTLIB and len(panels) == len(systems):
         figure(panels, data, folder / "regression")
     return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    known = [*SYSTEMS, REFERENCE]
+    known = [*SYSTEMS, REFERENCE_SYSTEM]
     program = Program(__doc__, __spec__, "regression", small=True).choice("systems", known)
     program.option(seeds=5, published=False, caps=True, device="cpu")
     program.add_argument("--steps", type=int, help="default: 1,500, or those of the paper")
     program.add_argument("--num-draws", type=int, help="in a step; default: 8, or those of the paper")
     chosen = program.read(arguments)
     systems = list(chosen.systems)
-    if REFERENCE in systems and find_spec("pyro") is None:
+    if REFERENCE_SYSTEM in systems and find_spec("pyro") is None:
         print("NUTS is left out: pyro-ppl is not installed; pip install 'bayesify[reference]'")
-        systems.remove(REFERENCE)
-    usual = PUBLISHED if chosen.published else Training()
+        systems.remove(REFERENCE_SYSTEM)
+    usual = PUBLISHED_TRAINING if chosen.published else Training()
     given = {name: value for name in ("steps", "num_draws") if (value := getattr(chosen, name)) is not None}
     training = SMOKE if chosen.smoke else replace(usual, caps=chosen.caps, device=chosen.device, **given)
     run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, chosen.facts)

@@ -7,12 +7,12 @@ from bayesify_papers.inducing_weights.scores import means_by_severity
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
-from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 
 
 def _percent(scores: Mapping[str, float]) -> dict[str, float]:
     """Accuracy and ECE in percent, as the paper's tables have them."""
-    return {key: scores[key] * (100 if key in ("accuracy", "ece") else 1) for key in CLASSIFICATION}
+    return {key: scores[key] * (100 if key in ("accuracy", "ece") else 1) for key in CLASSIFICATION_SCORES}
 
 
 def regression(folder: Path) -> list[Row]:
@@ -52,19 +52,23 @@ def fashion(folder: Path) -> list[Row]:
     """Fashion-MNIST, which the paper does not have."""
     by_seed = read(folder / "results.json")["by_seed"]
     entries = [{"system": system, **_percent(scores)} for seed in by_seed.values() for system, scores in seed.items()]
-    return grouped(entries, ["system"], CLASSIFICATION)
+    return grouped(entries, ["system"], CLASSIFICATION_SCORES)
 
 
 def ablation(folder: Path) -> list[Row]:
     """Sizes of U and caps, shown in a figure by the paper."""
     keys = ("system", "inducing", "max_lambda", "max_std", "parameters")
-    return grouped(({**one, **_percent(one)} for one in read(folder / "ablation.json")["rows"]), keys, CLASSIFICATION)
+    return grouped(
+        ({**one, **_percent(one)} for one in read(folder / "ablation.json")["rows"]), keys, CLASSIFICATION_SCORES
+    )
 
 
 def pruning(folder: Path) -> list[Row]:
     """Pruned posteriors on Fashion-MNIST; the paper's table 7 is a ResNet-50 on CIFAR-10."""
     keys = ("system", "keep", "fine_tuned", "seeds", "parameters")
-    return grouped(({**one, **_percent(one)} for one in read(folder / "pruning.json")["rows"]), keys, CLASSIFICATION)
+    return grouped(
+        ({**one, **_percent(one)} for one in read(folder / "pruning.json")["rows"]), keys, CLASSIFICATION_SCORES
+    )
 
 
 def parameters(folder: Path) -> list[Row]:

@@ -14,10 +14,10 @@ from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
 from bayesify.training import Checkpointing
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
-from bayesify_papers.shared.image_problems import Problem, Trained, falling_late
+from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late
 from bayesify_papers.shared.networks import residual_network
 
-SPREADS = ("raw_lambda", "raw_std")
+SPREAD_NAMES = ("raw_lambda", "raw_std")
 """Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
 so that a short training needs a higher learning rate for them."""
 
@@ -35,7 +35,7 @@ class Recipe:
         batch: Images in a step.
         learning_rate: Of Adam.
         inducing_learning_rate: Of Adam for the inducing weights; very short trainings want a higher one.
-        spread_learning_rate: Of the parameters in `SPREADS`.
+        spread_learning_rate: Of the parameters in `SPREAD_NAMES`.
         depth: Residual blocks in each of the four stages.
         width: Channels of the first stage.
         bottleneck: Whether it is a ResNet-50, in place of `depth`.
@@ -127,7 +127,7 @@ SYSTEMS: dict[str, System] = {
 """In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
 
 
-def train(system: System, recipe: Recipe, given: Problem, seed: int, checkpoint: Path | None = None) -> Trained:
+def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None = None) -> Trained:
     """One network of a system, trained on its device, and what its epochs were like.
 
     Args:
@@ -178,7 +178,7 @@ def make_adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in bnn.named_parameters():
         rate = recipe.inducing_learning_rate if inducing and name.startswith("posteriors.") else recipe.learning_rate
-        if any(part in SPREADS for part in name.split(".")):
+        if any(part in SPREAD_NAMES for part in name.split(".")):
             rate = recipe.spread_learning_rate
         groups.setdefault(rate, []).append(parameter)
     fused = next(bnn.parameters()).device.type in ("cpu", "cuda")

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-DRAWS = find_spec("matplotlib") is not None
+HAS_MATPLOTLIB = find_spec("matplotlib") is not None
 """Whether figures can be drawn."""
 
-DATA, BAND, MEAN = "#c2571a", "#4a90c4", "#1b3a5c"
+DATA_COLOR, BAND_COLOR, MEAN_COLOR = "#c2571a", "#4a90c4", "#1b3a5c"
 """Colors."""
 
 

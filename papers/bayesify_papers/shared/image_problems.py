@@ -19,7 +19,7 @@ Trained = tuple[BayesianNetwork, list[dict[str, Any]]]
 """A network and what its epochs were like."""
 
 
-class Problem:
+class ImageProblem:
     """The images of a source on a device, ready for training.
 
     Args:
@@ -82,6 +82,6 @@ def falling_late(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
 
 
 @lru_cache(maxsize=1)
-def problem(source: Source, device: str, unit: bool = False) -> Problem:
+def problem(source: Source, device: str, unit: bool = False) -> ImageProblem:
     """The problem of a source; a process keeps the last one, since its next training mostly has the same."""
-    return Problem(source, device, unit)
+    return ImageProblem(source, device, unit)

@@ -13,7 +13,7 @@ from bayesify import BayesianNetwork, ClassificationPredictive
 from bayesify.predictive.base import Outputs
 from bayesify_papers.shared import records
 
-DEVICE_MEMORY = 2 * 2**30
+DEVICE_MEMORY_BYTES = 2 * 2**30
 """Budget in bytes for activations on a GPU."""
 
 
@@ -53,7 +53,7 @@ def predict(networks: Sequence[BayesianNetwork], x: Tensor, num_draws: int, seed
     outputs = []
     for network in networks:
         generator = torch.Generator(x.device).manual_seed(seed)
-        memory = DEVICE_MEMORY if x.is_cuda else None
+        memory = DEVICE_MEMORY_BYTES if x.is_cuda else None
         made = network.predict(x, num_draws, generator=generator, keep_outputs=True, memory=memory)
         outputs.append(made.outputs)
     log_probs = torch.cat(outputs).double().log_softmax(-1)  # [S, B, C]

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify import ClassificationPredictive, metrics
 from bayesify.metrics.ranking import uncertainties
 
-CLASSIFICATION = ("accuracy", "nll", "ece", "brier")
+CLASSIFICATION_SCORES = ("accuracy", "nll", "ece", "brier")
 
 
 def classification_scores(prediction: ClassificationPredictive, labels: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.rows import Row, show
 from bayesify_papers.shared.sources import as_labels
 
-REJECTED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+REJECTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a rejection-classification curve that are tabulated."""
 
 
@@ -24,7 +24,7 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
 
     Returns:
         By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `ood` with AUROC by entropy and by maximum
-        probability, and `rejection` with accuracies at `REJECTED` when every other image counts as an error.
+        probability, and `rejection` with accuracies at `REJECTED_SHARES` when every other image counts as an error.
 
     Raises:
         FileNotFoundError: If there are no predictions.
@@ -45,7 +45,7 @@ def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
             continue
         ranked = metrics.ood(plain, prediction)
         scores["ood"][rest] = {key: ranked[key] for key in ("auroc_entropy", "auroc_max_probability")}
-        curve = metrics.rejection_curve(plain, labels, outside=prediction, num_points=len(REJECTED))
+        curve = metrics.rejection_curve(plain, labels, outside=prediction, num_points=len(REJECTED_SHARES))
         scores["rejection"][rest] = [float(value) for value in curve.accuracy]
     return scores
 

@@ -36,10 +36,10 @@ PAPER = published("subnetwork")
 Predict = Callable[[Tensor], Tensor]
 """From normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
 
-MEMORY = 4 * 2**30
+MEMORY_BYTES = 4 * 2**30
 """Budget in bytes for activations on a GPU."""
 
-GRID = tuple(10.0**power for power in range(-12, 6, 2))
+PRIOR_PRECISION_GRID = tuple(10.0**power for power in range(-12, 6, 2))
 """Prior precisions of the first search. The paper's goes from 1e-4 to 1e4 in steps of ten (appendix C.3); the weights of largest
 variance have so little curvature that ours must go lower."""
 
@@ -88,7 +88,7 @@ class Settings:
     select_weight_decay: float = 3e-4
     num_validation: int = 5_000
     num_tune: int = 300
-    grid: tuple[float, ...] = GRID
+    grid: tuple[float, ...] = PRIOR_PRECISION_GRID
     tune: tuple[str, ...] = ("tuned", "widest", "shifted")
     cost: float = 0.06
     draws: int = 16
@@ -330,7 +330,9 @@ def moving_weights(shop: Workshop) -> Tensor:
 def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
     def predict(x: Tensor) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(shop.seed)
-        return _probs(bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY if x.is_cuda else None))
+        return _probs(
+            bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY_BYTES if x.is_cuda else None)
+        )
 
     return predict
 
@@ -370,7 +372,7 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
     facts = {"train_seconds": round(time.perf_counter() - start, 1)}
 
     def predict(x: Tensor) -> Tensor:
-        return _probs(swag.predict(x, draws=draws, memory=MEMORY if x.is_cuda else None))
+        return _probs(swag.predict(x, draws=draws, memory=MEMORY_BYTES if x.is_cuda else None))
 
     yield Variant("swag", predict, facts)
 
@@ -411,4 +413,4 @@ SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
 }
 """In the order in which they run. The paper has no largest magnitude and no last layer on images."""
 
-DEFAULT = tuple(name for name in SYSTEMS if name != "largest_magnitude")
+DEFAULT_SYSTEMS = tuple(name for name in SYSTEMS if name != "largest_magnitude")

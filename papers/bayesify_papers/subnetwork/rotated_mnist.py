@@ -27,7 +27,7 @@ from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.sources import noise
 from bayesify_papers.subnetwork import image_scores, rows, shifted_images
-from bayesify_papers.subnetwork.image_systems import DEFAULT, SYSTEMS, Settings
+from bayesify_papers.subnetwork.image_systems import DEFAULT_SYSTEMS, SYSTEMS, Settings
 from bayesify_papers.subnetwork.image_training import Recipe
 from bayesify_papers.subnetwork.shifted_images import spread_out
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, settings: Settings) -> Program:
     """The options of the experiments on images."""
-    program = Program(doc, spec, folder).choice("systems", SYSTEMS, list(DEFAULT))
+    program = Program(doc, spec, folder).choice("systems", SYSTEMS, list(DEFAULT_SYSTEMS))
     program.option("data", "evaluate", "seed", "num_train", "device", num_test=2500)
     return program.settings(recipe, settings)
 

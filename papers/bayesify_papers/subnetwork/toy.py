@@ -34,7 +34,7 @@ from bayesify_papers.shared.rows import show
 from bayesify_papers.subnetwork import map_regression, rows
 
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
-SHARES = (0.5, 0.03, 0.01)
+SUBNETWORK_SHARES = (0.5, 0.03, 0.01)
 SWAG_EPOCHS, SWAG_RATE, SWAG_BATCH, SWAG_DECAY = 256, 1e-2, 20, 3e-4
 """Iterates, learning rate and weight decay of the authors' code; its batch of 1,024 images would be all of these points."""
 
@@ -112,7 +112,7 @@ def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> di
         "Random": lambda size: subnetwork.random(size, seed=seed),
     }
     for rule, choose in rules.items():
-        for share in SHARES:
+        for share in SUBNETWORK_SHARES:
             size = math.ceil(share * num_weights)
             size = min(int((curvature > 0).sum()), size) if rule == "Live weights" else size
             made[f"{rule} {share:.0%} ({size})"] = {"subset": choose(size)}
@@ -172,10 +172,10 @@ def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
             made = predict(data.grid)
             mean, total = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
             epistemic = made.epistemic[:, 0].clamp_min(0).sqrt().numpy()
-            place.fill_between(x, mean - total, mean + total, color=figures.BAND, alpha=0.25, linewidth=0)
-            place.fill_between(x, mean - epistemic, mean + epistemic, color=figures.BAND, alpha=0.35, linewidth=0)
-            place.plot(x, mean, color=figures.MEAN, linewidth=1.6)
-            place.plot(data.x[:, 0].numpy(), y, "o", color=figures.DATA, markersize=1.6, markeredgewidth=0)
+            place.fill_between(x, mean - total, mean + total, color=figures.BAND_COLOR, alpha=0.25, linewidth=0)
+            place.fill_between(x, mean - epistemic, mean + epistemic, color=figures.BAND_COLOR, alpha=0.35, linewidth=0)
+            place.plot(x, mean, color=figures.MEAN_COLOR, linewidth=1.6)
+            place.plot(data.x[:, 0].numpy(), y, "o", color=figures.DATA_COLOR, markersize=1.6, markeredgewidth=0)
             place.set_title(title, fontsize=10)
             place.set(xlim=(x[0], x[-1]), ylim=(-reach, reach))
         for place in axes[len(panels) :]:
@@ -207,7 +207,7 @@ def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, fac
         outcomes += [judge(title, seed, predict, data) for title, predict in panels.items()]
         records.write(path, {**facts, **content, "outcomes": outcomes})
         print(f"seed {seed}: {len(panels)} posteriors", flush=True)
-        if seed == 0 and figures.DRAWS:
+        if seed == 0 and figures.HAS_MATPLOTLIB:
             figure(panels, data, folder / "toy")
     return outcomes
 

@@ -33,7 +33,7 @@ DATASETS = ("wine", "kin8nm", "protein")
 NETWORKS = ((1, 50), (1, 100), (2, 50), (2, 100))
 """Hidden layers and their width."""
 
-MEMORY = "4GiB"
+MEMORY_BUDGET = "4GiB"
 """Budget of a posterior; 11,200 weights take 1.4 GiB."""
 
 PRIOR_PRECISIONS = (1e-4, 1e-3, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
@@ -45,11 +45,11 @@ SMOKE = map_regression.Recipe(epochs=3, patience=2)
 
 
 Outcome = dict[str, Any]
-"""One posterior on one split: those of `KEY`, `num_weights` with a variance (0 is MAP), `log_likelihood` (mean over test rows in
+"""One posterior on one split: `KEY_COLUMNS`, `num_weights` with a variance (0 is MAP), `log_likelihood` (mean over test rows in
 nats) and `rmse`, both in the target's own unit, the chosen `prior_precision` (`None` for MAP), and `seconds` of fitting and tuning
 (of training, for MAP)."""
 
-KEY = ("dataset", "gap", "split", "hidden_layers", "width")
+KEY_COLUMNS = ("dataset", "gap", "split", "hidden_layers", "width")
 """What was run: data set, whether it is a gap split, its number, and the network."""
 
 
@@ -94,7 +94,7 @@ def run_split(
         with torch.no_grad():
             rmse = float((net(test[0]) - test[1]).square().mean().sqrt()) * unit
         scores = {"log_likelihood": float(log_likelihood.mean()) - math.log(unit), "rmse": rmse}
-        key = dict(zip(KEY, (table_.name, gap, index, *network), strict=True))
+        key = dict(zip(KEY_COLUMNS, (table_.name, gap, index, *network), strict=True))
         seconds = round(time.perf_counter() - since, 2)
         return {**key, "num_weights": size, **scores, "prior_precision": precision, "seconds": seconds}
 
@@ -121,7 +121,7 @@ def fit_laplace(
     """A Laplace approximation over a subnetwork, with the prior precision of best validation log-likelihood."""
     whole = size == sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
     chosen = "all" if whole else subnetwork.largest_variance(size, skip_flat=False)
-    laplace = Laplace(net, likelihood, subset=chosen, prior_precision=1.0, memory=MEMORY)
+    laplace = Laplace(net, likelihood, subset=chosen, prior_precision=1.0, memory=MEMORY_BUDGET)
     laplace.fit(_batches(*train))
     precision = laplace.tune_prior_precision(_batches(*validation), grid=PRIOR_PRECISIONS, fine=False)
     return laplace, precision
@@ -159,7 +159,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "uci.jsonl"
     outcomes = read(path)
-    done = {tuple(outcome[key] for key in KEY) for outcome in outcomes}
+    done = {tuple(outcome[key] for key in KEY_COLUMNS) for outcome in outcomes}
     by_name = recipes or {table_.name: RECIPES.get(table_.name, RECIPE) for table_ in tables}
     settings = {"networks": list(networks), "largest": largest, "prior_precisions": PRIOR_PRECISIONS}
     recipe_facts = {name: asdict(recipe) for name, recipe in by_name.items()}

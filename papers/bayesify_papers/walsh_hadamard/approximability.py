@@ -26,10 +26,10 @@ from bayesify_papers.shared.rows import show
 from bayesify_papers.walsh_hadamard.rows import approximability as read_rows
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
-LARGEST_ROTATION = 64
+MAX_ROTATION_SIZE = 64
 """Largest D whose Q, of D^2 x D numbers, is materialized."""
 
-REPETITIONS = 20
+NUM_REPETITIONS = 20
 """Matrices of each size, as in the paper."""
 
 
@@ -117,9 +117,11 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         sizes = [row["size"] for row in rows]
         for row in rows:
             values = row["distances"]
-            place.plot([row["size"]] * len(values), values, "o", color=figures.DATA, markersize=2.5, markeredgewidth=0)
+            place.plot(
+                [row["size"]] * len(values), values, "o", color=figures.DATA_COLOR, markersize=2.5, markeredgewidth=0
+            )
         place.plot(sizes, [row["median"] for row in rows], "-", color="black", label="median")
-        place.plot(sizes, [row["zero_matrix"] for row in rows], "--", color=figures.BAND, label="matrix of zeros")
+        place.plot(sizes, [row["zero_matrix"] for row in rows], "--", color=figures.BAND_COLOR, label="matrix of zeros")
         place.set_xscale("log", base=2)
         place.set(xlabel="D", ylabel="RMSE of the entries", ylim=(0, None))
         place.legend(frameon=False)
@@ -130,12 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "approximability", smoke="small matrices and a short search")
     chosen = program.option(sizes=SIZES, starts=Search().starts).read(arguments)
     search = SMOKE if chosen.smoke else Search(starts=chosen.starts)
-    sizes, repetitions = ((2, 4, 8), 3) if chosen.smoke else (tuple(chosen.sizes), REPETITIONS)
-    turned = check_geometry([size for size in sizes if size <= LARGEST_ROTATION])
+    sizes, repetitions = ((2, 4, 8), 3) if chosen.smoke else (tuple(chosen.sizes), NUM_REPETITIONS)
+    turned = check_geometry([size for size in sizes if size <= MAX_ROTATION_SIZE])
     records.write(chosen.out / "geometry.json", {**chosen.facts, "rows": turned})
     rows = run(sizes, repetitions, search)
     records.write(chosen.out / "approximability.json", {**chosen.facts, "search": asdict(search), "rows": rows})
-    if figures.DRAWS:
+    if figures.HAS_MATPLOTLIB:
         figure(rows, chosen.out / "approximability")
     title = "Distance of uniform random matrices from the nearest Walsh-Hadamard one (eq. 7), bounded in D in the paper's figure."
     print(show(read_rows(chosen.out), title))

@@ -13,14 +13,14 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 from bayesify_papers.walsh_hadamard import rows
 from bayesify_papers.walsh_hadamard.regression import MODELS, Setting, run_setting
-from bayesify_papers.walsh_hadamard.shallow_regression import DEFAULTS, ORDER, PAPER, SMOKE, add_options, load
+from bayesify_papers.walsh_hadamard.shallow_regression import DATASET_ORDER, DEFAULTS, PAPER, SMOKE, add_options, load
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "walsh-hadamard-deep", small=True)
-    program.choice("datasets", ORDER).choice("widths", PAPER["widths"]).choice("models", MODELS, ["WHVI"])
+    program.choice("datasets", DATASET_ORDER).choice("widths", PAPER["widths"]).choice("models", MODELS, ["WHVI"])
     chosen = add_options(program).read(arguments)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
     for width in [64, 256] if chosen.smoke else chosen.widths:

@@ -67,7 +67,7 @@ SMOKE = Training(steps=6, fixed_noise=4, batch_size=32, num_points=200)
 
 
 @dataclass(frozen=True)
-class Problem:
+class FeatureProblem:
     """Training and test points of one function: inputs from 0 to 1, outputs of mean 0 and variance 1 in training."""
 
     x: Tensor
@@ -134,7 +134,7 @@ def _fewest(count: Callable[[int], int], budget: int, sizes: Iterable[int]) -> i
     return next(size for size in sizes if count(size) >= budget)
 
 
-def prepare(name: str, training: Training, seed: int) -> Problem:
+def prepare(name: str, training: Training, seed: int) -> FeatureProblem:
     """Space-filling evaluations, split at random."""
     data = computer_experiments.sample(name, training.num_points, seed=seed)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
@@ -142,7 +142,7 @@ def prepare(name: str, training: Training, seed: int) -> Problem:
     train, test = order[:cut], order[cut:]
     mean, std = data.y[train].mean(), data.y[train].std(unbiased=False)
     y = (data.y - mean) / std
-    return Problem(data.x[train], y[train], data.x[test], y[test])
+    return FeatureProblem(data.x[train], y[train], data.x[test], y[test])
 
 
 def make(job: Job, x: Tensor) -> RandomFeatureGP | InducingPointGP:
@@ -164,7 +164,7 @@ def make(job: Job, x: Tensor) -> RandomFeatureGP | InducingPointGP:
 
 def train(
     model: RandomFeatureGP | InducingPointGP,
-    problem: Problem,
+    problem: FeatureProblem,
     training: Training,
     learning_rate: float,
     seed: int,
@@ -182,7 +182,9 @@ def train(
             fit(model, batches, epochs=1, num_data=count, optimizer=adam, seed=2 * seed + phase, progress=False)
 
 
-def judge(job: Job, model: RandomFeatureGP | InducingPointGP, problem: Problem, seconds: float) -> dict[str, Any]:
+def judge(
+    job: Job, model: RandomFeatureGP | InducingPointGP, problem: FeatureProblem, seconds: float
+) -> dict[str, Any]:
     """The row of a trained model: test RMSE and NLL in units of the outputs' standard deviation."""
     with torch.no_grad():
         mean, variance = model.function_moments(problem.x_test)
@@ -265,7 +267,7 @@ def run(
         if tuple(asdict(job).values()) in known:
             continue
         problem = prepare(job.function, training, job.seed)
-        problem = Problem(*(tensor.to(device) for tensor in vars(problem).values()))
+        problem = FeatureProblem(*(tensor.to(device) for tensor in vars(problem).values()))
         model = make(job, problem.x.cpu()).to(device)
         start = time.process_time()
         train(model, problem, training, LEARNING_RATES[job.function], job.seed)
@@ -303,7 +305,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     size = (2.6 * len(functions), 2.4 * len(covariances))
     with figures.panels(path, len(covariances), len(functions), size) as axes:
         for place, (covariance, function) in zip(axes, product(covariances, functions), strict=True):
-            for system, color in zip(TITLES, (figures.DATA, figures.BAND, "#3b7a3b"), strict=True):
+            for system, color in zip(TITLES, (figures.DATA_COLOR, figures.BAND_COLOR, "#3b7a3b"), strict=True):
                 chosen = (function, covariance, system)
                 own = [row for row in rows if (row["function"], row["covariance"], row["system"]) == chosen]
                 own.sort(key=lambda row: row["parameters"])
@@ -333,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     functions = chosen.functions[:2] if chosen.smoke else chosen.functions
     wanted = [] if chosen.merge else jobs(functions, systems, chosen.covariances, blocks, seeds)
     rows = run(wanted, training, chosen.out / "random_features.json", chosen.facts, chosen.device, chosen.merge)
-    if rows and figures.DRAWS:
+    if rows and figures.HAS_MATPLOTLIB:
         figure(rows, chosen.out / "random_features")
     title = "Test RMSE and NLL over the outputs' standard deviation. The paper shows a figure without numbers."
     print(show(read_rows(chosen.out), title))

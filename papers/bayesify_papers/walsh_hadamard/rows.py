@@ -10,8 +10,8 @@ from bayesify_papers.shared.rows import Published, Row, grouped
 from bayesify_papers.walsh_hadamard.regression import corrected
 
 PAPER = published("walsh_hadamard")
-NETWORK = ("dataset", "model", "hidden_layers", "width")
-REGRESSION = ("rmse", "mnll", "rmse_draws", "mnll_draws")
+NETWORK_COLUMNS = ("dataset", "model", "hidden_layers", "width")
+REGRESSION_SCORES = ("rmse", "mnll", "rmse_draws", "mnll_draws")
 """The last two over single draws, as the authors compute them."""
 
 
@@ -37,7 +37,7 @@ def _regressions(folder: Path, find: Callable[[str, Mapping[str, Any]], Score | 
     def published_score(metric: str, own: Mapping[str, Any]) -> Published:
         return corrected(metric, own["dataset"], own["model"], find(metric.removesuffix("_draws"), own))
 
-    return grouped(_splits(folder), NETWORK, REGRESSION, published_score)
+    return grouped(_splits(folder), NETWORK_COLUMNS, REGRESSION_SCORES, published_score)
 
 
 def table9(folder: Path) -> list[Row]:
@@ -48,7 +48,7 @@ def table9(folder: Path) -> list[Row]:
         found: Published = PAPER.find("classification", metric, own["model"], shape, own["dataset"])
         return found
 
-    return grouped(_splits(folder), NETWORK, ("error", "mnll"), find)
+    return grouped(_splits(folder), NETWORK_COLUMNS, ("error", "mnll"), find)
 
 
 def approximability(folder: Path) -> list[Row]:

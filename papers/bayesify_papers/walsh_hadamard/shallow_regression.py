@@ -6,7 +6,7 @@
 learned one, one draw a step, 64 draws for predictions (appendices D.1 and D.2). The standard splits: 20, 5 for protein. What
 the supplement leaves open (activation, biases, starting values) is in `DEFAULTS` and `CHOICES`; targets are standardized and
 the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under one noise, as in the paper.
-`--faithful` takes what is known of the authors' code for WHVI (`FAITHFUL`).
+`--faithful` takes what is known of the authors' code for WHVI (`FAITHFUL_SETTING`).
 """
 
 import argparse
@@ -25,7 +25,7 @@ from bayesify_papers.walsh_hadamard.regression import MODELS, Setting, both_targ
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 PAPER = published("walsh_hadamard")
-ORDER = ("yacht", "boston", "concrete", "energy", "power", "kin8nm", "naval", "protein")
+DATASET_ORDER = ("yacht", "boston", "concrete", "energy", "power", "kin8nm", "naval", "protein")
 """Data sets, the quick ones first."""
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ the first run."""
 DEFAULTS: dict[str, Any] = {"prior_scale": 1.0, "init_scale": 1.0, "point_biases": True, "shrink": 10.0}
 """What the supplement leaves open, for WHVI; see `Setting`. Chosen on training rows of concrete that were set aside."""
 
-FAITHFUL: dict[str, Any] = {
+FAITHFUL_SETTING: dict[str, Any] = {
     "activation": "tanh",
     "output_row": True,
     "noise": math.exp(-1.5),
@@ -53,7 +53,7 @@ SMOKE = Recipe(fixed_noise_steps=5, steps=15, batch=16)
 def setting(dataset: str, model: str, faithful: bool = False) -> Setting:
     """What table 2 trains on a data set."""
     width = 100 if dataset == "protein" else 50
-    ours = FAITHFUL if faithful else {**DEFAULTS, **CHOICES.get(dataset, {})}
+    ours = FAITHFUL_SETTING if faithful else {**DEFAULTS, **CHOICES.get(dataset, {})}
     return Setting(model, 1, width, **(ours if model == "WHVI" else {}))
 
 
@@ -73,7 +73,7 @@ def load(chosen: argparse.Namespace) -> Iterator[uci.Table]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "walsh-hadamard-shallow", small=True)
-    program.choice("datasets", ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
+    program.choice("datasets", DATASET_ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
     chosen = add_options(program).read(arguments)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, noise_rate=1 / 3 if chosen.faithful else 1.0)
     for data in load(chosen):

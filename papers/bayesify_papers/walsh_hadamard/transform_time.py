@@ -25,9 +25,9 @@ from bayesify_papers.shared.tables import number, table
 from bayesify_papers.walsh_hadamard.rows import transform_time as read_rows
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-BATCHES = (32, 64, 128, 256, 512, 1024)
-BATCH, SIZE = 512, 512
-BENCHMARKS = Path("benchmarks") / "results"
+BATCH_SIZES = (32, 64, 128, 256, 512, 1024)
+FIXED_BATCH_SIZE, FIXED_SIZE = 512, 512
+BENCHMARK_FOLDER = Path("benchmarks") / "results"
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -62,10 +62,12 @@ def summarize_benchmarks(found: dict[str, dict[str, Any]]) -> str:
 
 
 def measure(sizes: Sequence[int], batches: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """Median milliseconds of both, a row for each size at `BATCH` and for each batch at `SIZE`."""
+    """Median milliseconds of both, a row for each size at `FIXED_BATCH_SIZE` and for each batch at `FIXED_SIZE`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
-    for kind, size, batch in [("features", size, BATCH) for size in sizes] + [("batch", SIZE, b) for b in batches]:
+    for kind, size, batch in [("features", size, FIXED_BATCH_SIZE) for size in sizes] + [
+        ("batch", FIXED_SIZE, b) for b in batches
+    ]:
         x, dense = torch.randn(batch, size, device=device), torch.randn(size, size, device=device)
         calls: dict[str, Callable[[], Any]] = {
             "dense": lambda x=x, dense=dense: x @ dense,  # type: ignore[misc]
@@ -104,7 +106,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         kinds = (("features", "size", "features D"), ("batch", "batch", "batch"))
         for place, (kind, key, label) in zip(axes, kinds, strict=True):
             own = [row for row in rows if row["by"] == kind]
-            for name, color in (("dense", figures.BAND), ("transform", figures.DATA)):
+            for name, color in (("dense", figures.BAND_COLOR), ("transform", figures.DATA_COLOR)):
                 place.loglog([row[key] for row in own], [row[name] for row in own], "o-", color=color, label=name)
             place.set(xlabel=label, ylabel="milliseconds")
             place.legend(frameon=False)
@@ -114,14 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or measure, store and draw."""
     program = Program(__doc__, __spec__, "transform_time", smoke="measure two sizes and two batches, five times each")
     program.add_argument("--measure", action="store_true", help="measure here instead of reading the benchmark's files")
-    program.add_argument("--benchmarks", type=Path, default=BENCHMARKS, help="folder of the benchmark's files")
+    program.add_argument("--benchmarks", type=Path, default=BENCHMARK_FOLDER, help="folder of the benchmark's files")
     chosen = program.option(seconds=3.0).read(arguments)
     if not (chosen.measure or chosen.smoke):
         print(summarize_benchmarks(read(chosen.benchmarks)))
         return 0
-    rows = measure((64, 128), (32, 64), 0.0) if chosen.smoke else measure(SIZES, BATCHES, chosen.seconds)
+    rows = measure((64, 128), (32, 64), 0.0) if chosen.smoke else measure(SIZES, BATCH_SIZES, chosen.seconds)
     records.write(chosen.out / "transform_time.json", {**chosen.facts, "rows": rows})
-    if figures.DRAWS:
+    if figures.HAS_MATPLOTLIB:
         figure(rows, chosen.out / "transform_time")
     print(
         show(

@@ -18,7 +18,7 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
-from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting
+from bayesify_papers.walsh_hadamard.shallow_regression import DATASET_ORDER, SMOKE, setting
 from bayesify_papers.walsh_hadamard.stacked import FastStack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
@@ -65,7 +65,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare candidates from the command line."""
     program = Program(__doc__, __spec__, "walsh-hadamard-validation", small=True)
-    program.choice("dataset", ORDER, "boston").choice("activation", ("relu", "tanh"), "relu")
+    program.choice("dataset", DATASET_ORDER, "boston").choice("activation", ("relu", "tanh"), "relu")
     program.choice("covariance", ("diagonal", "full"), "diagonal").option("data", "splits", model="WHVI")
     program.option(scales=(1.0, 2.0), point_biases=False, steps=Recipe().steps, learning_rate=Recipe().learning_rate)
     program.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")

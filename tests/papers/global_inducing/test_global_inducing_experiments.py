@@ -178,6 +178,6 @@ def test_published_numbers_are_of_table_1() -> None:
     assert weights == pytest.approx([0, 0, 0.1, 0.5, 0.9, 1, 1])
     x, y = torch.rand(20, 3, 8, 8), torch.arange(20) % 10
     bnn = cifar.make("gi", "spatial", x, y, cifar.Setting(points=5, width=4))
-    assert not any("bias" in name for name in bnn.draw(1).weights if not name.startswith(cifar.LAST))
+    assert not any("bias" in name for name in bnn.draw(1).weights if not name.startswith(cifar.LAST_LAYER))
     starts = {float(value.detach().mean()) for name, value in bnn.named_parameters() if "log_precision" in name}
     assert sorted(starts) == pytest.approx([-4.0, 0.0])

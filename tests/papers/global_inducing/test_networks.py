@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from bayesify_papers.global_inducing import stacked_training
-from bayesify_papers.global_inducing.networks import FILLED, Design, make, stack
+from bayesify_papers.global_inducing.networks import FILLED_PRECISION, Design, make, stack
 from bayesify_papers.global_inducing.stacked_training import elbo
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ def test_global_inducing_points_start_at_data_in_the_last_layer(kinds: tuple[str
     start = named(make(Design(SIZES, kinds, points=6), x, y, 0.5))
     both = torch.cat((start["inducing_inputs.learned.input 0"], start["pseudo_outputs.4"]), 1).tolist()
     assert sum(row in torch.cat((x, y), 1).tolist() for row in both) == min(rows, 6)
-    known, filled = math.log(max(1, rows / 6) / 0.5), math.log(FILLED)
+    known, filled = math.log(max(1, rows / 6) / 0.5), math.log(FILLED_PRECISION)
     assert start["log_precision.4"].tolist() == pytest.approx([known] * min(rows, 6) + [filled] * max(0, 6 - rows))
     assert ("pseudo_outputs.0" in start) == (kinds[0] == "gi")
     if kinds[0] == "gi":

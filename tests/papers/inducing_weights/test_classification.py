@@ -11,7 +11,7 @@ from bayesify_papers.inducing_weights import classification, rows, scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, make_adam, train
 from bayesify_papers.shared import predictions, sources
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
-from bayesify_papers.shared.image_problems import Problem
+from bayesify_papers.shared.image_problems import ImageProblem
 
 from bayesify import metrics
 from bayesify.conversion import bayesianize
@@ -246,7 +246,7 @@ def test_trains_without_luck(name, monkeypatch):
     """Five seeds on synthetic images: every test NLL within 0.05 nats of the median, far below that of chance, 2.30."""
     data = images.synthetic(600, 400, noise_std=0.45)
     monkeypatch.setattr(sources, "_images", lambda source: data)
-    problem, nlls = Problem(sources.Source(sources.SYNTHETIC), "cpu"), []
+    problem, nlls = ImageProblem(sources.Source(sources.SYNTHETIC), "cpu"), []
     for seed in range(5):
         bnn, _ = train(SYSTEMS[name], LUCK, problem, seed)
         nlls.append(problem.score(problem.predict_one([bnn], "test", 10, 0))["nll"])

@@ -27,7 +27,7 @@ def test_prior_is_four_over_the_root_of_the_inputs():
 
 def test_smoke(smoke):
     pytest.importorskip("pyro")
-    systems = [*regression.SYSTEMS, regression.REFERENCE]
+    systems = [*regression.SYSTEMS, regression.REFERENCE_SYSTEM]
     done = smoke("inducing-weights/regression")
     written = json.loads((done.folder / "regression.json").read_text())
     assert [outcome["system"] for outcome in written["outcomes"]] == systems

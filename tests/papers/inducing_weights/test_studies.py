@@ -10,7 +10,7 @@ from bayesify_papers.inducing_weights import ablation, fashion, pruning, scores,
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, sources
-from bayesify_papers.shared.image_problems import Problem
+from bayesify_papers.shared.image_problems import ImageProblem
 from bayesify_papers.shared.jobs import run_trainings
 from bayesify_papers.shared.sources import SYNTHETIC, Source
 
@@ -49,16 +49,16 @@ def test_the_lowest_ece_is_taken_among_settings_that_are_accurate_enough():
     plain = grid("deterministic", (0.92, 0.05))
     found = grid("ensemble_u", (0.921, 0.02), (0.914, 0.001), (0.916, 0.01))
     assert study.choose(found) == {}
-    assert study.choose(plain | found)["ensemble_u"] == fashion.GRID["ensemble_u"][2]
+    assert study.choose(plain | found)["ensemble_u"] == fashion.SETTINGS_GRID["ensemble_u"][2]
     assert "ffg_u" not in study.choose(plain | found)
     poor = grid("ensemble_u", (0.90, 0.001), (0.91, 0.02), (0.90, 0.002))
-    assert study.choose(plain | poor)["ensemble_u"] == fashion.GRID["ensemble_u"][1]
+    assert study.choose(plain | poor)["ensemble_u"] == fashion.SETTINGS_GRID["ensemble_u"][1]
 
 
 def test_the_grid_holds_images_out_and_final_trainings_have_fresh_seeds():
     study = fashion.Study(Recipe(), Source(corrupted_images=10))
     known = grid("deterministic", (0.92, 0.05))
-    known |= grid("ffg_u", *[(0.92, 0.02 - 0.001 * index) for index in range(len(fashion.GRID["ffg_u"]))])
+    known |= grid("ffg_u", *[(0.92, 0.02 - 0.001 * index) for index in range(len(fashion.SETTINGS_GRID["ffg_u"]))])
     plan = study.plan(known)
     tried = {name: job for name, job in plan.items() if name.startswith("grid")}
     final = {name: job for name, job in plan.items() if not name.startswith("grid")}
@@ -66,7 +66,7 @@ def test_the_grid_holds_images_out_and_final_trainings_have_fresh_seeds():
     assert all(job.source == study.source for job in final.values())
     assert not {job.seed for job in tried.values()} & {job.seed for job in final.values()}
     assert len({job.seed for name, job in final.items() if job.system == "deterministic"}) == Recipe().members
-    assert final["ffg_u-2"].recipe.max_lambda == fashion.GRID["ffg_u"][-1]["max_lambda"]
+    assert final["ffg_u-2"].recipe.max_lambda == fashion.SETTINGS_GRID["ffg_u"][-1]["max_lambda"]
     assert "ensemble_u-1" not in final
 
 
@@ -81,7 +81,7 @@ def test_scores_of_a_training_are_those_of_the_metrics(tmp_path):
 def test_smoke_chooses_trains_scores_and_goes_on(smoke, capsys):
     done = smoke("inducing-weights/fashion")
     tmp_path, printed = done.folder, done.printed
-    assert printed.count("True") == len(fashion.GRID)
+    assert printed.count("True") == len(fashion.SETTINGS_GRID)
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["seeds"] == [1]
     assert {"date", "command", "hardware", "versions", "settings", "chosen", "tried"} <= set(written)
@@ -136,7 +136,7 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
     data = images.synthetic(200, 1000, side=8, noise_std=0.5)
     monkeypatch.setattr(sources, "_images", lambda source: data)
     monkeypatch.setattr(sources, "_scored", lambda source: {"test": data.test_images})
-    problem = Problem(Source(SYNTHETIC), "cpu")
+    problem = ImageProblem(Source(SYNTHETIC), "cpu")
     recipe = Recipe(
         epochs=40,
         batch=50,
@@ -167,7 +167,7 @@ def test_pruning_smoke(smoke):
     counts = {(row["system"], row["keep"]): row["parameters"] for row in rows}
     z = 2 * (counts["ffg_u", 1.0] - counts["ffg_u", 0.5])
     assert counts["ffg_u", 1.0] - counts["ffg_u", 0.25] == pytest.approx(0.75 * z, abs=20)
-    for keep in pruning.KEEP["ffg_u"]:
+    for keep in pruning.KEPT_SHARES["ffg_u"]:
         before, after = ((row["nll"]) for row in rows if row["system"] == "ffg_u" and row["keep"] == keep)
         assert before != after
 
@@ -178,7 +178,7 @@ def test_ablation_changes_one_thing_at_a_time():
         fields = ("inducing", "max_lambda", "ensemble_max_lambda", "max_std")
         changed = [field for field in fields if getattr(variant, field) != getattr(recipe, field)]
         assert len(changed) <= 1, (name, changed)
-    planned = ablation.jobs(recipe, ablation.SIZES, Source(SYNTHETIC), "cpu", 1)
+    planned = ablation.jobs(recipe, ablation.INDUCING_SIZES, Source(SYNTHETIC), "cpu", 1)
     settings = [(job.system, *ablation.setting(job.system, job.recipe).values()) for job in planned.values()]
     assert len(settings) == len(set(settings))
 
@@ -198,6 +198,6 @@ def test_ablation_averages_over_seeds():
 def test_ablation_smoke(smoke):
     done = smoke("inducing-weights/ablation")
     rows = json.loads((done.folder / "ablation.json").read_text())["rows"]
-    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.LAMBDAS)
-    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.STDS)
+    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.MAX_LAMBDAS)
+    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.MAX_STDS)
     assert "figure without numbers" in done.printed

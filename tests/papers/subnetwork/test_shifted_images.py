@@ -16,7 +16,7 @@ from bayesify_papers.subnetwork import (
     rotated_mnist,
     shifted_images,
 )
-from bayesify_papers.subnetwork.image_systems import DEFAULT
+from bayesify_papers.subnetwork.image_systems import DEFAULT_SYSTEMS
 from bayesify_papers.subnetwork.image_training import Recipe
 
 from bayesify.datasets import corruptions
@@ -145,7 +145,7 @@ def test_rotated_mnist_smoke_and_resume(smoke, capsys):
     assert "at 60 degrees" in done.printed
     (done.folder / "network-0.safetensors").unlink()  # nothing is trained again
     assert rotated_mnist.main(["--smoke", "--out", str(done.folder)]) == 0
-    assert capsys.readouterr().out.count("there already") == len(DEFAULT)
+    assert capsys.readouterr().out.count("there already") == len(DEFAULT_SYSTEMS)
     assert not (done.folder / "network-0.safetensors").exists()
 
 
