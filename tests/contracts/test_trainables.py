@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from bayesify_papers.walsh_hadamard.stacked import FastStack
 from torch import Tensor, nn
 
 import bayesify
@@ -192,9 +191,6 @@ CASES = {
     "ModelStack of ensembles": Case(ModelStack, lambda: stack(posteriors.Ensemble(3)), of_stack, 3, BOTH, models=True),
     "ModelStack, local noise": Case(
         ModelStack, lambda: stack(local()), of_stack, 1, BOTH, models=True, noise_per_example=True
-    ),
-    "FastStack": Case(
-        FastStack, lambda: FastStack([network(start=start) for start in range(2)], seeds=SEEDS), of_stack, 1, BOTH, True
     ),
     "ModelStack of points": Case(ModelStack, points, of_stack, 1, BOTH, models=True),
     "ModelStack, shared likelihood": Case(ModelStack, members, of_members, 1, BOTH, models=True),

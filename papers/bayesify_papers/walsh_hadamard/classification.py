@@ -23,12 +23,12 @@ from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Categorical
 from bayesify.models import mlp
 from bayesify.priors import Neal
+from bayesify.training import ModelStack
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 from bayesify_papers.walsh_hadamard import rows
 from bayesify_papers.walsh_hadamard.regression import MODELS, Report, run_stored
 from bayesify_papers.walsh_hadamard.shallow_regression import PAPER, SMOKE, add_options
-from bayesify_papers.walsh_hadamard.stacked import FastStack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 
@@ -94,7 +94,7 @@ def run_setting(
         networks = [make(model, sizes, seed) for seed in range(len(parts))]
         x = torch.stack([inputs for (inputs, _), _ in parts])
         y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
-        seconds = train(FastStack(networks), x, y, recipe, checkpoint, report=report)
+        seconds = train(ModelStack(networks), x, y, recipe, checkpoint, report=report)
         scores = []
         for index, (network, ((_, test), split)) in enumerate(zip(networks, parts, strict=True)):
             labels = torch.from_numpy(data.y[split.test])

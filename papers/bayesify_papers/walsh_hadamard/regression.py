@@ -26,8 +26,7 @@ from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import Score, published
-from bayesify_papers.walsh_hadamard.stacked import FastStack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
 
 MODELS: dict[str, Callable[[], Posterior]] = {
     "WHVI": lambda: WalshHadamard(init_std=1e-3),
@@ -174,8 +173,10 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         activation = nn.ReLU if setting.activation == "relu" else nn.Tanh
-        kept = next_power_of_two(setting.width) if setting.output_row else outputs
-        net = mlp([inputs, *[setting.width] * setting.hidden_layers, kept], activation)
+        made = next_power_of_two(setting.width) if setting.output_row else outputs
+        net = mlp([inputs, *[setting.width] * setting.hidden_layers, made], activation)
+        if made > outputs:
+            net.append(FirstOutputs(outputs))
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.mul_(setting.init_scale)
@@ -189,6 +190,18 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
     if isinstance(network.posterior, WalshHadamard):
         rescale(network.posterior, setting.shrink)
     return network
+
+
+class FirstOutputs(nn.Module):
+    """The first of a network's outputs, [..., K] -> [..., count]."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop the others."""
+        return x[..., : self.count]
 
 
 @torch.no_grad()
@@ -212,13 +225,13 @@ def judge(network: BayesianNetwork, x: Tensor, y: Tensor, unit: float, num_draws
     Args:
         network: Trained.
         x: Inputs, [B, D].
-        y: Standardized targets, [B, O]; outputs beyond them are dropped.
+        y: Standardized targets, [B, O].
         unit: What targets were divided by.
         num_draws: S.
         seed: Of the draws.
     """
     prediction = network.predict(x, num_draws, generator=torch.Generator().manual_seed(seed), keep_outputs=True)
-    outputs = prediction.outputs[..., : y.shape[-1]].double()  # [S, B, O]
+    outputs = prediction.outputs.double()  # [S, B, O]
     variance = network.likelihood.noise.detach().double()  # type: ignore[union-attr, operator]
     squares = (outputs - y).square()
     density = -0.5 * (squares / variance + variance.log() + math.log(2 * math.pi)).sum(-1)  # [S, B]
@@ -267,7 +280,7 @@ def run_setting(
         if setting.model == "NNG":
             seconds = train_naturally(made, rows, recipe, report)
         else:
-            stack = FastStack(made, recipe.fixed_noise_steps)
+            stack = NoiseLaterStack(made, recipe.fixed_noise_steps)
             seconds = train(stack, rows.x, rows.y, recipe, checkpoint, report=report)
         scores = []
         for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):

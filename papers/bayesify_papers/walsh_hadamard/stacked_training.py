@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import History, fit
-from bayesify.training import StackedBatches, Steps, Update
+from bayesify import BayesianNetwork, History, fit
+from bayesify.predictor import Batch
+from bayesify.training import ModelStack, StackedBatches, Steps, Update
 from bayesify_papers.shared.small_products import small_products
-from bayesify_papers.walsh_hadamard.stacked import FastStack
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,34 @@ class Recipe:
         return float((1 + self.decay * step) ** -self.power)
 
 
+class NoiseLaterStack(ModelStack):
+    """A stack of networks whose noise variances are fixed for the first steps.
+
+    Args:
+        networks: All made alike.
+        fixed_noise_steps: Steps before the noise variances are learned.
+    """
+
+    fixed_noise_steps: Tensor
+
+    def __init__(self, networks: Sequence[BayesianNetwork], fixed_noise_steps: int = 0) -> None:
+        super().__init__(networks)
+        self.register_buffer("fixed_noise_steps", torch.tensor(fixed_noise_steps))  # counted down, and in checkpoints
+
+    def terms(self, batch: Batch, **options: Any) -> tuple[Tensor, Tensor]:
+        """See `ModelStack.terms`; each call with gradients is a step."""
+        for noise in _noises(self):
+            noise.requires_grad_(int(self.fixed_noise_steps) <= 0)
+        found = super().terms(batch, **options)
+        if torch.is_grad_enabled():
+            self.fixed_noise_steps -= 1
+        return found
+
+
+def _noises(stack: ModelStack) -> list[nn.Parameter]:
+    return [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
+
+
 class _Following(Update):
     """A recipe in `fit`: what a run that is continued must have in common with the interrupted one, and processor seconds."""
 
@@ -74,7 +102,7 @@ class _Following(Update):
 
 
 def train(
-    stack: FastStack,
+    stack: ModelStack,
     x: Tensor,
     y: Tensor,
     recipe: Recipe,
@@ -87,7 +115,7 @@ def train(
     """Train a stack by `fit`, from a checkpoint where there is one; its networks hold the result.
 
     Args:
-        stack: Made with the recipe's `fixed_noise_steps`; every network sees batches of its own data.
+        stack: Every network sees batches of its own data.
         x: Inputs, [R, N, inputs].
         y: Targets [R, N, O], or labels [R, N].
         recipe: Schedule.
@@ -102,7 +130,7 @@ def train(
     num_data, steps = x.shape[1], math.gcd(recipe.total, every)
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        noise = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
+        noise = _noises(stack)
         weights = [value for value in parameters if all(value is not one for one in noise)]
         groups: list[dict[str, Any]] = [{"params": weights}]
         if noise:

@@ -19,8 +19,7 @@ from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
 from bayesify_papers.walsh_hadamard.shallow_regression import DATASET_ORDER, SMOKE, setting
-from bayesify_papers.walsh_hadamard.stacked import FastStack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
 
 Scores = list[dict[str, float]]
 """Mean scores over splits of each candidate."""
@@ -38,7 +37,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
     rows = Rows.of(data, data.splits[:splits], validation=True)
     count, inputs = len(rows.units), data.X.shape[1]
     networks = [make(candidate, inputs, seed) for candidate in candidates for seed in range(count)]
-    stack = FastStack(networks, recipe.fixed_noise_steps)
+    stack = NoiseLaterStack(networks, recipe.fixed_noise_steps)
     x, y = (part.repeat(len(candidates), 1, 1) for part in (rows.x, rows.y))
 
     def scores() -> Scores:

@@ -1,19 +1,18 @@
-"""The fast path of a stack is the stack: the same terms, the same training, the same state after an interruption."""
+"""Training of all splits at once: Adam on the bound, and the same state after an interruption."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from bayesify_papers.walsh_hadamard.stacked import FastStack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
 from torch import Tensor
 
 from bayesify.conversion import bayesianize
-from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import Dropout, FullCovariance, MeanField, WalshHadamard
+from bayesify.posteriors import Dropout, WalshHadamard
 from bayesify.posteriors.common.base import Posterior
 from bayesify.priors import Neal
 from bayesify.training import ModelStack, StackedBatch, StackedBatches
@@ -23,76 +22,32 @@ NETWORKS, ROWS, BATCH = 3, 23, 8
 
 CASES: dict[str, tuple[Callable[[], Posterior], list[int]]] = {
     "walsh_hadamard": (lambda: WalshHadamard(init_std=0.1), [5, 12, 1]),
-    "two layers of one block size": (lambda: WalshHadamard(init_std=0.1), [5, 12, 6, 1]),
-    "a wide layer, blocks along columns": (lambda: WalshHadamard(init_std=0.1), [5, 4, 37, 3, 1]),
-    "unformed": (lambda: WalshHadamard(init_std=0.1), [260, 300, 1]),
-    "full": (lambda: WalshHadamard("full", init_std=0.1), [5, 12, 1]),
     "full, biases as points": (lambda: WalshHadamard("full", init_std=0.1), [5, 12, 6, 1]),
-    "tanh": (lambda: WalshHadamard(init_std=0.1), [5, 12, 6, 1]),
-    "mean_field": (lambda: MeanField(init_std=0.1), [5, 12, 1]),
-    "biases as points": (lambda: WalshHadamard(init_std=0.1), [5, 12, 1]),
-    "unformed, biases as points": (lambda: WalshHadamard(init_std=0.1), [257, 258, 1]),
-    "mean_field, biases as points": (lambda: MeanField(init_std=0.1), [5, 12, 1]),
     "dropout": (lambda: Dropout(0.2), [5, 12, 7, 1]),
 }
 
 
-def make(case: str, classes: int = 0) -> list[BayesianNetwork]:
+def make(case: str) -> list[BayesianNetwork]:
     """Double precision networks with different starts and different priors."""
     posterior, sizes = CASES[case]
     made = []
     for index in range(NETWORKS):
         torch.manual_seed(index)
-        activation = torch.nn.Tanh if "tanh" in case else torch.nn.ReLU
-        net = mlp([*sizes[:-1], classes or sizes[-1]], activation).double()
-        likelihood = Categorical() if classes else Gaussian(noise=0.3)
         choice = {"*.weight": posterior()} if "points" in case else posterior()
-        made.append(bayesianize(net, choice, likelihood=likelihood, prior=Neal(1.0 + index)))
+        made.append(bayesianize(mlp(sizes).double(), choice, likelihood=Gaussian(noise=0.3), prior=Neal(1.0 + index)))
         for name, parameter in made[-1].named_parameters():
             if name.endswith("lower_value"):  # zeros, at the start
                 torch.nn.init.normal_(parameter, std=0.3)
     return made
 
 
-def data(case: str, classes: int = 0) -> tuple[Tensor, Tensor]:
+def data(case: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(NETWORKS, ROWS, CASES[case][1][0], generator=generator, dtype=torch.float64)
-    if classes:
-        return x, torch.randint(classes, (NETWORKS, ROWS), generator=generator)
     return x, x[..., :1].sin() + 0.1 * torch.randn(NETWORKS, ROWS, 1, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("classes", [0, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_terms_and_gradients_are_those_of_the_general_stack(
-    case: str, classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch, stacks = (
-        StackedBatch(*data(case, classes)),
-        (ModelStack(make(case, classes)), FastStack(make(case, classes))),
-    )
-    found = []
-    for stack in stacks:
-        terms = stack.terms(batch, num_data=100, generator=torch.Generator().manual_seed(3))
-        (terms[0] - 0.7 * terms[1]).sum().backward()
-        found.append(terms)
-        monkeypatch.setattr(ModelStack, "together", None)  # the fast one does without
-    for slow, fast in zip(*found, strict=True):
-        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
-    for (name, slow), fast in zip(stacks[0].named_parameters(), stacks[1].parameters(), strict=True):
-        torch.testing.assert_close(fast.grad, slow.grad, rtol=1e-8, atol=1e-8, msg=f"{case}: {name}")
-
-
-def test_other_steps_are_those_of_the_general_stack() -> None:
-    stack, batch = FastStack(make("walsh_hadamard")), StackedBatch(*data("walsh_hadamard"))
-    expected = ModelStack(make("walsh_hadamard")).terms(
-        batch, num_data=90, num_draws=2, generator=torch.Generator().manual_seed(1)
-    )
-    found = stack.terms(batch, num_data=90, num_draws=2, generator=torch.Generator().manual_seed(1))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("case", ["walsh_hadamard", "full, biases as points", "dropout"])
 def test_training_is_adam_on_the_bound_of_all_examples(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve steps, the noise variance learned after five at half the rate, against a loop over the same batches."""
     recipe = Recipe(5, 7, batch=BATCH, learning_rate=0.01, decay=0.1, power=0.5, noise_rate=0.5)
@@ -100,7 +55,7 @@ def test_training_is_adam_on_the_bound_of_all_examples(case: str, monkeypatch: p
     batches = StackedBatches.__iter__
     monkeypatch.setattr(StackedBatches, "__iter__", lambda self: (seen.append(one) or one for one in batches(self)))
     networks = make(case)
-    train(FastStack(networks, 5), *data(case), recipe, seed=2, every=6)
+    train(NoiseLaterStack(networks, 5), *data(case), recipe, seed=2, every=6)
 
     stack = ModelStack(make(case))
     noise = stack.stacked("likelihood.raw_noise")
@@ -133,7 +88,7 @@ def test_an_interrupted_training_goes_on_to_the_same_result(tmp_path: Path) -> N
     recipe = Recipe(fixed_noise_steps=25, steps=35, batch=BATCH)
     x, y = data("walsh_hadamard")
     whole, broken = make("walsh_hadamard"), make("walsh_hadamard")
-    train(FastStack(whole, 25), x, y, recipe, seed=5, every=20)
+    train(NoiseLaterStack(whole, 25), x, y, recipe, seed=5, every=20)
 
     def stop(step: int, seconds: float) -> None:
         if step == 40:
@@ -141,28 +96,19 @@ def test_an_interrupted_training_goes_on_to_the_same_result(tmp_path: Path) -> N
 
     path, seen = tmp_path / "run.safetensors", []
     with pytest.raises(RuntimeError, match="power cut"):
-        train(FastStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=stop)
-    train(FastStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=lambda step, _: seen.append(step))
+        train(NoiseLaterStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=stop)
+    train(NoiseLaterStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=lambda step, _: seen.append(step))
     assert seen == [40, 60]
     for one, other in zip(whole, broken, strict=True):
         for value, expected in zip(other.parameters(), one.parameters(), strict=True):
             assert torch.equal(value, expected)
     with pytest.raises(ValueError, match=r"recipe\.power"):
-        train(FastStack(make("walsh_hadamard"), 25), x, y, Recipe(25, 35, BATCH, power=1.0), path, seed=5, every=20)
+        train(
+            NoiseLaterStack(make("walsh_hadamard"), 25), x, y, Recipe(25, 35, BATCH, power=1.0), path, seed=5, every=20
+        )
 
 
-def test_what_cannot_be_stacked_says_so() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        FastStack([])
-    with pytest.raises(ValueError, match="FullCovariance is not stacked"):
-        FastStack([bayesianize(mlp([2, 3, 1]), FullCovariance(), likelihood=Gaussian())])
-    with pytest.raises(ValueError, match="Gaussian with one variance"):
-        FastStack([bayesianize(mlp([2, 3, 2]), WalshHadamard(), likelihood=HeteroscedasticGaussian())])
-    with pytest.raises(ValueError, match="differs from model 0"):
-        FastStack([bayesianize(mlp([2, h, 1]), WalshHadamard(), likelihood=Gaussian()) for h in (3, 9)])
-    kernel = bayesianize(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), WalshHadamard(), likelihood=Gaussian())
-    with pytest.raises(ValueError, match="no perceptron"):
-        FastStack([kernel])
+def test_a_recipe_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one step"):
         Recipe(steps=0, fixed_noise_steps=0)
     with pytest.raises(ValueError, match="learning_rate=0"):
