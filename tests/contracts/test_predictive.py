@@ -286,9 +286,9 @@ def test_ignored_labels_add_nothing() -> None:
 
 def test_targets_that_cannot_be() -> None:
     prediction, _ = predict("categorical")
-    with pytest.raises(ValueError, match=r"label 3 is out of range; labels go from 0 to 2"):
+    with pytest.raises(ValueError, match=r"label 3 is none of 3 classes; labels are integers from 0 to 2"):
         prediction.log_prob(torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(ValueError, match=r"label 0.5 is not an integer"):
+    with pytest.raises(ValueError, match=r"label 0.5 is none of 3 classes; labels are integers from 0 to 2"):
         prediction.log_prob(torch.tensor([0.0, 1.0, 2.0, 0.5, 0.0]))
     prediction, _ = predict("gaussian")
     y = torch.zeros(B, K, dtype=torch.float64)

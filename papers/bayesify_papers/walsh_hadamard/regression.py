@@ -21,12 +21,13 @@ from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
 from bayesify.posteriors import Dropout, MatrixNormal, MeanField, Posterior, WalshHadamard
 from bayesify.priors import Neal
+from bayesify.training import ModelStack
 from bayesify.training.schedules import cosine
 from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import Score, published
-from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 MODELS: dict[str, Callable[[], Posterior]] = {
     "WHVI": lambda: WalshHadamard(init_std=1e-3),
@@ -280,8 +281,7 @@ def run_setting(
         if setting.model == "NNG":
             seconds = train_naturally(made, rows, recipe, report)
         else:
-            stack = NoiseLaterStack(made, recipe.fixed_noise_steps)
-            seconds = train(stack, rows.x, rows.y, recipe, checkpoint, report=report)
+            seconds = train(ModelStack(made), rows.x, rows.y, recipe, checkpoint, report=report)
         scores = []
         for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
             noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]

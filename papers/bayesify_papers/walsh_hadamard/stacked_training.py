@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import BayesianNetwork, History, fit
-from bayesify.predictor import Batch
+from bayesify import History, fit
 from bayesify.training import ModelStack, StackedBatches, Steps, Update
 from bayesify_papers.shared.small_products import small_products
 
@@ -57,48 +56,40 @@ class Recipe:
         return float((1 + self.decay * step) ** -self.power)
 
 
-class NoiseLaterStack(ModelStack):
-    """A stack of networks whose noise variances are fixed for the first steps.
+class _Following(Update):
+    """A recipe in `fit`: noise variances that are fixed for the first steps, and processor seconds.
 
     Args:
-        networks: All made alike.
-        fixed_noise_steps: Steps before the noise variances are learned.
+        recipe: Which of the steps are the first.
+        noises: Parameters of the noise variances.
     """
 
-    fixed_noise_steps: Tensor
-
-    def __init__(self, networks: Sequence[BayesianNetwork], fixed_noise_steps: int = 0) -> None:
-        super().__init__(networks)
-        self.register_buffer("fixed_noise_steps", torch.tensor(fixed_noise_steps))  # counted down, and in checkpoints
-
-    def terms(self, batch: Batch, **options: Any) -> tuple[Tensor, Tensor]:
-        """See `ModelStack.terms`; each call with gradients is a step."""
-        for noise in _noises(self):
-            noise.requires_grad_(int(self.fixed_noise_steps) <= 0)
-        found = super().terms(batch, **options)
-        if torch.is_grad_enabled():
-            self.fixed_noise_steps -= 1
-        return found
-
-
-def _noises(stack: ModelStack) -> list[nn.Parameter]:
-    return [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
-
-
-class _Following(Update):
-    """A recipe in `fit`: what a run that is continued must have in common with the interrupted one, and processor seconds."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.since = recipe, time.process_time()
+    def __init__(self, recipe: Recipe, noises: Sequence[nn.Parameter]) -> None:
+        self.recipe, self.noises, self.since = recipe, noises, time.process_time()
+        self.load_state_dict({"steps": 0})
 
     def identity(self) -> dict[str, Any]:
         """See `Update`."""
         return {"recipe": asdict(self.recipe)}
 
+    def after_step(self) -> None:
+        """See `Update`."""
+        self.load_state_dict({"steps": self.steps + 1})
+
     def after_epoch(self) -> dict[str, float]:
         """See `Update`."""
         before, self.since = self.since, time.process_time()
         return {"processor_seconds": self.since - before}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Update`."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Update`."""
+        self.steps = int(state["steps"])
+        for noise in self.noises:
+            noise.requires_grad_(self.steps >= self.recipe.fixed_noise_steps)
 
 
 def train(
@@ -128,13 +119,13 @@ def train(
         Processor seconds, those before an interruption included.
     """
     num_data, steps = x.shape[1], math.gcd(recipe.total, every)
+    noises = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        noise = _noises(stack)
-        weights = [value for value in parameters if all(value is not one for one in noise)]
+        weights = [value for value in parameters if all(value is not noise for noise in noises)]
         groups: list[dict[str, Any]] = [{"params": weights}]
-        if noise:
-            groups.append({"params": noise, "lr": recipe.noise_rate * recipe.learning_rate})
+        if noises:
+            groups.append({"params": noises, "lr": recipe.noise_rate * recipe.learning_rate})
         # `fit` divides the objective by N: with its epsilon divided likewise, Adam's step is that of the whole objective
         return torch.optim.Adam(groups, lr=recipe.learning_rate, eps=1e-8 / num_data, fused=True)
 
@@ -150,7 +141,7 @@ def train(
             optimizer=optimizer,
             scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, recipe.factor),
             steps=Steps(scheduler="step"),
-            update=_Following(recipe),
+            update=_Following(recipe, noises),
             checkpoint=checkpoint,
             callbacks=[lambda _, history: report(len(history) * steps, seconds(history))],
             seed=seed,

@@ -13,13 +13,14 @@ from dataclasses import asdict
 import numpy as np
 
 from bayesify.datasets import uci
+from bayesify.training import ModelStack
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
 from bayesify_papers.walsh_hadamard.shallow_regression import DATASET_ORDER, SMOKE, setting
-from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 Scores = list[dict[str, float]]
 """Mean scores over splits of each candidate."""
@@ -37,7 +38,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
     rows = Rows.of(data, data.splits[:splits], validation=True)
     count, inputs = len(rows.units), data.X.shape[1]
     networks = [make(candidate, inputs, seed) for candidate in candidates for seed in range(count)]
-    stack = NoiseLaterStack(networks, recipe.fixed_noise_steps)
+    stack = ModelStack(networks)
     x, y = (part.repeat(len(candidates), 1, 1) for part in (rows.x, rows.y))
 
     def scores() -> Scores:

@@ -59,9 +59,11 @@ class DrawSampler(_Sampler):
         self.base_samples = index.view(shape).expand(self.sample_shape + posterior.batch_shape)
 
 
-@_GetSampler.register(DrawsPosterior)
-def _draw_sampler(posterior: Any, sample_shape: torch.Size, *, seed: int | None = None) -> DrawSampler:
+def _draw_sampler(posterior: DrawsPosterior, sample_shape: torch.Size, *, seed: int | None = None) -> DrawSampler:
     return DrawSampler(sample_shape=sample_shape, seed=seed)
+
+
+_GetSampler.register(DrawsPosterior)(_draw_sampler)
 
 
 class BoTorchModel(_Model):
@@ -114,7 +116,8 @@ class BoTorchModel(_Model):
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
             raise ValueError(f"BoTorchModel: data of shapes {shapes}; give points [N, D] and targets [N, O]")
-        self._model, self._law = [model], [law and copy.deepcopy(law).requires_grad_(False)]  # lists: not submodules
+        self._model: list[Drawable | Draws] = [model]  # lists: not submodules
+        self._law = [law and copy.deepcopy(law).requires_grad_(False)]
         self._data, self._inputs, self._targets = data, inputs, targets
         self._output, self._given = output_of(model, output), (num_draws, likelihood)
         self._num_outputs = num_outputs or (data[1].shape[-1] if data is not None else 1)
@@ -178,7 +181,8 @@ class BoTorchModel(_Model):
                 spread = variance.expand_as(values).sqrt().unflatten(1, (-1, X.shape[-2]))
                 values = values + (spread * noise).flatten(1, 2)
         values = values if self._targets is None else self._targets.inverse(values)
-        return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
+        split: Tensor = values.unflatten(1, X.shape[:-1])
+        return split.movedim(0, -3)
 
     def _run(self, draws: Draws, rows: Tensor) -> Tensor:
         """Outputs of each draw, [S, b q, ...]."""
@@ -192,9 +196,12 @@ class BoTorchModel(_Model):
 
         def linearized(weights: dict[str, Tensor]) -> Tensor:
             offset = {name: weight - center[name] for name, weight in weights.items()}
-            return sum(torch.func.jvp(run, (center,), (offset,)))  # value and change
+            value, change = torch.func.jvp(run, (center,), (offset,))
+            found: Tensor = value + change
+            return found
 
-        return torch.func.vmap(linearized)(dict(draws.weights))
+        found: Tensor = torch.func.vmap(linearized)(dict(draws.weights))
+        return found
 
     def _rows(self, X: Tensor) -> Tensor:
         """Inputs of the network, [b q, D]."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from bayesify.arguments.checks import shown
@@ -38,13 +36,13 @@ def fixed_draws(
         return model.draw(count, generator=generator).detach()
 
 
-def check_draws(model: Any, owner: str) -> None:
+def check_draws(model: object, owner: str) -> None:
     """A `TypeError` for what cannot draw."""
     if not isinstance(model, Drawable | Draws):
         raise TypeError(f"{owner}: model={shown(model)} has no draws; give a BayesianNetwork, a Laplace, or Draws")
 
 
-def likelihood_of(model: Any, given: Likelihood | None, owner: str) -> Likelihood:
+def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likelihood:
     """The given likelihood, else the model's.
 
     Raises:
@@ -56,6 +54,6 @@ def likelihood_of(model: Any, given: Likelihood | None, owner: str) -> Likelihoo
     return found
 
 
-def output_of(model: Any, given: str | int | None) -> str | int | None:
+def output_of(model: object, given: str | int | None) -> str | int | None:
     """The given choice among several outputs, else the model's."""
     return model.output if given is None and isinstance(model, Predictor) else given

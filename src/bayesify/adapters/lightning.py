@@ -85,7 +85,7 @@ class BayesianModule(_Module):
         """The network's output with one fresh draw of the weights."""
         return self.bnn(*args, **kwargs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: object, batch_idx: int) -> Tensor:
         """The negative evidence lower bound per example, a scalar."""
         data = parse_batch(batch, self._reader)
         assert self.num_data is not None
@@ -107,22 +107,22 @@ class BayesianModule(_Module):
         within = batch_idx / batches if 0 < batches < float("inf") else 0.0
         return float(self.current_epoch + within)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Predictive:
+    def validation_step(self, batch: object, batch_idx: int) -> Predictive:
         """Log the NLL of a batch, and return its prediction, for callbacks."""
         return self._score(batch, "val_nll")
 
-    def test_step(self, batch: Any, batch_idx: int) -> Predictive:
+    def test_step(self, batch: object, batch_idx: int) -> Predictive:
         """As for validation, under `test_nll`."""
         return self._score(batch, "test_nll")
 
-    def _score(self, item: Any, name: str) -> Predictive:
+    def _score(self, item: object, name: str) -> Predictive:
         data = parse_batch(item, self._reader)
         prediction = self._predict(data.x)
         nll = -prediction.log_prob(data.y).mean()
         self.log(name, nll, batch_size=len(data), on_epoch=True, on_step=False, prog_bar=True, sync_dist=True)
         return prediction
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Predictive:
+    def predict_step(self, batch: object, batch_idx: int) -> Predictive:
         """The predictive of a batch, with targets beside the inputs or without."""
         try:
             inputs = parse_batch(batch, self._reader).x
@@ -155,11 +155,13 @@ class PredictiveScores(_Callback):
         self._reader = read_batch
         self._scores: Any = None
 
-    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_epoch_start(self, trainer: object, pl_module: Any) -> None:
         """Start again."""
         self._scores = None
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: object, pl_module: Any, outputs: object, batch: object, *rest: object
+    ) -> None:
         """Add a batch."""
         if not isinstance(outputs, Predictive):
             raise TypeError(
@@ -171,13 +173,13 @@ class PredictiveScores(_Callback):
             self._scores = collection("classification" if classes else "regression").to(pl_module.device)
         self._scores.update(outputs, parse_batch(batch, self._reader).y)
 
-    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: object, pl_module: Any) -> None:
         """Log."""
         self._log(pl_module, "val_")
 
     on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
 
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_test_epoch_end(self, trainer: object, pl_module: Any) -> None:
         """Log."""
         self._log(pl_module, "test_")
 

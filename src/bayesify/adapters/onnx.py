@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,7 +98,7 @@ class PredictiveGraph(nn.Module):
 class _WholeOutputs(Outputs):
     """Outputs that are never cut: how many rows fit at a time would be fixed in the graph."""
 
-    def map(self, function: Any, *rowwise: Tensor) -> Any:
+    def map(self, function: Callable[..., Any], *rowwise: Tensor) -> Any:
         return function(self.kept, *rowwise)
 
 
@@ -249,7 +249,8 @@ def _exported(
     names: tuple[str, ...],
     outputs: tuple[str, ...],
     axes: tuple[Any, ...],
-    **options: Any,
+    *,
+    optimize: bool = True,
 ) -> Any:
     """The exporter's program; `axes` says which axes of the inputs, in the form of the graph's signature, have any length."""
     talk = logging.getLogger("torch.onnx._internal.exporter._registration")
@@ -266,7 +267,7 @@ def _exported(
                 dynamic_shapes=axes,
                 dynamo=True,
                 verbose=False,
-                **options,
+                optimize=optimize,
             )
         finally:
             talk.setLevel(level)
@@ -304,7 +305,7 @@ class _Trial:
         return [self.inputs, first, tuple(map(torch.cat, zip(self.inputs, first, strict=True)))]
 
     def difference(
-        self, expectations: Iterable[tuple[Tensor, ...]], path: Path, taken: Mapping[str, Any] | None = None
+        self, expectations: Iterable[tuple[Tensor, ...]], path: Path, taken: Mapping[str, np.ndarray] | None = None
     ) -> float:
         """Largest difference of a file's outputs from torch's, batch by batch; `taken` are other inputs of the file."""
         runtime = package("onnxruntime")

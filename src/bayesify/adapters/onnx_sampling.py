@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -205,7 +206,7 @@ def package(module: str) -> Any:
     return load(module, extra="onnx", owner="export_onnx")
 
 
-def normals(seed: int, draw: int, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     r"""The normal numbers that a file makes for one of its draws, [count].
 
     A counter i below n = ceil(count / 2) is hashed to 32 bits with two keys that come from the seed and the draw; with a and b
@@ -229,7 +230,7 @@ def normals(seed: int, draw: int, count: int) -> np.ndarray[Any, np.dtype[np.flo
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def _mixed(bits: Any, key: Any) -> Any:
+def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32) -> npt.NDArray[np.uint32]:
     """A permutation of 32-bit integers for each key (the multipliers are those of C. Wellons's lowbias32)."""
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_HASH_MULTIPLIERS[0]) + key
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_HASH_MULTIPLIERS[1])
@@ -315,7 +316,7 @@ class _Builder:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
-    def constant(self, value: Any) -> str:
+    def constant(self, value: np.ndarray | np.generic) -> str:
         name = f"{self.prefix}_constant_{len(self.constants)}"
         self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
         return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
@@ -139,8 +139,8 @@ class BayesianTrainer(_Trainer):
             raise ValueError(
                 f"BayesianTrainer: weight_decay={args.weight_decay}; the prior does what it stands for, set it to 0"
             )
-        dataset: Any = options.get("train_dataset")
-        if num_data is None and hasattr(dataset, "__len__"):
+        dataset = options.get("train_dataset")
+        if num_data is None and isinstance(dataset, Sized):
             num_data = len(dataset)
         if num_data is None:
             raise ValueError("BayesianTrainer: the number of training examples is not known; give num_data")

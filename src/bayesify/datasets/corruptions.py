@@ -70,7 +70,7 @@ def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) 
 
 def _contrast(x: np.ndarray, factor: float, generator: np.random.Generator) -> np.ndarray:
     mean: np.ndarray = x.mean((2, 3), keepdims=True)
-    return (x - mean) * factor + mean
+    return np.asarray((x - mean) * factor + mean)
 
 
 def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) -> np.ndarray:

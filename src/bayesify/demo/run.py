@@ -66,7 +66,7 @@ class ToyProblem:
 
     name: str
     title: str
-    data: Any
+    data: toy.Regression | toy.Classification
     likelihood: Likelihood
     num_inputs: int
     num_outputs: int
@@ -87,7 +87,7 @@ class ToyProblem:
     @property
     def grid(self) -> Tensor:
         """Inputs of the figure."""
-        return self.data.grid if self.name == "regression" else self.data.grid(MAP_SIDE)
+        return self.data.grid if isinstance(self.data, toy.Regression) else self.data.grid(MAP_SIDE)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ def _score(model: Predictor, problem: ToyProblem, seed: int) -> tuple[dict[str, 
     grid = predict(problem.grid)
     if isinstance(grid, RegressionPredictive):
         figure = {"mean": grid.mean[:, 0], "epistemic_std": grid.epistemic[:, 0].sqrt(), "std": grid.std[:, 0]}
-        low, high = problem.data.gap
+        assert isinstance(problem.data, toy.Regression)
+        low, high = problem.data.gap or (0.0, 0.0)
         inside = (problem.grid[:, 0] > low) & (problem.grid[:, 0] < high)
         trained = predict(problem.data.x)
         assert isinstance(trained, RegressionPredictive)

@@ -16,7 +16,7 @@ from bayesify.arguments.checks import checked, refuse
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import should_check
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Outputs, Predictive, with_column
 from bayesify.predictive.families.base import Family
 from bayesify.predictive.gaussian import Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
@@ -89,13 +89,9 @@ class Likelihood(nn.Module):
         for draws in (False, True) if has_draws is None else (has_draws,):
             if outputs.ndim < self.least_dims + draws and (draws or has_draws):
                 continue
-            wanted = self.target_shape(outputs[0] if draws else outputs)
-            if y.shape == wanted:
-                return y, draws
-            if (*y.shape, 1) == wanted:  # [B] against [B, 1] would silently broadcast to [B, B]
-                return y.unsqueeze(-1), draws
-            if y.shape == (*wanted, 1):
-                return y.squeeze(-1), draws
+            found = with_column(y, self.target_shape(outputs[0] if draws else outputs))
+            if found is not None:
+                return found, draws
         raise ValueError(
             f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape "
             f"{tuple(outputs.shape)}; {self.shape_remedy}"

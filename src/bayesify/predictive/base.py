@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -186,6 +186,15 @@ class Predictive:
         parts = f"{kept.shape[0]} draws" if self.is_mixture else "closed form", f"{kept.shape[1]} examples"
         shape = (f"outputs {list(kept.shape[2:])}",) if self.is_mixture else ()
         return f"{type(self).__name__}({', '.join((*parts, *shape))})"
+
+
+def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """Targets in a shape, a last axis of one entry added or dropped; `None` if they do not fit. Nothing is broadcast."""
+    if y.shape == shape:
+        return y
+    if (*y.shape, 1) == shape:  # [B] against [B, 1] would silently broadcast to [B, B]
+        return y.unsqueeze(-1)
+    return y.squeeze(-1) if y.shape == (*shape, 1) else None
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

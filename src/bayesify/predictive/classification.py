@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Outputs, Predictive, with_column
 
 
 class ClassificationPredictive(Predictive):
@@ -104,15 +104,9 @@ class ClassificationPredictive(Predictive):
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum log p_s(y) - log S`, the sum over positions or outputs of one example: [B]."""
-        if y.shape != self.labels.shape:
-            if y.shape == (*self.labels.shape, 1):
-                y = y.squeeze(-1)
-            elif (*y.shape, 1) == self.labels.shape:
-                y = y.unsqueeze(-1)
-            else:
-                raise ValueError(f"log_prob: targets {tuple(y.shape)}; give labels of shape {tuple(self.labels.shape)}")
         ignored = torch.zeros_like(y, dtype=torch.bool) if self._ignore_index is None else y == self._ignore_index
-        labels = self._checked_labels(y.masked_fill(ignored, 0))
+        labels = self.match_labels(y.masked_fill(ignored, 0))
+        ignored = ignored.view_as(labels)
 
         def score(outputs: Tensor, y: Tensor, ignored: Tensor) -> Tensor:
             log_probs = self._log_probs(outputs)
@@ -129,15 +123,24 @@ class ClassificationPredictive(Predictive):
             return super()._elements(y)
         return (y != self._ignore_index).reshape(len(y), -1).sum(1).clamp_min(1)
 
-    def _checked_labels(self, y: Tensor) -> Tensor:
-        labels, classes = y.long(), self.class_probs.shape[-1]
-        if not torch.equal(labels.to(y.dtype), y):
-            wrong = y[labels.to(y.dtype) != y][0].item()
-            raise ValueError(f"log_prob: label {wrong} is not an integer; give labels from 0 to {classes - 1}")
-        outside = (labels < 0) | (labels >= classes)
-        if bool(outside.any()):
-            wrong = labels[outside][0].item()
-            raise ValueError(f"log_prob: label {wrong} is out of range; labels go from 0 to {classes - 1}")
+    def match_labels(self, y: Tensor) -> Tensor:
+        """Labels in the shape of `labels`, as integers; a last axis of one entry may be missing or too many.
+
+        Raises:
+            ValueError: If they do not fit, or one is no class.
+        """
+        found, classes = with_column(y, self.labels.shape), self.class_probs.shape[-1]
+        if found is None:
+            raise ValueError(
+                f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(self.labels.shape)}; give one "
+                "integer label per prediction"
+            )
+        labels = found.long()
+        wrong = (labels != found) | (labels < 0) | (labels >= classes)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"label {found[wrong][0].item()} is none of {classes} classes; labels are integers from 0 to {classes - 1}"
+            )
         return labels
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Level, checked
-from bayesify.predictive.base import Outputs, Predictive, check_finite
+from bayesify.predictive.base import Outputs, Predictive, check_finite, with_column
 from bayesify.predictive.families.base import Family
 from bayesify.predictive.families.gaussian import GAUSSIAN
 
@@ -216,12 +216,9 @@ def match_targets(y: Tensor, mean: Tensor) -> Tensor:
         ValueError: If the shapes differ otherwise, or a target is not finite.
     """
     check_finite(y, "targets")
-    if y.shape == mean.shape:
-        return y
-    if (*y.shape, 1) == mean.shape:
-        return y.unsqueeze(-1)
-    if y.shape == (*mean.shape, 1):
-        return y.squeeze(-1)
-    raise ValueError(
-        f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}; reshape y"
-    )
+    found = with_column(y, mean.shape)
+    if found is None:
+        raise ValueError(
+            f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}; reshape y"
+        )
+    return found

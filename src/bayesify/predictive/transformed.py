@@ -206,33 +206,23 @@ class TransformedPredictive(RegressionPredictive):
     is_mixture = False
 
     def __init__(self, inner: RegressionPredictive, transform: TargetTransform) -> None:
-        self._inner, self._transform = inner, transform
+        self.inner, self.transform = inner, transform
         self.family = inner.family
 
     def __len__(self) -> int:
-        return len(self._inner)
+        return len(self.inner)
 
     def __repr__(self) -> str:
-        return f"TransformedPredictive({self._inner!r}, {self._transform.name})"
-
-    @property
-    def inner(self) -> RegressionPredictive:
-        """The predictive of z."""
-        return self._inner
-
-    @property
-    def transform(self) -> TargetTransform:
-        """From y to z."""
-        return self._transform
+        return f"TransformedPredictive({self.inner!r}, {self.transform.name})"
 
     @property
     def outputs(self) -> Tensor:
         """The network's outputs of each draw, on the scale of z: [S, B, ...]."""
-        return self._inner.outputs
+        return self.inner.outputs
 
     @property
     def _affine(self) -> bool:
-        return self._transform.name == "none"
+        return self.transform.name == "none"
 
     @cached_property
     def _knots(self) -> tuple[Tensor, Tensor]:
@@ -253,39 +243,39 @@ class TransformedPredictive(RegressionPredictive):
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         if self._affine:
-            shift, scale = self._transform.shift.to(self._inner.mean), self._transform.scale.to(self._inner.mean)
+            shift, scale = self.transform.shift.to(self.inner.mean), self.transform.scale.to(self.inner.mean)
             square = scale.square()
-            return shift + scale * self._inner.mean, square * self._inner.epistemic, square * self._inner.aleatoric
+            return shift + scale * self.inner.mean, square * self.inner.epistemic, square * self.inner.aleatoric
         u, y = self._knots
         weights = (-0.5 * u.square()).exp()
         weights = (weights / weights.sum()).to(y)
         mean = torch.einsum("k,k...->...", weights, y)
         variance = torch.einsum("k,k...->...", weights, (y - mean).square())
-        share = self._inner.epistemic / self._inner.variance
+        share = self.inner.epistemic / self.inner.variance
         return mean, variance * share, variance * (1 - share)
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
         """Of z."""
-        return self._inner.quantile(q)
+        return self.inner.quantile(q)
 
     def _to_targets(self, z: Tensor) -> Tensor:
         """Targets from z."""
-        return self._transform.inverse(z)
+        return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:
         """z of targets, from all of their digits."""
-        return self._transform.forward(match_targets(y, self._inner.mean).double()).to(self._inner.mean)
+        return self.transform.forward(match_targets(y, self.inner.mean).double()).to(self.inner.mean)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of targets, minus infinity where the transform has none: [B]."""
         z = self._standardized(y)
-        slope = self._transform.log_slope(match_targets(y, self._inner.mean).double()).flatten(1).sum(-1).to(z)
-        return torch.where(slope.isfinite(), self._inner.log_prob(z.nan_to_num(0, 0, 0)) + slope, -math.inf)
+        slope = self.transform.log_slope(match_targets(y, self.inner.mean).double()).flatten(1).sum(-1).to(z)
+        return torch.where(slope.isfinite(), self.inner.log_prob(z.nan_to_num(0, 0, 0)) + slope, -math.inf)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
         z = self._standardized(y)
-        return torch.where(z.isfinite(), self._inner.cdf(z.nan_to_num(0, 0, 0)), 0.0)
+        return torch.where(z.isfinite(), self.inner.cdf(z.nan_to_num(0, 0, 0)), 0.0)
 
     def centrality(self, y: Tensor) -> Tensor:
         """The level of the smallest central interval that holds y: [B, O]."""
@@ -298,10 +288,10 @@ class TransformedPredictive(RegressionPredictive):
     def crps(self, y: Tensor) -> Tensor:
         """Continuous ranked probability score in y's unit: [B, O]."""
         if self._affine:
-            return self._transform.scale.to(self._inner.mean) * self._inner.crps(self._standardized(y))
+            return self.transform.scale.to(self.inner.mean) * self.inner.crps(self._standardized(y))
         u, knots = self._knots
         family = QuantileFunction(torch.special.ndtr(u).tolist())
-        return family.crps(match_targets(y, self._inner.mean), knots.movedim(0, -1).unsqueeze(0))
+        return family.crps(match_targets(y, self.inner.mean), knots.movedim(0, -1).unsqueeze(0))
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:

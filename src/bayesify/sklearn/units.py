@@ -46,7 +46,7 @@ class UnitsPredictive(TransformedPredictive):
         self._recalibration, self._floor = recalibration or Recalibration(), floor
 
     def __repr__(self) -> str:
-        return f"UnitsPredictive({self._inner!r}, transform={self._transform.name!r})"
+        return f"UnitsPredictive({self.inner!r}, transform={self.transform.name!r})"
 
     def of_rows(self, index: Tensor, recalibration: Recalibration | None, floor: float) -> UnitsPredictive:
         """The distribution of some rows, with another recalibration and floor.
@@ -56,7 +56,7 @@ class UnitsPredictive(TransformedPredictive):
             recalibration: G; `None` for the identity.
             floor: No quantile lies below it.
         """
-        inner, own = self._inner.with_outputs(self._inner.outputs[:, index]), self._transform
+        inner, own = self.inner.with_outputs(self.inner.outputs[:, index]), self.transform
         return UnitsPredictive(inner, own.shift, own.scale, own.name, recalibration, floor)
 
     @property
@@ -66,7 +66,7 @@ class UnitsPredictive(TransformedPredictive):
     @property
     def outputs(self) -> Tensor:
         """The network's outputs of each draw; in the targets' units where these are a shift and a scale away: [S, B, O]."""
-        outputs, own = self._inner.outputs, self._transform
+        outputs, own = self.inner.outputs, self.transform
         return own.shift + own.scale * outputs if outputs.shape[-1] == len(own.shift) else outputs
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
@@ -74,7 +74,7 @@ class UnitsPredictive(TransformedPredictive):
         for level in levels:
             if not 0 < level < 1:
                 raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
-        found = self._inner.quantile(self._recalibration.inverse(levels)).to(self._transform.shift)
+        found = self.inner.quantile(self._recalibration.inverse(levels)).to(self.transform.shift)
         return found[0] if isinstance(q, (int, float)) else found
 
     def _to_targets(self, z: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ class UnitsPredictive(TransformedPredictive):
 
         At a floor it is the logarithm of the probability that all that lies below has been put there.
         """
-        at = match_targets(y, self._inner.mean)
+        at = match_targets(y, self.inner.mean)
         if self.family.discrete:
             return (self.cdf(y) - self._below(at)).clamp_min(LEAST_PROBABILITY).log().sum(-1)
         density = super().log_prob(y)
         if self._recalibration.said:
-            density = density + self._recalibration.log_slope(self._inner.cdf(self._standardized(y))).sum(-1)
-        least = max(self._floor, 0.0 if self._transform.name != "none" else -math.inf)
+            density = density + self._recalibration.log_slope(self.inner.cdf(self._standardized(y))).sum(-1)
+        least = max(self._floor, 0.0 if self.transform.name != "none" else -math.inf)
         atom = (at <= least).any(-1)
         return torch.where(atom, self.cdf(y).clamp_min(LEAST_PROBABILITY).log().sum(-1), density.double())
 
@@ -101,12 +101,12 @@ class UnitsPredictive(TransformedPredictive):
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
-        z, at = self._standardized(y), match_targets(y, self._inner.mean)
-        found = self._recalibration(self._inner.cdf(z.nan_to_num(0, 0, 0)).double())
+        z, at = self._standardized(y), match_targets(y, self.inner.mean)
+        found = self._recalibration(self.inner.cdf(z.nan_to_num(0, 0, 0)).double())
         return torch.where((at < self._floor) | ~z.isfinite(), torch.zeros_like(found), found)
 
     def centrality(self, y: Tensor) -> Tensor:
         """The level of the smallest central interval that holds y: [B, O]."""
         if not self.family.discrete:
             return super().centrality(y)
-        return torch.maximum(1 - 2 * self.cdf(y), 2 * self._below(match_targets(y, self._inner.mean)) - 1).clamp_min(0)
+        return torch.maximum(1 - 2 * self.cdf(y), 2 * self._below(match_targets(y, self.inner.mean)) - 1).clamp_min(0)

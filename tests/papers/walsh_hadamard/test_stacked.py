@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bayesify_papers.walsh_hadamard.stacked_training import NoiseLaterStack, Recipe, train
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 from torch import Tensor
 
 from bayesify.conversion import bayesianize
@@ -55,7 +55,7 @@ def test_training_is_adam_on_the_bound_of_all_examples(case: str, monkeypatch: p
     batches = StackedBatches.__iter__
     monkeypatch.setattr(StackedBatches, "__iter__", lambda self: (seen.append(one) or one for one in batches(self)))
     networks = make(case)
-    train(NoiseLaterStack(networks, 5), *data(case), recipe, seed=2, every=6)
+    train(ModelStack(networks), *data(case), recipe, seed=2, every=6)
 
     stack = ModelStack(make(case))
     noise = stack.stacked("likelihood.raw_noise")
@@ -88,7 +88,7 @@ def test_an_interrupted_training_goes_on_to_the_same_result(tmp_path: Path) -> N
     recipe = Recipe(fixed_noise_steps=25, steps=35, batch=BATCH)
     x, y = data("walsh_hadamard")
     whole, broken = make("walsh_hadamard"), make("walsh_hadamard")
-    train(NoiseLaterStack(whole, 25), x, y, recipe, seed=5, every=20)
+    train(ModelStack(whole), x, y, recipe, seed=5, every=20)
 
     def stop(step: int, seconds: float) -> None:
         if step == 40:
@@ -96,16 +96,14 @@ def test_an_interrupted_training_goes_on_to_the_same_result(tmp_path: Path) -> N
 
     path, seen = tmp_path / "run.safetensors", []
     with pytest.raises(RuntimeError, match="power cut"):
-        train(NoiseLaterStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=stop)
-    train(NoiseLaterStack(broken, 25), x, y, recipe, path, seed=5, every=20, report=lambda step, _: seen.append(step))
+        train(ModelStack(broken), x, y, recipe, path, seed=5, every=20, report=stop)
+    train(ModelStack(broken), x, y, recipe, path, seed=5, every=20, report=lambda step, _: seen.append(step))
     assert seen == [40, 60]
     for one, other in zip(whole, broken, strict=True):
         for value, expected in zip(other.parameters(), one.parameters(), strict=True):
             assert torch.equal(value, expected)
     with pytest.raises(ValueError, match=r"recipe\.power"):
-        train(
-            NoiseLaterStack(make("walsh_hadamard"), 25), x, y, Recipe(25, 35, BATCH, power=1.0), path, seed=5, every=20
-        )
+        train(ModelStack(make("walsh_hadamard")), x, y, Recipe(25, 35, BATCH, power=1.0), path, seed=5, every=20)
 
 
 def test_a_recipe_without_steps_is_refused() -> None:
