@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import baselines, likelihoods, posteriors
+from bayesify import baselines, deep_gp, likelihoods, posteriors
+from bayesify.training import Steps
 
 MEMBERS = 4
 
@@ -99,6 +100,23 @@ def test_interrupted_training_continues_to_the_same_result(tmp_path):
     baselines.fit_members(rest, loader, 4, seed=1, scheduler="constant", checkpoint=path)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, rest.state_dict()[name]), name
+
+
+def test_draws_of_any_posterior_are_taken_in_turn():
+    """The gradient of three draws of a mean-field posterior, with a loss that is differentiated by scales and noise too."""
+    data, found = regression(), []
+    for in_turn in (False, True):
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(mlp().double(), "mean_field", likelihood=likelihoods.Gaussian(0.3))
+        steps = Steps(draws_in_turn=in_turn)
+        options = {"optimizer": lambda values: torch.optim.SGD(values, 0.01), "steps": steps, "num_draws": 3}
+        history = bayesify.fit(bnn, [data], epochs=3, seed=0, progress=False, **options)
+        found.append([*bnn.state_dict().values(), torch.tensor(history.column("elbo"))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    model = deep_gp.DeepGP(*regression(), num_inducing=4).double()
+    with pytest.raises(ValueError, match="DeepGP has no draws"):
+        bayesify.fit(model, [data], epochs=1, steps=Steps(draws_in_turn=True))
 
 
 def test_bad_input():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors, priors, random_features
-from bayesify.baselines import ensemble_members, swag
+from bayesify.baselines import swag
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.storage.tensor_files import pack
 from bayesify.training import fit
@@ -62,11 +62,6 @@ def stack(kind: Any = "mean_field", seeds: list[int] | None = SEEDS, ready: bool
 
 def iterating() -> Trainable:
     return swag._Iterating(baselines.SWAG(net(), gaussian(), rank=2))
-
-
-def ensemble(ready: bool = True) -> Trainable:
-    bnn = network(posteriors.Ensemble(3), ready=ready)
-    return ensemble_members._Members(bnn, list(bnn.posteriors))  # type: ignore[arg-type]
 
 
 def points() -> ModelStack:
@@ -138,10 +133,6 @@ def of_iterates(model: Any, batch: Batch, phase: Phase, options: dict[str, Any])
     return log_likelihood(model.swag.network(batch.x), batch)
 
 
-def of_ensemble(model: Any, batch: Batch, phase: Phase, options: dict[str, Any]) -> Tensor:
-    return of_network(model.bnn, batch, phase, {**options, "num_draws": 3})
-
-
 @dataclass(frozen=True)
 class Case:
     """A trainable, its objective computed in another way, and what it says of itself."""
@@ -195,9 +186,6 @@ CASES = {
     "ModelStack of points": Case(ModelStack, points, of_stack, 1, BOTH, models=True),
     "ModelStack, shared likelihood": Case(ModelStack, members, of_members, 1, BOTH, models=True),
     "SWAG": Case(swag._Iterating, iterating, of_iterates),
-    "fit_members": Case(
-        ensemble_members._Members, ensemble, of_ensemble, 3, without_likelihood=lambda: ensemble(ready=False)
-    ),
 }
 
 

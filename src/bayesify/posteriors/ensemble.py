@@ -21,8 +21,9 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     It has no density, so `kl` is the mean over members of $-\log p(m_k)$: with it the ELBO is the mean of the members' MAP
-    objectives, and `fit` trains them together, stacked and by `vmap` as models in a `ModelStack`, with the likelihood that they
-    share. Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers. Several
+    objectives. The members are the draws, and they share one likelihood, so `fit` runs them as it runs draws, together by `vmap`
+    for small networks. A `ModelStack` is for models with a likelihood and data of their own.
+    Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers. Several
     ensembles of one network, of $K_1, K_2, \dots$ members, are $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks: the n-th takes
     member n mod $K_i$ of each and has its own statistics. With equal sizes these are K networks.
     Stored: `value`, with a leading axis of members.

@@ -26,6 +26,8 @@ class Steps:
             (`ModelStack`) only those stay where they are, with their buffers and their moments in the optimizer, whose
             own gradient is not finite. The history counts such steps.
         capture: Whether steps on a GPU run as CUDA graphs where nothing forbids it, with the same numbers and less waiting.
+        draws_in_turn: Whether the gradient of each draw is taken before the next draw runs, so that the activations of one draw are
+            held at a time: the same objective with less memory, and slower for small networks. Weights are drawn whole.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -36,6 +38,7 @@ class Steps:
     scheduler: Literal["epoch", "step"] = "epoch"
     skip_not_finite: bool = False
     capture: bool = True
+    draws_in_turn: bool = False
 
 
 @checked

@@ -11,6 +11,7 @@ from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, checked
+from bayesify.network import BayesianNetwork
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
@@ -136,6 +137,10 @@ def fit(
     check_precision(precision)
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
+    if steps.draws_in_turn and not isinstance(model, BayesianNetwork):
+        raise ValueError(
+            f"fit: {type(model).__name__} has no draws to take in turn; leave Steps(draws_in_turn=True) out"
+        )
     if patience is not None and validation is None:
         raise ValueError(f"fit: patience={patience} needs a validation loader; pass validation=")
     if validation is not None:
@@ -188,6 +193,7 @@ def fit(
             num_data_given=num_data is not None,
             update=update,
             capture=steps.capture,
+            in_turn=steps.draws_in_turn,
         )
         if path is not None and processes.rank == 0:
             remove_leftovers(path)

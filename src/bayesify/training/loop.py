@@ -70,6 +70,7 @@ class TrainingLoop:
         num_data_given: bool = False,
         update: Update | None = None,
         capture: bool = True,
+        in_turn: bool = False,
     ) -> None:
         self.model, self.loader, self.settings, self.seed = model, loader, settings, seed
         self.validation, self.reader = validation, reader
@@ -86,7 +87,7 @@ class TrainingLoop:
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
-        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture)
+        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture, in_turn)
         self.device = self.step.device
         self.data = data_fingerprint(loader) if checkpoint is not None else []
 

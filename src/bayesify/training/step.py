@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.draws import Draws
+from bayesify.maths.pieces import SumOfPieces
+from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
@@ -71,16 +74,38 @@ class Update:
 class Objective(nn.Module):
     """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
 
-    def __init__(self, model: Trainable, num_data: int, num_draws: int) -> None:
+    def __init__(self, model: Trainable, num_data: int, num_draws: int, in_turn: bool = False) -> None:
         super().__init__()
         self.model, self.module = model, model.module
-        self.num_data, self.num_draws = num_data, num_draws
+        self.num_data, self.num_draws, self.in_turn = num_data, num_draws, in_turn
 
     def forward(self, phase: Phase, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Data term and KL in nats, means over draws: scalars, or [R] for R models."""
-        options: dict[str, Any] = {"num_data": self.num_data, "num_draws": self.num_draws, "generator": generator}
-        data, kl = self.model.terms(batch, phase=phase, **options)
+        num_data, num_draws = self.num_data, self.num_draws
+        if self.in_turn and phase == "variational":
+            return _terms_in_turn(self.model, batch, num_data, num_draws, generator)
+        data, kl = self.model.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)
         return data.mean(-1), kl.mean(-1)
+
+
+def _terms_in_turn(
+    bnn: Trainable, batch: Batch, num_data: int, num_draws: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The terms of a network's objective, means over draws, each of whose gradients is taken before the next draw runs."""
+    assert isinstance(bnn, BayesianNetwork)
+    draws = bnn.draw(num_draws, generator=generator, num_data=num_data).materialize()
+    names, kl = list(draws.weights), draws.kl.detach()
+    shared = [*bnn.network.parameters(), *bnn.require_likelihood("fit").parameters()]
+
+    def of_draw(index: int, given: Sequence[Tensor]) -> Tensor:
+        part = slice(index, index + 1)
+        weights = {name: weight[part] for name, weight in zip(names, given, strict=False)}
+        own = Draws(draws.runner, weights, kl[part], draws.buffers and draws.buffers[part])
+        return bnn.terms_of(own, batch.x, batch.y, num_data=num_data, example_weights=batch.weights)[0].sum()
+
+    trained = [parameter for parameter in shared if parameter.requires_grad]
+    data: Tensor = SumOfPieces.apply(of_draw, list(range(num_draws)), *draws.weights.values(), *trained)
+    return data / num_draws, draws.kl.mean()
 
 
 class Sums:
@@ -142,6 +167,7 @@ class Step:
         seed: int,
         update: Update,
         capture: bool = True,
+        in_turn: bool = False,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.settings, self.processes, self.update = settings, processes, update
@@ -150,7 +176,7 @@ class Step:
         # example's own must differ between them.
         apart = processes.rank if model.noise_per_example else 0
         self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
-        self.objective = processes.wrap(Objective(model, settings.num_data, settings.num_draws))
+        self.objective = processes.wrap(Objective(model, settings.num_data, settings.num_draws, in_turn))
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
         self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
