@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -64,37 +64,34 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """See `by_group`; a `ValueError` where nothing was fitted."""
+        """The threshold of each new row by the calibration rows of its group: [m, ...]; without groups one for all, [1, ...].
+
+        Raises:
+            ValueError: If nothing was fitted, groups are given on one side only, or a new group has no calibration row.
+        """
         if self.scores is None:
             raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
-        return by_group(scores, self.groups, new, level)
+        if (self.groups is None) != (new is None):
+            raise ValueError(
+                "conformal: groups are given on one side only; give them to fit and to what asks for intervals or sets"
+            )
+        if self.groups is None or new is None:
+            return threshold(scores, level).unsqueeze(0)
+        found: dict[Hashable, Tensor] = {}
+        for group in dict.fromkeys(new):
+            rows = [index for index, other in enumerate(self.groups) if other == group]
+            if not rows:
+                raise ValueError(
+                    f"conformal: group {group!r} has no calibration row; calibrate with rows of every group"
+                )
+            found[group] = threshold(scores[rows], level)
+        return torch.stack([found[group] for group in new])
 
     def config(self) -> dict[str, Any]:
         """Its arguments as plain data."""
         arguments = inspect.signature(type(self).__init__).parameters
         return {key: getattr(self, key) for key in arguments if key != "self"}
-
-
-def by_group(scores: Tensor, groups: Sequence[Hashable] | None, new: Sequence[Hashable] | None, level: float) -> Tensor:
-    """The threshold of each new row by the calibration rows of its own group: [m, ...]; without groups one for all, [1, ...].
-
-    Raises:
-        ValueError: If groups are given on one side only, do not fit, or a new one has no calibration row.
-    """
-    if (groups is None) != (new is None):
-        raise ValueError(
-            "conformal: groups are given on one side only; give them to fit and to what asks for intervals or sets"
-        )
-    if groups is None or new is None:
-        return threshold(scores, level).unsqueeze(0)
-    found: dict[Hashable, Tensor] = {}
-    for group in dict.fromkeys(new):
-        rows = [index for index, other in enumerate(groups) if other == group]
-        if not rows:
-            raise ValueError(f"conformal: group {group!r} has no calibration row; calibrate with rows of every group")
-        found[group] = threshold(scores[rows], level)
-    return torch.stack([found[group] for group in new])
 
 
 def listed(groups: Any, rows: int) -> list[Hashable] | None:

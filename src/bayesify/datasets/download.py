@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
@@ -163,7 +163,8 @@ def fetch(
         OSError: If no address answers, with what each said.
         ValueError: If the last file that came does not pass; it is not kept.
     """
-    if path.is_file() and _fault(path, sha256, check) is None:
+    with suppress(OSError, ValueError):
+        _check_file(path, sha256, check)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
@@ -173,12 +174,11 @@ def fetch(
             with write_atomically(path) as temporary:
                 with temporary.open("xb") as stream:
                     _copy(source, stream, path.name, progress)
-                if (fault := _fault(temporary, sha256, check)) is not None:
-                    raise _WrongFile(f"{source} {fault}")
+                _check_file(temporary, sha256, check)
             return path
-        except _WrongFile as error:
-            wrong = str(error)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
+            wrong = f"{source} {error}"
+        except OSError as error:
             said.append(f"{source}: {getattr(error, 'reason', None) or error}")
     path.unlink(missing_ok=True)
     if wrong is not None:
@@ -186,23 +186,20 @@ def fetch(
     raise OSError("; ".join(said) or f"no address for {path.name}")
 
 
-class _WrongFile(Exception):
-    """A file came that is not the right one."""
-
-
-def _fault(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> str | None:
-    """What is wrong with a file; `None` if nothing is."""
-    if sha256 is not None and (found := checksum(path)) != sha256:
-        return f"has sha256 {found}, not {sha256}; the file has changed or was damaged on its way"
+def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> None:
+    """Raise `ValueError` for a file that is not the right one, and `OSError` where there is none."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if sha256 is not None and found != sha256:
+        raise ValueError(f"has sha256 {found}, not {sha256}; the file has changed or was damaged on its way")
     try:
         if check is not None:
             check(path)
     except ValueError as error:
-        return f"gave a file that is not the right one: {error}"
-    return None
+        raise ValueError(f"gave a file that is not the right one: {error}") from error
 
 
-def _copy(source: str, stream: Any, title: str, progress: bool) -> None:
+def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
     """Copy what an address holds into a stream.
 
     Raises:
@@ -223,12 +220,6 @@ def _copy(source: str, stream: Any, title: str, progress: bool) -> None:
                 raise OSError(f"more than {MAX_BYTES:,} bytes came; no data set has that many")
     if expected is not None and got != int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
-
-
-def checksum(path: Path) -> str:
-    """sha256 of a file, in hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest(array: np.ndarray) -> str:

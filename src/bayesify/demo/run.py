@@ -145,11 +145,11 @@ def run(
     """Train one method on one problem and score it; what goes wrong becomes the outcome's note.
 
     Args:
-        method: From the registry; it is trained by its own recipe, or by the one for all posteriors.
+        method: Method that is trained by its own function, or by the one for all posteriors.
         problem: From `problems`.
         seed: Of network, training and prediction.
         epochs: Of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
-        budget: Seconds after which training stops where it is; `None` for no limit. A method with its own recipe
+        budget: Seconds after which training stops where it is; `None` for no limit. A method with its own function
             is not interrupted.
         report: Is told the share of the training that is done.
     """
@@ -160,9 +160,9 @@ def run(
     try:
         with own_generators(seed=seed):
             if method.fit is not None:
-                model, note = _own_recipe(method, problem, seed, epochs), ""
+                model, note = _train_by_method(method, problem, seed, epochs), ""
             else:
-                model, note = _posterior_recipe(method, problem, seed, epochs, budget, report)
+                model, note = _train_posterior(method, problem, seed, epochs, budget, report)
             seconds = time.process_time() - start
             scores, figure = _score(model, problem, seed)
         counted = count_parameters(model) if isinstance(model, nn.Module) else None
@@ -192,7 +192,7 @@ def run_all(
     """
     made = problems(seed)
     with own_generators():  # what torch loads on first use is nobody's training time
-        _posterior_recipe(METHODS["point"], made[0], seed, 1, None, None)
+        _train_posterior(METHODS["point"], made[0], seed, 1, None, None)
     for method in methods:
         for problem in made:
 
@@ -207,7 +207,7 @@ def _options(method: Method, problem: ToyProblem) -> dict[str, Any]:
     return {**method.options, **OPTIONS.get(method.name, {}).get(problem.name, {})}
 
 
-def _own_recipe(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:
+def _train_by_method(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
     made = TrainingTask(
         problem.network(seed),
@@ -221,11 +221,11 @@ def _own_recipe(method: Method, problem: ToyProblem, seed: int, epochs: int) -> 
     return method.fit(made, **_options(method, problem))
 
 
-def _posterior_recipe(
+def _train_posterior(
     method: Method, problem: ToyProblem, seed: int, epochs: int, budget: float | None, report: Report | None
 ) -> tuple[nn.Module, str]:
     if method.posterior is None:
-        raise ValueError(f"{method.name}: neither a posterior nor a recipe is registered")
+        raise ValueError(f"{method.name}: neither a posterior nor a function that trains it is registered")
     bnn = bayesianize(
         problem.network(seed),
         method.posterior(**_options(method, problem)),
