@@ -22,8 +22,6 @@ from tools.import_graph import LAYERS, circles, graph, imports, modules, rank, r
 ROOT = Path(bayesify.__file__).parent
 
 KNOWN_CIRCLES = [
-    ["bayesify.laplace.laplace", "bayesify.laplace.settling", "bayesify.laplace.storing", "bayesify.laplace.swag_variances",
-     "bayesify.laplace.tuning"],
     ["bayesify.running.memory", "bayesify.running.row_draws", "bayesify.running.runner"],
     ["bayesify.serving.card", "bayesify.serving.folder"],
 ]  # fmt: skip
@@ -37,13 +35,9 @@ KNOWN_TOO_LONG = {
     "training: fit",
     "training: check",
     "scale_out: run_jobs",
-    "baselines: step",
-    "baselines: nuts",
     "posteriors: Posterior",
     "compare: read_problem",
     "compare: compare",
-    "laplace: predict",
-    "laplace: tune_prior_precision",
     "serving: predict_table",
     "serving: fit_table",
 }

@@ -132,7 +132,7 @@ def test_a_step_is_the_formula_with_extra_damping():
 @pytest.mark.parametrize("budget", [1, 2**26])
 def test_factors_of_a_convolution(budget, monkeypatch):
     """A sums over positions, S is their mean; patches in the order of the weight's matrix; whatever fits at a time."""
-    monkeypatch.setattr("bayesify.baselines.noisy_kfac.EXAMPLES_BYTES", budget)
+    monkeypatch.setattr("bayesify.baselines.noisy_kfac.MAX_GRADIENT_BYTES", budget)
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 2, stride=2, padding=1).double()
     bnn = bayesify.bayesianize(
@@ -178,8 +178,8 @@ def test_sampled_fisher_has_the_exact_one_as_its_mean():
         generator = torch.Generator().manual_seed(0)
         observed = [
             sum(
-                trainer._gradient_factor("", seen.by_layer(grads)[""])
-                for grads in trainer._fisher_passes(seen, generator, None)
+                trainer._gradient_factor("", pulled.calls(trainer.rules()[""]))
+                for pulled in trainer._fisher_passes(seen, generator, None)
             )
             for _ in range(1 if fisher == "exact" else 1000)
         ]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, likelihoods, priors
-from bayesify.baselines import recipes
+from bayesify.baselines import from_task
 from bayesify.training.task import TrainingTask
 
 
@@ -221,7 +221,7 @@ def test_rows_that_stand_for_many_examples_do_not_make_its_recipe_diverge():
     for weight in (1.0, 1000.0):
         batches, likelihood = [(x, y, torch.full((60,), weight))], likelihoods.Gaussian(noise=0.1, learn=False)
         options = {"prior": priors.Neal(2.0), "num_data": 60, "epochs": 60, "seed": 0}
-        swag = recipes.fit_swag(TrainingTask(net(torch.float32), likelihood, batches, **options))
+        swag = from_task.fit_swag(TrainingTask(net(torch.float32), likelihood, batches, **options))
         found = swag.predict(x, 16, generator=torch.Generator().manual_seed(0))
         assert float((found.mean - y).square().mean()) < 0.3
         spread.append(float(found.epistemic.mean()))

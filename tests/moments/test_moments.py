@@ -316,7 +316,7 @@ def test_pieces_of_a_batch_are_the_same(name: str, generator, monkeypatch) -> No
     mask = torch.randn(7, 1, 4, 4, generator=generator, dtype=torch.float64) if name == "masked" else torch.eye(4)
     name = "attention" if name == "masked" else name
     whole = _pieces(name, units, mask)
-    monkeypatch.setattr("bayesify.moments.tensors.PIECE", 100)
+    monkeypatch.setattr("bayesify.moments.tensors.MAX_PIECE_UNITS", 100)
     for found, expected in zip(_pieces(name, units, mask), whole, strict=True):
         torch.testing.assert_close(found, expected)
 

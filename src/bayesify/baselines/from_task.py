@@ -1,9 +1,8 @@
-"""How the registry's methods that are not posteriors train on a problem, for the demonstration and comparisons."""
+"""The baselines that are more than a posterior, from a training task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -17,58 +16,58 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
-from bayesify.running.generators import own_generators
-from bayesify.training.batches import parse_batch
 from bayesify.training.maximum_a_posteriori import train_point
 from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
 
-BRIEF_CHAIN = 50
-"""Steps of a chain below which its trajectories are shorter."""
+MIN_FULL_CHAIN_STEPS = 50
+"""Chains of fewer steps have shorter trajectories."""
 
 
-def fit_swag(problem: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`; see `training.task.TrainingTask`.
+def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
+    """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`.
 
     A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
     Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by it.
     """
-    trained = train_point(problem)
-    swag = SWAG(trained.mean_network(), trained.likelihood or problem.likelihood, rank=rank)
-    with own_generators():  # the order of batches in the training stays
-        weights = [parse_batch(item).weights for item in problem.loader]
-    mean = float(torch.cat([part for part in weights if part is not None]).mean()) if weights[0] is not None else 1.0
+    trained = train_point(task)
+    swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
+    weights = [batch.weights for batch in task.batches() if batch.weights is not None]
+    mean = float(torch.cat(weights).mean()) if weights else 1.0
     rate = gentle_rate(learning_rate, swag.likelihood) / max(1.0, mean)
-    shares: dict[str, Any] = {"prior": problem.prior, "num_data": problem.num_data, "seed": problem.seed}
-    return swag.fit(problem.loader, max(2, problem.epochs // 2), rate, progress=False, **shares)
+    epochs = max(2, task.epochs // 2)
+    return swag.fit(task.loader, epochs, rate, prior=task.prior, num_data=task.num_data, seed=task.seed, progress=False)
 
 
-def natural_recipe(trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]) -> Callable[..., Any]:
-    """The recipe of a trainer by natural gradients; see `training.task.TrainingTask`."""
+def natural_gradient_fit(
+    trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]
+) -> Callable[..., BayesianNetwork]:
+    """The function that trains a family by natural gradients from a task."""
 
-    def fit_natural(problem: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
-        posterior = family(init_std=0.02)
-        bnn = bayesianize(problem.net, posterior, likelihood=problem.likelihood, prior=problem.prior)
-        options: dict[str, Any] = {"learning_rate": learning_rate, "num_draws": num_draws, "antithetic": True}
-        made = trainer(bnn, num_data=problem.num_data, **options)
-        return made.fit(problem.loader, problem.epochs, schedule=cosine, seed=problem.seed, progress=False).bnn
+    def fit_natural(task: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
+        bnn = bayesianize(task.net, family(init_std=0.02), likelihood=task.likelihood, prior=task.prior)
+        made = trainer(bnn, num_data=task.num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
+        return made.fit(task.loader, task.epochs, schedule=cosine, seed=task.seed, progress=False).bnn
 
     return fit_natural
 
 
-def fit_hmc(problem: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `training.task.TrainingTask`.
+def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
+    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up.
 
-    A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take an eighth as many gradients.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is a quick look: its steps take an eighth as many gradients.
     """
-    epochs = problem.epochs
-    bnn = bayesianize(problem.net, Point(), likelihood=problem.likelihood, prior=problem.prior)
-    batches = [parse_batch(item) for item in problem.loader]
-    x = torch.cat([batch.x for batch in batches])
-    y = torch.cat([batch.y for batch in batches])
+    epochs, batches = task.epochs, task.batches()
+    bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
     kept = max(1, min(num_draws, epochs))
     draws = nuts(
-        bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept),
-        max_tree_depth=5 if epochs < BRIEF_CHAIN else 8, seed=problem.seed,
-    )  # fmt: skip
+        bnn,
+        torch.cat([batch.x for batch in batches]),
+        torch.cat([batch.y for batch in batches]),
+        num_draws=kept,
+        num_warmup=max(1, epochs),
+        thin=max(1, epochs // kept),
+        max_tree_depth=5 if epochs < MIN_FULL_CHAIN_STEPS else 8,
+        seed=task.seed,
+    )
     return FixedDraws(draws, bnn.require_likelihood("fit_hmc"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,12 +11,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
+from bayesify.jacobians.trace import Pulled, trace
 from bayesify.maths.gamma import as_float
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 
-EXAMPLES_BYTES = 64 * 2**20
+MAX_GRADIENT_BYTES = 64 * 2**20
 """Bytes of gradients of single examples that are held at a time."""
 
 
@@ -36,12 +36,12 @@ class LayerPass:
         outputs: The network's outputs, [B, ...], in the graph.
         weights: The draw, as leaves of the graph.
         inputs: Positional and keyword inputs.
-        at_outputs, at_taps: Gradients of the loss, after `pull`: at the outputs, and at `taps()`.
+        at_outputs, at_layers: Gradients of the loss, after `pull`: at the outputs, and at the layers.
         used: Names of the weights that the loss depends on, after `pull`.
     """
 
     at_outputs: Tensor
-    at_taps: Sequence[Tensor | None]
+    at_layers: Pulled
 
     def __init__(
         self,
@@ -55,37 +55,23 @@ class LayerPass:
         self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
         self.inputs = args, kwargs
         self.used: set[str] = set()
-        self._rules = rules
-        self._calls: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in rules}
-        names: dict[nn.Module, str] = {}
-
-        def watch(module: nn.Module, inputs: tuple[Any, ...], result: Tensor) -> Tensor:
-            try:
-                kept = self._rules[names[module]].keep(inputs[0].detach())
-            except ValueError:  # a layer of a kind that has a rule, in a form that has none
-                return result
-            self._calls[names[module]].append((kept, result))
-            return result.clone()  # an operation in place on the layer's output must not reach what is kept
-
-        with runner.alone() as own, ExitStack() as stack, torch.enable_grad():
-            names.update({own.network.get_submodule(path): path for path in rules})
-            for module in names:
-                stack.callback(module.register_forward_hook(watch).remove)
-            self.outputs = select_output(own.call(self.weights, args, kwargs), output)
-
-    def taps(self) -> list[Tensor]:
-        """Outputs of these layers, call by call."""
-        return [result for calls in self._calls.values() for _, result in calls]
+        self._trace = trace(
+            runner,
+            lambda own: select_output(own.call(self.weights, args, kwargs), output),
+            {rule.module: rule for rule in rules.values()},
+            lenient=True,
+        )
+        self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
         """Gradients of a loss by the weights and by other tensors; those inside of the network are kept.
 
         Args:
-            loss: Of the outputs, a sum over examples times their weights.
+            loss: A sum over examples times their weights.
             others: Further tensors.
             example_weights: [B]. A kept gradient holds the root of its example's weight, so that its square holds the weight.
         """
-        taps = self.taps()
+        taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]
         grads = torch.autograd.grad(loss, targets, allow_unused=True, retain_graph=True)
         inside, outside = grads[: 1 + len(taps)], grads[1 + len(taps) :]
@@ -93,17 +79,14 @@ class LayerPass:
             shrink = torch.where(example_weights > 0, example_weights.double().rsqrt(), 0.0)
             inside = tuple(grad if grad is None else grad * _along(shrink, grad) for grad in inside)
         assert inside[0] is not None
-        self.at_outputs, self.at_taps = inside[0], inside[1:]
+        self.at_outputs = inside[0]
+        self.at_layers = self._trace.pulled([None if grad is None else grad.unsqueeze(0) for grad in inside[1:]])
         self.used = {name for name, grad in zip(self.weights, outside, strict=False) if grad is not None}
         return list(outside)
 
-    def by_layer(self, grads: Sequence[Tensor | None]) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """What each layer kept, [B, ...], with the gradient at its output, [B, ...], call by call, from gradients at `taps()`."""
-        given = iter(grads)
-        return {
-            path: [(kept, grad) for kept, _ in calls if (grad := next(given)) is not None]
-            for path, calls in self._calls.items()
-        }
+    def pull_vector(self, vector: Tensor) -> Pulled:
+        """Gradients of `sum(vector * outputs)` at the layers, for a vector in the shape of the outputs."""
+        return self._trace.pull(vector.unsqueeze(0))
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
@@ -122,30 +105,10 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
     return found
 
 
-def squared_gradients(rule: Rule, leaf: str, calls: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Sum over examples of the squared gradient of one weight of a layer: its shape.
-
-    A linear layer that sees each example once needs one product of squares; anything else materializes the gradients of as many
-    examples at a time as fit into `EXAMPLES_BYTES`.
-    """
-    if len(calls) == 1 and isinstance(rule.module, nn.Linear) and calls[0][1].ndim == 2:
-        kept, grad = calls[0][0].squeeze(1), as_float(calls[0][1]).square()
-        return grad.sum(0) if leaf == "bias" else grad.T @ kept.square()
-    examples = calls[0][1].shape[0]
-    parameter_size = max(1, rule.dense(leaf, calls[0][0][:1], calls[0][1][None, :1]).numel())
-    rows = max(1, EXAMPLES_BYTES // (4 * parameter_size))
-    total: Any = 0.0
-    for start in range(0, examples, rows):
-        part = slice(start, start + rows)
-        each = sum(rule.dense(leaf, kept[part], grad[None, part])[0] for kept, grad in calls)
-        total = total + torch.as_tensor(each).square().sum(0)
-    return torch.as_tensor(total)
-
-
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """The same for weights of layers without a rule, by running one example at a time, after `LayerPass.pull`."""
+    """Sums over examples of squared gradients by weights without a rule, one example at a time, after `LayerPass.pull`."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()

@@ -27,7 +27,7 @@ from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
 from bayesify.training.step import Update
 
-PASSED_ON = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
+FIT_OPTIONS = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
 """Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""
 
 
@@ -134,16 +134,8 @@ class NaturalGradient(ABC):
         points: list[Tensor | None] = [None] * len(self._points)
         total = 0.0
         for weights in each(draws.weights):
-            with explain_shape_errors(args, kwargs):
-                seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
-            with torch.enable_grad():
-                log_prob = self.likelihood.objective(seen.outputs, y, has_draws=False)
-                if example_weights is not None:
-                    check_example_weights(example_weights, len(log_prob))
-                loss = -(log_prob if example_weights is None else log_prob * example_weights).sum()
-            if not bool(torch.isfinite(loss)):
-                raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
-            factor = 1 / (len(log_prob) * self.num_draws)
+            seen, loss, examples = self._run(weights, args, kwargs, y, example_weights)
+            factor = 1 / (examples * self.num_draws)
             grads = seen.pull(loss, self._points, example_weights)
             for name, grad in zip(seen.weights, grads, strict=False):
                 _add(gradient, name, grad, factor, seen.weights[name])
@@ -159,6 +151,27 @@ class NaturalGradient(ABC):
         self._change(gradient, gathered, rate)
         self._step_points(points)
         return total
+
+    def _run(
+        self,
+        weights: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        y: Tensor,
+        example_weights: Tensor | None,
+    ) -> tuple[LayerPass, Tensor, int]:
+        """A pass with one draw, the negative log-likelihood summed over examples, and their number B."""
+        with explain_shape_errors(args, kwargs):
+            seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
+        with torch.enable_grad():
+            log_prob = self.likelihood.objective(seen.outputs, y, has_draws=False)
+            if example_weights is not None:
+                check_example_weights(example_weights, len(log_prob))
+                log_prob = log_prob * example_weights
+            loss = -log_prob.sum()
+        if not bool(torch.isfinite(loss)):
+            raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
+        return seen, loss, len(log_prob)
 
     def _check_finite(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], points: list[Tensor | None]
@@ -258,7 +271,7 @@ class NaturalGradient(ABC):
         Raises:
             TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
         """
-        odd = options.keys() - PASSED_ON
+        odd = options.keys() - FIT_OPTIONS
         if odd:
             raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
         if self.num_data is None:
@@ -308,8 +321,9 @@ class _NaturalSteps(Update):
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
         self.rate = self.trainer.learning_rate * (1.0 if self.schedule is None else self.schedule(share))
-        options: dict[str, Any] = {"generator": generator, "learning_rate": self.rate}
-        return self.trainer.step(batch.x, batch.y, example_weights=batch.weights, **options)
+        return self.trainer.step(
+            batch.x, batch.y, example_weights=batch.weights, generator=generator, learning_rate=self.rate
+        )
 
     @torch.no_grad()
     def after_epoch(self) -> dict[str, float]:

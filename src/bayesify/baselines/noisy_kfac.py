@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass
+from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass
 from bayesify.baselines.natural_gradient import NaturalGradient
 from bayesify.jacobians.rules import Rule, layer_factors
+from bayesify.jacobians.trace import Pulled
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_relative_tril
@@ -160,24 +161,26 @@ class NoisyKFAC(NaturalGradient):
             return {}
         inputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
-        passes = [seen.at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
-        for index, grads in enumerate(passes):
-            calls = seen.by_layer(grads)
+        passes = (
+            [seen.at_layers] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
+        )
+        for index, pulled in enumerate(passes):
             for _, layer in self._layers():
                 path = layer.weights[0].name.rpartition(".")[0]
-                if not calls[path]:
+                calls = pulled.calls(self._rules[path])
+                if not calls:
                     raise ValueError(
                         f"NoisyKFAC: the loss does not depend on {path}, or it is not called; leave it out"
                     )
                 if index == 0:
-                    inputs[layer.name] = self._input_factor(layer, path, calls[path])
-                found = self._gradient_factor(path, calls[path])
+                    inputs[layer.name] = self._input_factor(layer, path, calls)
+                found = self._gradient_factor(path, calls)
                 gradients[layer.name] = gradients[layer.name] + found if index else found
         return {"inputs": inputs, "gradients": gradients}
 
     def _fisher_passes(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
-    ) -> Iterator[Sequence[Tensor | None]]:
+    ) -> Iterator[Pulled]:
         root = fisher_root(self.likelihood, seen.outputs.detach())  # [B, ..., O, R]
         if example_weights is not None:
             root = root * example_weights.to(root).sqrt().view(-1, *[1] * (root.ndim - 1))
@@ -189,30 +192,32 @@ class NoisyKFAC(NaturalGradient):
                 raise ValueError("NoisyKFAC: fisher='exact' is for one prediction per example; use 'sampled'")
             vectors = root.movedim(-1, 0)
         for vector in vectors:
-            yield torch.autograd.grad(
-                seen.outputs, seen.taps(), vector.to(seen.outputs), retain_graph=True, allow_unused=True
-            )
+            yield seen.pull_vector(vector)
 
     def _input_factor(self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        total: Any = 0.0
+        total: Tensor | None = None
         for kept, grad in calls:
-            examples = grad.shape[0]
-            rows = max(1, EXAMPLES_BYTES // (4 * layer.cols * max(1, grad[0].numel() // layer.rows)))
+            examples = grad.shape[1]
+            rows = max(1, MAX_GRADIENT_BYTES // (4 * layer.cols * max(1, grad[0, 0].numel() // layer.rows)))
             for start in range(0, examples, rows):
                 part = slice(start, start + rows)
-                a = layer_factors(self._rules[path], kept[part], grad[None, part], layer)[0].flatten(0, 1)
-                total = total + a.T @ a / examples
-        return torch.as_tensor(total)
+                a = layer_factors(self._rules[path], kept[part], grad[:, part], layer)[0].flatten(0, 1)
+                product = a.T @ a / examples
+                total = product if total is None else total + product
+        assert total is not None
+        return total
 
     def _gradient_factor(self, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        total: Any = 0.0
+        total: Tensor | None = None
         positions = 0
         for _, grad in calls:
-            at_channels = grad if isinstance(self._rules[path].module, nn.Linear) else grad.movedim(1, -1)
+            at_channels = grad[0] if isinstance(self._rules[path].module, nn.Linear) else grad[0].movedim(1, -1)
             flat = as_float(at_channels).reshape(-1, at_channels.shape[-1])
-            positions += flat.shape[0] // grad.shape[0]
-            total = total + flat.T @ flat / grad.shape[0]
-        return torch.as_tensor(total) / positions
+            positions += flat.shape[0] // grad.shape[1]
+            product = flat.T @ flat / grad.shape[1]
+            total = product if total is None else total + product
+        assert total is not None
+        return total / positions
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

@@ -56,8 +56,7 @@ def nuts(
         ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
     """
     try:
-        from pyro.infer import MCMC
-        from pyro.infer import NUTS as Kernel
+        from pyro import infer
     except ImportError as error:
         raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
     check_inputs(*as_inputs(x))
@@ -69,13 +68,9 @@ def nuts(
     with own_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pyro's own dependencies deprecate is not the caller's
         torch.manual_seed(seed)
-        chain = MCMC(
-            Kernel(potential_fn=potential, max_tree_depth=max_tree_depth),
-            num_samples=num_draws * thin,
-            warmup_steps=num_warmup,
-            initial_params={"weights": flat},
-            disable_progbar=True,
-        )
+        kernel = infer.NUTS(potential_fn=potential, max_tree_depth=max_tree_depth)
+        counts = {"num_samples": num_draws * thin, "warmup_steps": num_warmup}
+        chain = infer.MCMC(kernel, **counts, initial_params={"weights": flat}, disable_progbar=True)
         chain.run()
     drawn = chain.get_samples()["weights"][::thin]
     reference = next(iter(start.values()))

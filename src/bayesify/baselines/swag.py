@@ -35,7 +35,7 @@ from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
 
-DIVERGED = 10.0
+MAX_LOSS_RISE = 10.0
 """Nats per example by which the loss may rise."""
 
 
@@ -195,8 +195,8 @@ class SWAG(Drawable):
             update=_Collecting(self, collect_every, skip_epochs),
             **options,
         )
-        if iterating.rise(total, self.history[-1]["nll"]) > DIVERGED:
-            raise ValueError(f"SWAG: the loss rose by more than {DIVERGED:g} nats; lower learning_rate={rate:g}")
+        if iterating.rise(total, self.history[-1]["nll"]) > MAX_LOSS_RISE:
+            raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
         return self
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
@@ -408,7 +408,7 @@ class _Iterating(Trainable):
 
     def rise(self, num_data: int, last: float) -> float:
         """By how much the loss has risen, of an epoch and of the first batch, which may fit better than others: the lesser."""
-        if self.first is None or last - self.first[2] <= DIVERGED:
+        if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
             return 0.0
         now = self.terms(self.first[0], phase=self.first[1], num_data=num_data, num_draws=1)[0]
         return -float(now.detach()) / num_data - self.first[2]

@@ -27,9 +27,9 @@ from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
 from bayesify.weights.module_state import below, fingerprint, restore_module, tensors_of, with_prefix
 
-LOWEST, HIGHEST = 1e-3, 1e3
+MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
-POINTS, STEPS = 49, 60
+NUM_GRID_POINTS, NUM_BISECTION_STEPS = 49, 60
 """Of the grid between them, and of the bisection that follows."""
 
 
@@ -264,14 +264,14 @@ def _nll(
 
 
 def _minimize(loss: Any, what: str) -> float:
-    """exp of the number in [log LOWEST, log HIGHEST] where a loss is least: a grid, then bisection on its derivative."""
-    grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS, dtype=torch.float64)
+    """exp of the number in [log MIN_SCALE, log MAX_SCALE] where a loss is least: a grid, then bisection on its derivative."""
+    grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])
     if not bool(torch.isfinite(values).any()):
         raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
     best = int(values.nan_to_num(nan=math.inf).argmin())
-    if best in (0, POINTS - 1):
+    if best in (0, NUM_GRID_POINTS - 1):
         why = "every validation example is predicted right" if best == 0 else "the outputs say nothing of the targets"
         warnings.warn(
             f"TemperatureScaling: {what} runs to its bound {math.exp(float(grid[best])):g}: {why}; use more validation data, "
@@ -280,7 +280,7 @@ def _minimize(loss: Any, what: str) -> float:
         )
         return math.exp(float(grid[best]))
     low, high = float(grid[best - 1]), float(grid[best + 1])
-    for _ in range(STEPS):
+    for _ in range(NUM_BISECTION_STEPS):
         middle = 0.5 * (low + high)
         point = torch.tensor(middle, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.baselines.layer_passes import LayerPass, general_squares, squared_gradients
+from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, general_squares
 from bayesify.baselines.natural_gradient import NaturalGradient
+from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 from bayesify.posteriors.mean_field import MeanField
 
@@ -78,21 +79,23 @@ class VOGN(NaturalGradient):
     ) -> dict[str, dict[str, Tensor]]:
         """Mean over examples of squared gradients, times their weights, by weight name."""
         batch = len(seen.at_outputs)
-        calls = seen.by_layer(seen.at_taps)
         second_moments: dict[str, Tensor] = {}
         general = []
         for name, value in seen.weights.items():
             path, _, leaf = name.rpartition(".")
+            own = [Use(self._rules[path], leaf)] if path in self._rules and not self.bnn.weights[name].aliases else []
             if name not in seen.used:
                 second_moments[name] = torch.zeros_like(as_float(value.detach()))
-            elif path in self._rules and not self.bnn.weights[name].aliases and calls[path]:
-                second_moments[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
-            else:  # no rule, or a layer whose weights are used without calling it
+                continue
+            found = seen.at_layers.sum_of_squares(own, value.numel(), MAX_GRADIENT_BYTES)
+            if found is None:  # no rule, or a layer whose weights are used without calling it
                 general.append(name)
+            else:
+                second_moments[name] = found.view(value.shape) / batch
         if general:
             self._check_uncoupled(general[0])
-            found = general_squares(self._runner, seen, general, self.bnn.output)
-            second_moments |= {name: value / batch for name, value in found.items()}
+            squares = general_squares(self._runner, seen, general, self.bnn.output)
+            second_moments |= {name: value / batch for name, value in squares.items()}
         return {"second_moments": second_moments}
 
     def _check_uncoupled(self, name: str) -> None:

@@ -30,15 +30,16 @@ from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictor import Batch, Phase, Predictor, Trainable
+from bayesify.running.generators import draw_seed
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
-HIDDEN_STD = 0.3
+HIDDEN_NOISE_STD = 0.3
 """Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
-BATCH, DRAWS = 256, 32
+DEFAULT_BATCH_SIZE, DEFAULT_NUM_DRAWS = 256, 32
 
 
 @register_predictor
@@ -142,7 +143,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             start = centers.new_zeros(len(centers), num_outputs)
             if matrix is not None and not self.skip:
                 start = below @ matrix
-            precision = centers.new_full((len(centers),), HIDDEN_STD**-2)
+            precision = centers.new_full((len(centers),), HIDDEN_NOISE_STD**-2)
             if last:
                 precision = torch.ones_like(precision)
                 if targets is not None:
@@ -320,15 +321,16 @@ class DeepGP(nn.Module, Predictor, Trainable):
             The history, one entry per epoch.
         """
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-            data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
+            data = DataLoader(TensorDataset(*data), batch_size=DEFAULT_BATCH_SIZE, shuffle=True)
         return fit(self, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
 
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """The terms of `elbo` for a batch of `fit`, each [S]."""
-        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator}
-        return self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights, **options)
+        return self.elbo_terms(
+            batch.x, batch.y, num_data=num_data, num_draws=num_draws, example_weights=batch.weights, generator=generator
+        )
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
@@ -357,15 +359,15 @@ class DeepGP(nn.Module, Predictor, Trainable):
         if not len(x):
             raise ValueError("predict: the batch is empty; give at least one example")
         regression = isinstance(self.likelihood, Gaussian)
-        draws = num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DRAWS)
+        draws = (
+            num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DEFAULT_NUM_DRAWS)
+        )
         mean, variance = self._all_moments(
             x, draws, generator, MEMORY_BUDGET if memory is None else parse_bytes(memory)
         )
         if isinstance(self.likelihood, Gaussian):
-            where = generator.device if generator is not None else "cpu"
-            seed = int(torch.randint(2**63 - 1, (), generator=generator, device=where))
             noise = self.likelihood.noise.detach().clone()
-            return ProcessPredictive(mean.to(x.dtype), variance.to(x.dtype), noise, seed)
+            return ProcessPredictive(mean.to(x.dtype), variance.to(x.dtype), noise, draw_seed(generator))
         return self.likelihood.predictive(Outputs(kept=self._draw_values(mean, variance, generator).to(x.dtype)))
 
     def _all_moments(
@@ -403,8 +405,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         first = state["inducing_inputs" if given["inducing"] == "global" else "layers.0.inducing_inputs"]
         # Inducing inputs may have moved together, which k-means or a Cholesky factor of their start would not survive.
         apart = torch.arange(first.numel(), dtype=torch.float64).sin().reshape(first.shape)
-        sizes: dict[str, Any] = {"depth": len(widths) - 1, "width": widths[1:-1], "num_outputs": widths[-1]}
-        model = cls(apart, num_inducing=count, **sizes, **given).to(first)
+        depth, hidden, outputs = len(widths) - 1, widths[1:-1], widths[-1]
+        model = cls(apart, num_inducing=count, depth=depth, width=hidden, num_outputs=outputs, **given).to(first)
         model.load_state_dict(state)
         return model
 

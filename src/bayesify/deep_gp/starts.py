@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs import check_inputs
 
-ROUNDS = 20
+MAX_KMEANS_ROUNDS = 20
 """Rounds of k-means; inducing inputs are trained afterwards, so that more buys nothing."""
-ROWS = 20_000
+MAX_KMEANS_ROWS = 20_000
 """Rows that k-means looks at, chosen at random where there are more."""
-ELEMENTS_AT_ONCE = 2**24
+MAX_DISTANCES_AT_ONCE = 2**24
 
 
 def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
@@ -28,10 +28,10 @@ def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
         return x.detach().clone()
     generator = torch.Generator().manual_seed(seed)
     rows = x.detach().double()
-    if len(rows) > max(ROWS, count):
-        rows = rows[torch.randperm(len(rows), generator=generator)[: max(ROWS, count)].to(x.device)]
+    if len(rows) > max(MAX_KMEANS_ROWS, count):
+        rows = rows[torch.randperm(len(rows), generator=generator)[: max(MAX_KMEANS_ROWS, count)].to(x.device)]
     centers = _spread_out(rows, count, generator)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_KMEANS_ROUNDS):
         owner = nearest_center(rows, centers)
         sums = torch.zeros_like(centers).index_add_(0, owner, rows)
         counts = torch.bincount(owner, minlength=count)
@@ -57,7 +57,7 @@ def _spread_out(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
     """Index of the nearest center of each row: [N]."""
-    rows = max(1, ELEMENTS_AT_ONCE // max(1, len(centers)))
+    rows = max(1, MAX_DISTANCES_AT_ONCE // max(1, len(centers)))
     return torch.cat([torch.cdist(part.detach().to(centers), centers).argmin(-1) for part in x.split(rows)])
 
 

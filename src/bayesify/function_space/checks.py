@@ -9,14 +9,14 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors import KTied, MeanField
 from bayesify.weights.catalog import owner_of
 
-INDEPENDENT = (MeanField, KTied)
+INDEPENDENT_POSTERIORS = (MeanField, KTied)
 """Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
 
 
 def check_network(bnn: BayesianNetwork) -> None:
     """Raise `ValueError` for a posterior other than independent Gaussian weights, or a prior that draws its scale."""
     for part in bnn.posteriors:
-        if not isinstance(part, INDEPENDENT):
+        if not isinstance(part, INDEPENDENT_POSTERIORS):
             raise ValueError(
                 f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
                 "variances; use MeanField or KTied"

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.maths.cholesky import checked_cholesky
 from bayesify.maths.value_checks import should_check
 
-JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
+RELATIVE_JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Share of the mean variance that is added where a covariance is not of full rank, by arithmetic."""
 
 
@@ -38,7 +38,7 @@ def dense_kl(
         covariance: [..., n, n].
         prior_mean: [..., n].
         prior_covariance: [..., n, n].
-        jitter: A share that is always added; `JITTER` where needed by default.
+        jitter: A share that is always added; `RELATIVE_JITTER` where needed by default.
 
     Raises:
         ValueError: If a covariance has no Cholesky factor even so.
@@ -49,7 +49,7 @@ def dense_kl(
     elif bool(_has_full_rank(covariance) & _has_full_rank(prior_covariance)):
         factor, prior_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(prior_covariance)
     else:
-        share = JITTER.get(covariance.dtype, 1e-5)
+        share = RELATIVE_JITTER.get(covariance.dtype, 1e-5)
         warnings.warn(
             f"function_kl: a covariance of {mean.shape[-1]} function values is not of full rank; {share:g} of the mean "
             "variance is added to both (give jitter=, other context inputs, or covariance='diagonal')",

@@ -16,7 +16,7 @@ from bayesify.maths.gamma import as_float
 
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
-PAIRS_GAIN = 2
+MAX_POSITIONS_PER_VECTOR = 2
 """Positions of a layer for each vector up to which pairs of positions are cheaper than products of the weight's size."""
 
 
@@ -104,7 +104,7 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
     if kind == "diagonal" and once:
         yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)
         return
-    if kind == "diagonal" and a.shape[1] <= PAIRS_GAIN * g.shape[0]:
+    if kind == "diagonal" and a.shape[1] <= MAX_POSITIONS_PER_VECTOR * g.shape[0]:
         yield _by_pairs(g, a, variance)
         return
     rows, inputs = g.shape[0] * g.shape[1], a.shape[-1]

@@ -25,6 +25,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
+from bayesify.running.generators import draw_seed
 from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import count_activation_bytes, parse_bytes
@@ -36,7 +37,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.weights.named_parameters import first_parameter
 
-DEFAULT_VARIANCE = 10.0
+DEFAULT_PRIOR_VARIANCE = 10.0
 
 
 @register_predictor
@@ -81,7 +82,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self,
         bnn: BayesianNetwork,
         prior_mean: float | Sequence[float] = 0.0,
-        prior_variance: Positive | Sequence[Positive] = DEFAULT_VARIANCE,
+        prior_variance: Positive | Sequence[Positive] = DEFAULT_PRIOR_VARIANCE,
         context: Context | None = None,
         covariance: Literal["diagonal", "full", "joint"] = "diagonal",
         *,
@@ -346,10 +347,11 @@ class FunctionSpaceVI(Drawable, Trainable):
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """The terms of `objective`, or those of the network in the MAP phase, for a batch of `fit`."""
-        options: dict[str, Any] = {"num_data": num_data, "num_draws": num_draws, "generator": generator}
         if phase == "map":
-            return self.bnn.terms(batch, phase=phase, **options)
-        data, kl = self.objective_terms(batch.x, batch.y, example_weights=batch.weights, **options)
+            return self.bnn.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)
+        data, kl = self.objective_terms(
+            batch.x, batch.y, num_data=num_data, num_draws=num_draws, example_weights=batch.weights, generator=generator
+        )
         return data, kl.expand(1)
 
     # -- prediction ------------------------------------------------------------------------------------------------
@@ -390,8 +392,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         alone = copy.copy(self)  # other threads see none of this
         alone._jacobians = self._evaluated
         mean, found = alone.function_moments(x, "example", memory=memory)
-        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))
-        return likelihood.closed_form(OutputGaussian(mean.reshape(-1, *alone._output_shape), found, seed))
+        outputs = mean.reshape(-1, *alone._output_shape)
+        return likelihood.closed_form(OutputGaussian(outputs, found, draw_seed(generator)))
 
     def config(self) -> dict[str, Any]:
         """All choices as plain data: those of the network, and those of the prior over functions."""

@@ -24,13 +24,13 @@ from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import owner_of
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
+RULE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
 """How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
 
 Uses = dict[str, list[Use]]
 """The rules of weights, one per name of a weight, by first name."""
 
-WITNESSES = 6
+NUM_WITNESSES = 6
 """Examples of the first batch of several on which rules are compared with automatic differentiation."""
 
 
@@ -159,7 +159,7 @@ class Jacobians:
         They come from all over the batch, in another order: a row of zeros says little. A network that sorts its examples
         does not show on sorted ones, and no order is sorted both forwards and backwards.
         """
-        args, kwargs = spread_rows(args, kwargs, WITNESSES)
+        args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
         count = batch_size(args, kwargs)
 
         def turn(leaf: Any) -> Any:
@@ -189,7 +189,7 @@ class Jacobians:
         pulled, exact = passed.pull_with(vector, list(weights.values()))
         truth = dict(zip(weights, exact, strict=True))
         del passed
-        tolerance = TOLERANCE.get(next(iter(weights.values())).dtype, 0.1)
+        tolerance = RULE_TOLERANCE.get(next(iter(weights.values())).dtype, 0.1)
 
         def agrees(name: str, found: Tensor | None) -> bool:
             other = torch.zeros_like(truth[name]) if found is None else found.to(truth[name])
@@ -228,7 +228,7 @@ class Jacobians:
     ) -> None:
         """The first of some examples alone must have the output that it has beside the others."""
         alone = self._call(values, *next(split_rows(args, kwargs, 1)))(self.runner)
-        tolerance = TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
+        tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
         if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
             raise ValueError(
                 "the network's output for one example depends on the other examples of the batch, or is random; use a network "
@@ -318,23 +318,15 @@ class Gradients:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
-    def sum_of_squares(self, name: str, index: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """Squares by the entries of a weight, summed over vectors and examples, a few examples at a time: [numel] or [n]."""
-        uses, total = self.uses(name), None
+    def sum_of_squares(self, name: str, memory: int, index: Tensor | None = None) -> Tensor:
+        """Squares by the entries of a weight, or by some of them, summed over vectors and examples: [numel] or [n]."""
+        uses = self.uses(name)
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)
-            return (found if index is None else found[..., index.to(found.device)]).square().sum((0, 1))
-        rows = rows or self.shape[1]
-        for start in range(0, self.shape[1], rows):
-            part = self._pulled.rows(slice(start, start + rows))
-            found_part = part.dense(uses) if index is None else part.columns(uses, index.to(self.device))
-            if found_part is not None:
-                squares = found_part.reshape(*found_part.shape[:2], -1).square().sum((0, 1))
-                total = squares if total is None else total + squares
-        if total is None:
-            size = self._linearization.weights[name].numel if index is None else len(index)
-            return self._or_zero(None, (size,))[0, 0]
-        return total
+            return (found if index is None else found[..., index]).square().sum((0, 1))
+        size = self._linearization.weights[name].numel
+        total = self._pulled.sum_of_squares(uses, size, memory, index)
+        return self._or_zero(None, (size if index is None else len(index),))[0, 0] if total is None else total
 
     def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
         """The rule, what it kept and the gradients [K, B, ...] of each call of the layers that use a weight."""

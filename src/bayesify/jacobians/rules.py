@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesify.maths.gamma import as_float
 from bayesify.weights.catalog import Layer
 
-ENTRIES_AT_ONCE = 2**24
+MAX_GATHERED_PRODUCTS = 2**24
 """Products that gathering chosen entries holds at a time."""
 
-DENSE_GAIN = 16
+DENSE_PRODUCT_SPEEDUP = 16
 """How much cheaper one product inside a matrix multiplication is than one that is gathered, roughly."""
 
 
@@ -293,7 +293,7 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
     """`sum_t g[k, b, rows[n], t] a[b, cols[n], t]`: [K, B, n], by gathering or by one dense product, whichever is less."""
     some_rows, row_place = rows.unique(return_inverse=True)
     some_cols, col_place = cols.unique(return_inverse=True)
-    if len(some_rows) * len(some_cols) <= DENSE_GAIN * len(rows):
+    if len(some_rows) * len(some_cols) <= DENSE_PRODUCT_SPEEDUP * len(rows):
         block = fold_product(g[:, :, some_rows], a[:, some_cols].transpose(1, 2))
         return block[:, :, row_place, col_place]
     parts = [
@@ -304,6 +304,6 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def chunk_entries(total: int, size: int) -> list[slice]:
-    """Slices of `total` entries that hold at most `ENTRIES_AT_ONCE` products, `size` for each entry."""
-    step = max(1, ENTRIES_AT_ONCE // max(1, size))
+    """Slices of `total` entries that hold at most `MAX_GATHERED_PRODUCTS` products, `size` for each entry."""
+    step = max(1, MAX_GATHERED_PRODUCTS // max(1, size))
     return [slice(start, start + step) for start in range(0, total, step)]

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from bayesify.jacobians.rules import Rule
 from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
+from bayesify.maths.gamma import as_float
 from bayesify.running.runner import Runner, SlowVmap, Vmaps
-
-"""First layers of networks whose gradients cannot be computed for several vectors at once."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,17 @@ class Trace:
     ) -> None:
         self.outputs = outputs
         self._applications = applications
-        self._differentiable = differentiable
-        self._pulling = pulling
-        self._vmaps = vmaps
+        self._differentiable, self._pulling, self._vmaps = differentiable, pulling, vmaps
+
+    @property
+    def taps(self) -> list[Tensor]:
+        """Outputs of the layers, call by call."""
+        return [application.output for application in self._applications]
+
+    def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
+        """K gradients at each of the `taps`, [K, B, ...], as those of the layers; `None` where nothing depends on a tap."""
+        pairs = zip(self._applications, grads, strict=True)
+        return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
     def partial(self) -> set[Rule]:
         """Rules of layers that were called with another number of examples than the network put out."""
@@ -60,34 +67,25 @@ class Trace:
 
     def pull(self, vectors: Tensor) -> Pulled:
         """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b of vectors [K, B, ...]."""
-        taps = [application.output for application in self._applications]
-        if not taps or not self.outputs.requires_grad:
+        if not self._applications or not self.outputs.requires_grad:
             return Pulled([])
         if self.direct:
             return Pulled([(self._applications[0], vectors.to(self.outputs.dtype))])
         with self._pulling.now():
-            grads = self._backward(taps, vectors.to(self.outputs.dtype))
-        found = [
-            (application, grad) for application, grad in zip(self._applications, grads, strict=True) if grad is not None
-        ]
-        return Pulled(found)
+            return self.pulled(self._backward(self.taps, vectors.to(self.outputs.dtype)))
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
         """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
-        taps = [application.output for application in self._applications]
+        taps = self.taps
         grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
         if self.outputs.requires_grad:
             grads = torch.autograd.grad(self.outputs, [*taps, *weights], vector, allow_unused=True)
-        found = [
-            (application, grad.unsqueeze(0))
-            for application, grad in zip(self._applications, grads, strict=False)
-            if grad is not None
-        ]
+        inside = [None if grad is None else grad.unsqueeze(0) for grad in grads[: len(taps)]]
         sums = [
             torch.zeros_like(weight) if grad is None else grad
             for weight, grad in zip(weights, grads[len(taps) :], strict=True)
         ]
-        return Pulled(found), sums
+        return self.pulled(inside), sums
 
     def _backward(self, taps: list[Tensor], vectors: Tensor) -> Sequence[Tensor | None]:
         def once(vector: Tensor, materialize: bool = False) -> tuple[Tensor | None, ...]:
@@ -143,6 +141,29 @@ class Pulled:
     def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:
         """Gradient by some entries of a weight, given by flat index: [K, B, n]."""
         return self._sum(uses, lambda use, kept, g: use.rule.columns(use.leaf, kept, g, index))
+
+    def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:
+        """Squares of `dense`, of `size` entries, or of `columns`, summed over vectors and examples: [size] or [n].
+
+        A linear map that sees each example once needs one product of squares. Anything else materializes the gradients of as many
+        examples at a time as fit into `memory` bytes.
+        """
+        calls = [(use, kept, g) for use in uses for kept, g in self.calls(use.rule)]
+        if not calls:
+            return None
+        use, kept, g = calls[0]
+        if index is None and len(calls) == 1 and use.leaf == "weight":
+            factors = use.rule.factors(kept, g)
+            if factors is not None and factors[0].shape[1] == 1:  # sums of (g_i a_j)^2
+                return (factors[1][:, :, 0].square().sum(0).T @ factors[0][:, 0].square()).reshape(-1)
+        rows = max(1, memory // (16 * size * g.shape[0]))
+        total = as_float(g).new_zeros(size if index is None else len(index))
+        for start in range(0, g.shape[1], rows):
+            part = self.rows(slice(start, start + rows))
+            found = part.dense(uses) if index is None else part.columns(uses, index)
+            if found is not None:
+                total = total + found.reshape(*found.shape[:2], -1).square().sum((0, 1))
+        return total
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
         """What a layer kept and its gradients [K, B, ...], call by call."""

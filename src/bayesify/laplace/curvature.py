@@ -246,22 +246,10 @@ def _add_squares(
 ) -> None:
     """Add the squares of some weights' gradients, summed over vectors and examples, to totals by name: [n] each."""
     for name in names:
-        squares = _sum_of_squares(gradients, subset, name, memory)
+        index = subset.entries[name]
+        index = None if index is None else index.to(gradients.device)
+        squares = gradients.sum_of_squares(name, memory, index).detach()
         totals[name] = totals[name] + squares if name in totals else squares
-
-
-def _sum_of_squares(gradients: Gradients, subset: Subset, name: str, memory: int) -> Tensor:
-    """Squares of a weight's gradients summed over vectors and examples: [n]."""
-    calls = gradients.calls(name)
-    weight = subset.weights[name]
-    if subset.entries[name] is None and len(calls) == 1 and not weight.is_bias:
-        rule, kept, g = calls[0]
-        factors = rule.factors(kept, g)
-        if factors is not None and factors[0].shape[1] == 1:  # (g_i a_j)^2 summed: one product of squares
-            a, slopes = factors[0][:, 0].square(), factors[1][:, :, 0].square().sum(0)
-            return (slopes.T @ a).reshape(-1).detach()
-    rows = max(1, int(memory // (16 * weight.numel * gradients.shape[0])))
-    return gradients.sum_of_squares(name, None if subset.entries[name] is None else subset.entries[name], rows).detach()
 
 
 def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How `laplace` and `subnetwork` train on a problem: to the maximum a posteriori, and then a posterior around it."""
+"""Laplace from a training task: training to the maximum a posteriori, and then a posterior around it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import catalog
 
 
-def fit_laplace(problem: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over all weights, Kronecker-factored where that is too large; see `training.task.TrainingTask`."""
-    trained = train_point(problem)
-    around, likelihood = trained.mean_network().eval(), trained.likelihood or problem.likelihood
-    return laplace_around(around, likelihood, problem.loader, prior=problem.prior, subset=subset, memory=memory)
+def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
+    """A full covariance over all weights, Kronecker-factored where that is too large."""
+    trained = train_point(task)
+    around, likelihood = trained.mean_network().eval(), trained.likelihood or task.likelihood
+    return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)
 
 
-def fit_subnetwork(problem: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over the weights with the largest variances; see `training.task.TrainingTask`.
+def fit_subnetwork(task: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
+    """A full covariance over the weights with the largest variances.
 
     The default takes 30 % of the weights, at most 2,000.
     """
-    total = sum(parameter.numel() for parameter in problem.net.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in task.net.parameters() if parameter.requires_grad)
     number = round(size * total) if isinstance(size, float) else size
-    return fit_laplace(problem, subset=largest_variance(max(1, min(number, total, 2000))), memory=memory)
+    return fit_laplace(task, subset=largest_variance(max(1, min(number, total, 2000))), memory=memory)
 
 
 def laplace_around(

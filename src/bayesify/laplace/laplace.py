@@ -65,6 +65,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
 from bayesify.predictor import Batch, Drawable
+from bayesify.running.generators import draw_seed
 from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import in_words, parse_bytes
@@ -335,7 +336,7 @@ class Laplace(Drawable):
         factors = list(SETTLING_FACTORS)
         wanted = factors[best_of(self._evidences(factors)) :]
         batches = [batch.to(self.device) for batch in first_batches(loader, MAX_SETTLING_ROWS, read_batch)]
-        count, seed = total_count(batches), _seed_from(torch.Generator().manual_seed(0))
+        count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [count, *(count * value for value in self._densities(batches, [*wanted, POINT_FACTOR], seed))]
         found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
         losses = ((found[-1] - found[1:-1]) / found[0]).tolist()
@@ -416,7 +417,7 @@ class Laplace(Drawable):
         if method == "linearized_mc":
             return self.likelihood.predictive(Outputs(kept=self._linearized_draws(x, num_draws, generator, budget)))
         # Nothing is drawn unless asked for, and then the same each time.
-        seed = torch.initial_seed() % 2**31 if generator is None else _seed_from(generator)
+        seed = torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)
         _, posterior = self.fitted()
         means, covariances = [], []
         for mean, gradients in self._linearized(x, budget):
@@ -621,7 +622,7 @@ class Laplace(Drawable):
         batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
         if not batches:
             raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
-        seed = _seed_from(generator)
+        seed = draw_seed(generator, 2**31)
         if prediction == "closed_form":
             return lambda factors: self._densities(batches, factors, seed)
         return lambda factors: [
@@ -758,8 +759,3 @@ class Laplace(Drawable):
         chosen = f"{self.subset.size:,} of {self.subset.total:,} weights" if self.subset else "not fitted"
         facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
         return f"Laplace({type(self.network).__name__}, {facts})"
-
-
-def _seed_from(generator: torch.Generator | None) -> int:
-    """A seed, drawn from a generator or torch's own."""
-    return int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))

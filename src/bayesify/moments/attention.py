@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesify.moments.linear import linear
 from bayesify.moments.tensors import Moments, NoRule, in_pieces, moments_of, use
 
-LOST = (
+ATTENTION_WARNING = (
     "predict: method='moments' loses most of the spread behind attention: mutual information was a sixth of that of draws on a "
     "small transformer, probabilities closer to theirs than the mean network's; where the spread matters, use method='draws'"
 )
@@ -30,7 +30,7 @@ def attend(
 ) -> tuple[Tensor, ...]:
     """Means and variances of outputs [B, ..., T, D], and, to show it, the attention [B, ..., T, J], from those of queries, keys and
     values."""
-    warnings.warn(LOST, stacklevel=2)
+    warnings.warn(ATTENTION_WARNING, stacklevel=2)
     units: tuple[Any, ...] = (*queries, *keys, *values)
     kept = 3 if show else 2
     if len({len(part) for part in units if part is not None}) > 1:  # examples that share keys

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bayesify.moments.tensors import Moments, in_pieces
 
-POINTS = 8
+NUM_QUADRATURE_POINTS = 8
 """Of the Gauss-Hermite rule."""
 
 
@@ -47,7 +47,7 @@ def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor
 
 @cache
 def _rule() -> list[tuple[float, float]]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_QUADRATURE_POINTS)
     return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist(), strict=True))
 
 

@@ -27,11 +27,11 @@ from bayesify.weights.layout import NetworkLayout
 
 Weights = dict[str, tuple[Tensor, Tensor | None]]
 
-PASSES = 3.0
+MAX_COST_RATIO = 3.0
 """Times the products of the plain network that means, variances and covariances together may take; elementwise functions and the
 integral over outputs come on top, up to another pass."""
 
-LARGEST_COVARIANCE = 64
+MAX_CORRELATED_OUTPUTS = 64
 """Outputs of an example above which they count as independent."""
 
 
@@ -137,9 +137,9 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
         raise _refusal(_layer(runner.network, refusal), refusal) from refusal
     if not isinstance(found, Moments):
         return found, torch.zeros_like(found).flatten(1)
-    if found.ndim != 2 or found.shape[1] > LARGEST_COVARIANCE:
+    if found.ndim != 2 or found.shape[1] > MAX_CORRELATED_OUTPUTS:
         return found.mean_, found.variance_.flatten(1)
-    return found.mean_, covariance(found, PASSES * counter.plain - counter.spent)
+    return found.mean_, covariance(found, MAX_COST_RATIO * counter.plain - counter.spent)
 
 
 def _refusal(place: str, reason: object) -> ValueError:

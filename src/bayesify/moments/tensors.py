@@ -132,7 +132,7 @@ def channels_last(maps: Tensor) -> Tensor:
     )  # `contiguous` leaves one channel alone
 
 
-PIECE = 2**17
+MAX_PIECE_UNITS = 2**17
 """Units at a time on a processor: what a step makes on its way stays in its second cache, in memory that the next piece uses again;
 whole maps would take new memory for each step, whose pages cost more than the step."""
 
@@ -145,7 +145,7 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
         units: Its arguments; nothing stays nothing.
     """
     first = next(part for part in units if part is not None)
-    rows = max(1, PIECE * len(first) // max(1, first.numel()))
+    rows = max(1, MAX_PIECE_UNITS * len(first) // max(1, first.numel()))
     if first.device.type != "cpu" or rows >= len(first):
         return step(*units)
     pieces = [[None] * -(-len(first) // rows) if part is None else part.split(rows) for part in units]

@@ -17,9 +17,9 @@ from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.random_features.features import starting_lengthscales
-from bayesify.random_features.process import MEMORY, NOISE
+from bayesify.random_features.process import INIT_NOISE
 from bayesify.running.inputs import check_inputs
-from bayesify.running.memory import parse_bytes
+from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors, tensors_of
 
@@ -57,7 +57,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         inducing_inputs: Tensor,
         covariance: Literal["diagonal", "full"] = "diagonal",
         *,
-        noise: Positive = NOISE,
+        noise: Positive = INIT_NOISE,
         lengthscale: Positive | Sequence[Positive] | None = None,
         amplitude: Positive = 1.0,
         learn_kernel: bool = True,
@@ -78,7 +78,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             parameter.requires_grad_(learn_kernel)
 
     @checked
-    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY) -> tuple[Tensor, Tensor]:
+    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY_BUDGET) -> tuple[Tensor, Tensor]:
         """Mean and variance of f under the posterior: [B, D] -> [B, 1] each.
 
         Args:
@@ -155,7 +155,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
         """
         check_inputs((x,), {})
-        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else parse_bytes(memory))
+        mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))
 
     def config(self) -> dict[str, Any]:

@@ -23,17 +23,16 @@ from bayesify.random_features.features import RandomFeatureNetwork, RandomFourie
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import check_inputs
-from bayesify.running.memory import parse_bytes
+from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors
 
 INIT_STD = 0.1
 """Standard deviation of the weights before training, between the prior's 1 and what data leave of it."""
-NOISE = 0.02**2
+INIT_NOISE = 0.02**2
 """Starting variance of the noise, for outputs of variance 1 (Rossi et al. 2020, appendix D.4)."""
-MEMORY = 2**28
 
-STARTS: dict[str, Posterior] = {
+POSTERIORS_BY_NAME: dict[str, Posterior] = {
     posterior.name: posterior
     for posterior in (MeanField(init_std=INIT_STD), FullCovariance(init_std=INIT_STD), WalshHadamard(init_std=INIT_STD))
 }
@@ -88,9 +87,9 @@ class RandomFeatureGP(BayesianNetwork):
         seed: Seed = 0,
     ) -> None:
         if isinstance(posterior, str):
-            posterior = STARTS.get(find_posterior(posterior).name, posterior)
+            posterior = POSTERIORS_BY_NAME.get(find_posterior(posterior).name, posterior)
         chosen = make_posterior(posterior)
-        noise = make_likelihood(likelihood) if likelihood is not None else Gaussian(noise=NOISE)
+        noise = make_likelihood(likelihood) if likelihood is not None else Gaussian(noise=INIT_NOISE)
         with own_generators():
             torch.manual_seed(seed)
             net = RandomFeatureNetwork(num_inputs, num_features, num_outputs, lengthscale, amplitude, learn_kernel)
@@ -110,7 +109,7 @@ class RandomFeatureGP(BayesianNetwork):
     # -- functions -------------------------------------------------------------------------------------------------
 
     @checked
-    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY) -> tuple[Tensor, Tensor]:
+    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY_BUDGET) -> tuple[Tensor, Tensor]:
         """Mean and variance of f under the posterior, in closed form; differentiable.
 
         Args:
@@ -143,8 +142,15 @@ class RandomFeatureGP(BayesianNetwork):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: [1] each in closed form, whatever `num_draws`; else [S]."""
         if not self.has_exact_bound:
-            options: dict[str, Any] = {"num_draws": num_draws, "generator": generator, "antithetic": antithetic}
-            return super().elbo_terms(x, y, num_data=num_data, example_weights=example_weights, **options)
+            return super().elbo_terms(
+                x,
+                y,
+                num_data=num_data,
+                num_draws=num_draws,
+                example_weights=example_weights,
+                generator=generator,
+                antithetic=antithetic,
+            )
         assert isinstance(self.likelihood, Gaussian)
         check_inputs((x,), {})
         mean, variance = self.function_moments(x)
@@ -187,7 +193,7 @@ class RandomFeatureGP(BayesianNetwork):
             raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.require_likelihood("predict")
         check_inputs((x,), {})
-        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else parse_bytes(memory))
+        mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
     def config(self) -> dict[str, Any]:
@@ -216,7 +222,7 @@ class RandomFeatureGP(BayesianNetwork):
 
     @torch.no_grad()
     @checked
-    def condition(self, x: Tensor, y: Tensor, *, memory: Memory = MEMORY) -> None:
+    def condition(self, x: Tensor, y: Tensor, *, memory: Memory = MEMORY_BUDGET) -> None:
         r"""Set a `FullCovariance` posterior to the exact one, given kernel and noise as they are; in place.
 
         $$ q(w) = \mathcal{N}(A^{-1} \Phi^\top y / \sigma^2, A^{-1}), \qquad A = \Phi^\top \Phi / \sigma^2 + I $$

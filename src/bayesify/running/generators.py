@@ -36,6 +36,12 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
             _OWNED.now = before
 
 
+def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) -> int:
+    """A seed for what is drawn later, from a generator on any device; torch's own by default."""
+    device = generator.device if generator is not None else None
+    return int(torch.randint(below, (), generator=generator, device=device))
+
+
 def owned_generators() -> list[torch.Generator]:
     """torch's global generators that are this thread's alone now, and may be set back; see `own_generators`."""
     return getattr(_OWNED, "now", [])

@@ -10,7 +10,10 @@ from torch import nn
 
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
+from bayesify.predictor import Batch
 from bayesify.priors import Prior
+from bayesify.running.generators import own_generators
+from bayesify.training.batches import parse_batch
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,8 @@ class TrainingTask:
     epochs: int
     seed: int
     point: BayesianNetwork[Any] | None = None
+
+    def batches(self) -> list[Batch]:
+        """All batches of the loader; one that shuffles does not move the caller's generator."""
+        with own_generators():
+            return [parse_batch(item) for item in self.loader]
