@@ -15,7 +15,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, models, posteriors
 from bayesify.running import runner as runners
-from bayesify.running.inputs import Untouched
+from bayesify.running.inputs_and_outputs import Untouched
 from bayesify.running.runner import Pass, Runner
 from benchmarks.timing import ratios, record
 

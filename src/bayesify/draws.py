@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, overload
 
@@ -9,12 +10,22 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.base import Outputs
-from bayesify.running.inputs import batch_size, check_lengths, split_rows
-from bayesify.running.memory import MEMORY_BUDGET, parse_bytes, rows_within, warn_of_mixing
-from bayesify.running.outputs import at, count_draws, select_output
-from bayesify.running.runner import Runner
+from bayesify.running.inputs_and_outputs import (
+    at,
+    batch_size,
+    check_lengths,
+    count_draws,
+    kinds_of,
+    select_output,
+    split_rows,
+)
+from bayesify.running.memory import MEMORY_BUDGET, PROBED_ROWS, count_activation_bytes, parse_bytes, warn_of_mixing
+from bayesify.running.runner import RowCost, Runner
 from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
+
+MAX_KNOWN_COSTS = 32
+"""Kinds of inputs whose cost is known for a network at a time."""
 
 
 class Draw:
@@ -119,14 +130,46 @@ class Draws:
         with self.runner.evaluating().alone(hooks=False) as runner:
             if split_batch and total > 1:  # a single example cannot be cut
                 check_lengths(args, kwargs)
-                first = self.buffers[0] if self.buffers else None
-                rows, each, few = rows_within(runner, self.weights, args, kwargs, budget, first, output)
-                size = len(self) * total * each
+                rows, cost, few = self._rows_within(runner, args, kwargs, budget, output)
+                size = len(self) * total * cost.output
             if keep or (keep is None and size <= budget):
                 kept = list(chunks(runner, self))
                 return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))
         frozen = self._copied(self.runner.evaluating().snapshot())
         return Outputs(chunks=lambda: chunks(frozen.runner, frozen))
+
+    def _rows_within(
+        self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
+    ) -> tuple[int, RowCost, Tensor | None]:
+        """How many examples fit into a budget of activation memory, with all draws at once where they run so.
+
+        The cost of an example is measured once for a network and a kind of inputs, by a pass of one draw over a few examples. It is
+        measured again where the batch must be cut.
+
+        Returns:
+            The number of examples, the cost of one, and the output of the first few examples if the cost was measured now.
+        """
+        total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
+        together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1
+        setting = (
+            like.dtype,
+            like.device,
+            torch.is_autocast_enabled(like.device.type),
+            min(total, PROBED_ROWS),
+            output,
+        )
+        kind = (*setting, *kinds_of(args, kwargs))
+        known = runner.decisions().row_costs
+        cost = known.get(kind)
+        if cost is not None and cost.activations * together * total <= budget:
+            return total, cost, None
+        buffers = self.buffers[0] if self.buffers else {}
+        activations, outputs = count_activation_bytes(runner, args, kwargs, {**at(self.weights, 0), **buffers})
+        few = select_output(outputs, output)
+        if len(known) >= MAX_KNOWN_COSTS:
+            known.clear()
+        cost = known[kind] = RowCost(activations, few.element_size() * few.numel() / few.shape[0])
+        return max(1, math.floor(budget / max(1.0, activations * together))), cost, few
 
     def __len__(self) -> int:
         return count_draws(self.weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, cast
@@ -28,9 +29,8 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
-from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
@@ -237,7 +237,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """
         road, noise = self._decided(), source_of(generator)
         weights: MutableMapping[str, Tensor] = {}
-        with full_precision(road.device) as autocast:
+        with full_precision(road.device) if torch.is_autocast_enabled(road.device) else nullcontext() as autocast:
             prior = self.prior.draw(num_draws, noise)
             kl: Any = prior.kl
             request = DrawRequest(
@@ -379,7 +379,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self, draws: Draws, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The data term of given draws and their KL, both [S] and in nats; see `elbo`."""
-        likelihood = self.require_likelihood("elbo")
+        likelihood = self.likelihood or self.require_likelihood("elbo")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         with explain_shape_errors(args, kwargs):
@@ -442,7 +442,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Raises:
             ValueError: If there is no likelihood, draws are another network's, inputs do not fit, or moments have no rule.
         """
-        likelihood = self.require_likelihood("predict")
+        likelihood = self.likelihood or self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         if method == "moments":

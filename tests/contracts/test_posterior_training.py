@@ -30,7 +30,7 @@ def test_the_data_term_alone_reaches_every_weight(case: Case) -> None:
 
 
 def _gradients(bnn, case, leaves):  # type: ignore[no-untyped-def]
-    from bayesify.running.outputs import select_output
+    from bayesify.running.inputs_and_outputs import select_output
     from bayesify.running.runner import Runner
 
     inputs = case.batch()

@@ -21,7 +21,7 @@ from bayesify.function_space import (
     NeuralTangent,
 )
 from bayesify.function_space.divergence import dense_kl
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 
 KINDS = ("diagonal", "full", "joint")
 DETERMINISTIC = [case for case in CASES.values() if case.name != "batch_norm_training"]

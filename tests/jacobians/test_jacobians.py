@@ -11,7 +11,7 @@ from cases import CASES, Case, call
 from torch import Tensor, nn
 
 from bayesify.jacobians import Jacobians
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 

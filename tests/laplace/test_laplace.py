@@ -16,7 +16,7 @@ from bayesify import Laplace, likelihoods, subnetwork
 from bayesify.laplace import prior_precision
 from bayesify.laplace.prior_precision import FACTOR_PER_LAYER
 from bayesify.likelihoods import Likelihood
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 
 LIKELIHOODS: dict[str, Likelihood] = {
     "gaussian": likelihoods.Gaussian(noise=[0.3, 0.7]),

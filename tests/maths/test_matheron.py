@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import matheron
-from bayesify.maths.matheron import Augmented, Factors, factorize
-from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, whole
+from bayesify.maths.matheron import Augmented, Factors, Group, StackDraw, draw_group, factorize, whole
 from bayesify.posteriors.inducing_weights.posterior import InducingWeights
 
 

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 from tails import check_tails
 
-from bayesify.maths import normal_numbers as numbers
-from bayesify.maths.normal_numbers import normal_numbers
+from bayesify.maths import noise as numbers
+from bayesify.maths.noise import normal_numbers
 
 COUNT = 2**22
 SEEDS = range(5, 13)
@@ -23,9 +23,9 @@ KNOWN: dict[Any, dict[int, str]] = {
         1: "0x1.b5219p+0",
         2: "0x1.332828p+1",
         3: "-0x1.c3aa1p-3",
-        numbers.BLOCK - 1: "0x1.71c238p-2",
-        numbers.BLOCK: "0x1.7becbcp+0",
-        2 * numbers.BLOCK + 5: "0x1.4dec98p-1",
+        numbers.NUMBERS_PER_STREAM - 1: "0x1.71c238p-2",
+        numbers.NUMBERS_PER_STREAM: "0x1.7becbcp+0",
+        2 * numbers.NUMBERS_PER_STREAM + 5: "0x1.4dec98p-1",
         297176: "0x1.2p-19",  # the smallest of the first three blocks
         302054: "-0x1.29929ep+2",  # the largest
     },
@@ -35,9 +35,9 @@ KNOWN: dict[Any, dict[int, str]] = {
         2: "0x1.9895dc0bcff7ap+0",
         3: "-0x1.62e6cdb599e0cp-2",
         10445: "0x1.48e4b7c17d534p+2",
-        numbers.BLOCK - 1: "-0x1.a9b2322b1ffa5p+0",
-        numbers.BLOCK: "0x1.4ee6f59cc52dep+0",
-        2 * numbers.BLOCK + 5: "-0x1.8cc22d75c9208p+0",
+        numbers.NUMBERS_PER_STREAM - 1: "-0x1.a9b2322b1ffa5p+0",
+        numbers.NUMBERS_PER_STREAM: "0x1.4ee6f59cc52dep+0",
+        2 * numbers.NUMBERS_PER_STREAM + 5: "-0x1.8cc22d75c9208p+0",
         311346: "0x1.f313b1cea2311p-21",
     },
 }
@@ -47,7 +47,7 @@ KNOWN: dict[Any, dict[int, str]] = {
 @pytest.fixture(scope="module")
 def blocks() -> np.ndarray:
     """Of neighboring seeds: [8, 32, BLOCK]."""
-    return np.stack([normal_numbers(COUNT, np.float32, seed).reshape(-1, numbers.BLOCK) for seed in SEEDS])
+    return np.stack([normal_numbers(COUNT, np.float32, seed).reshape(-1, numbers.NUMBERS_PER_STREAM) for seed in SEEDS])
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_tails_to_five_sigma(blocks: np.ndarray) -> None:
 
 
 def test_numbers_are_not_correlated(many: np.ndarray) -> None:
-    for lag in (1, 2, 3, 4096, numbers.BLOCK):
+    for lag in (1, 2, 3, 4096, numbers.NUMBERS_PER_STREAM):
         assert abs((many[:-lag] * many[lag:]).mean()) < 4.5 / np.sqrt(COUNT - lag), lag
 
 
@@ -104,7 +104,7 @@ def test_streams_of_neighboring_seeds_and_blocks_have_nothing_in_common(blocks: 
 
     Chance: 2^40 / 2 pairs of places, each of more than 55 bits; 32,640 pairs of blocks beyond 6 standard errors, 6e-5.
     """
-    every = blocks.reshape(-1, numbers.BLOCK)
+    every = blocks.reshape(-1, numbers.NUMBERS_PER_STREAM)
     assert len({hashlib.sha256(block.tobytes()).digest() for block in every}) == len(every)
     begins = every[:, :4096]
     pairs = np.stack([np.ascontiguousarray(begins[:, at : 4094 + at]).view(np.uint64) for at in (0, 1)])
@@ -117,7 +117,9 @@ def test_streams_of_neighboring_seeds_and_blocks_have_nothing_in_common(blocks: 
 
 
 def test_double_precision_has_streams_of_its_own_for_each_block() -> None:
-    every = np.concatenate([normal_numbers(18 * numbers.BLOCK, np.float64, seed).reshape(18, -1) for seed in (5, 6)])
+    every = np.concatenate(
+        [normal_numbers(18 * numbers.NUMBERS_PER_STREAM, np.float64, seed).reshape(18, -1) for seed in (5, 6)]
+    )
     assert len({block[:64].tobytes() for block in every}) == len(every)
     check_tails(every, (1, 2, 3, 4, 4.5))
 
@@ -125,7 +127,7 @@ def test_double_precision_has_streams_of_its_own_for_each_block() -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_the_number_of_threads_and_of_numbers_changes_nothing(kind: type) -> None:
     before = torch.get_num_threads()
-    count = 3 * numbers.BLOCK + 12_345
+    count = 3 * numbers.NUMBERS_PER_STREAM + 12_345
     try:
         torch.set_num_threads(1)
         alone = normal_numbers(count, kind, 1)
@@ -134,8 +136,8 @@ def test_the_number_of_threads_and_of_numbers_changes_nothing(kind: type) -> Non
     finally:
         torch.set_num_threads(before)
     assert np.array_equal(alone, together)
-    few = normal_numbers(numbers.BLOCK + 7, kind, 1)
-    assert np.array_equal(few[: numbers.BLOCK], alone[: numbers.BLOCK])
+    few = normal_numbers(numbers.NUMBERS_PER_STREAM + 7, kind, 1)
+    assert np.array_equal(few[: numbers.NUMBERS_PER_STREAM], alone[: numbers.NUMBERS_PER_STREAM])
 
 
 def test_the_table_has_the_same_bits_on_all_machines() -> None:
@@ -146,7 +148,7 @@ def test_the_table_has_the_same_bits_on_all_machines() -> None:
 
 @pytest.mark.parametrize("kind", list(KNOWN))
 def test_numbers_of_a_seed_are_within_two_ulp_of_those_of_another_machine(kind: type) -> None:
-    found = normal_numbers(3 * numbers.BLOCK, kind, 7)
+    found = normal_numbers(3 * numbers.NUMBERS_PER_STREAM, kind, 7)
     for place, text in KNOWN[kind].items():
         known = kind(float.fromhex(text))
         assert abs(found[place] - known) <= 2 * np.spacing(abs(known)), place

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import bayesify
-from bayesify import likelihoods, metrics, posteriors, subnetwork
+from bayesify import draws, likelihoods, metrics, posteriors, subnetwork
 from bayesify.predictive.base import Outputs
-from bayesify.running import memory
 
 
 def make(likelihood, outputs=3):
@@ -31,8 +30,8 @@ def test_existing_draws_give_what_they_would_by_themselves(rows):
 def test_a_single_example_is_not_measured_before_it_is_run(monkeypatch):
     """The pass that measures memory would cost as much as several draws."""
     calls = []
-    original = memory.count_activation_bytes
-    monkeypatch.setattr(memory, "count_activation_bytes", lambda *args: calls.append(1) or original(*args))
+    original = draws.count_activation_bytes
+    monkeypatch.setattr(draws, "count_activation_bytes", lambda *args: calls.append(1) or original(*args))
     bnn = make(likelihoods.Categorical())
     bnn.predict(torch.randn(1, 4), 4)
     assert not calls

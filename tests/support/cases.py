@@ -14,7 +14,7 @@ import bayesify
 from bayesify import BayesianNetwork, likelihoods
 from bayesify.methods import METHODS, Method
 from bayesify.posteriors import Posterior
-from bayesify.running.outputs import as_tree, select_output
+from bayesify.running.inputs_and_outputs import as_tree, select_output
 
 BATCH = 3
 

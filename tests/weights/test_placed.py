@@ -13,7 +13,7 @@ from bayesify import likelihoods, posteriors
 from bayesify.maths.fused_draws import ALIGNED, Joined
 from bayesify.posteriors.common.base import DrawRequest
 from bayesify.posteriors.common.captured_draws import CapturedDraw, _in_wide_numbers
-from bayesify.running.outputs import at, each
+from bayesify.running.inputs_and_outputs import at, each
 from bayesify.weights.placed import PlacedWeights
 
 

@@ -12,7 +12,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs
 
 
 @torch.no_grad()

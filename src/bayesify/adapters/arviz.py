@@ -14,8 +14,7 @@ from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Inputs, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
-from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
 
 
 @checked

@@ -19,7 +19,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.predictor import Drawable, Predictor, Trainable
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.training.fitting import fit
 

@@ -24,8 +24,7 @@ from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Drawable
-from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
 from bayesify.storage.atomic import check_file, write_atomically
 from bayesify.weights.catalog import put_in
 

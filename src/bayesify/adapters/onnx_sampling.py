@@ -17,7 +17,7 @@ from bayesify.adapters.extras import load
 from bayesify.maths.noise import NoiseSource
 from bayesify.network import BayesianNetwork
 from bayesify.running.caching import settled
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 from bayesify.weights.catalog import put_in
 
 MIN_INT8_ELEMENTS = 1024

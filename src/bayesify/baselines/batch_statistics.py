@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.running.inputs import as_inputs
-from bayesify.running.outputs import count_draws, each
+from bayesify.running.inputs_and_outputs import as_inputs, count_draws, each
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.batch_statistics import running_statistics, tracking_layers

@@ -13,7 +13,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.catalog import catalog

@@ -13,7 +13,7 @@ from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, trace
 from bayesify.maths.gamma import as_float
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 

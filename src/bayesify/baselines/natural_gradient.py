@@ -18,8 +18,7 @@ from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictor import Batch
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
-from bayesify.running.outputs import each
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, each, explain_shape_errors
 from bayesify.running.runner import Runner
 from bayesify.training.batches import count_examples
 from bayesify.training.fitting import fit

@@ -13,8 +13,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
 from bayesify.running.runner import Runner
 
 

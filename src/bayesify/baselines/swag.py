@@ -23,8 +23,7 @@ from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, count_examples

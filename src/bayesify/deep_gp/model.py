@@ -31,7 +31,7 @@ from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.running.generators import draw_seed
-from bayesify.running.inputs import check_inputs
+from bayesify.running.inputs_and_outputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit

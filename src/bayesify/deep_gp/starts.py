@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.likelihoods import Likelihood
-from bayesify.running.inputs import check_inputs
+from bayesify.running.inputs_and_outputs import check_inputs
 
 MAX_KMEANS_ROUNDS = 20
 """Rounds of k-means; inducing inputs are trained afterwards, so that more buys nothing."""

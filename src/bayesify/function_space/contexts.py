@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.noise import standard_normal
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs import as_inputs
+from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.batches import parse_batch
 
 IMAGE_RANGE = (0.0, 1.0)

@@ -8,7 +8,7 @@ from bayesify.conversion import bayesianize
 from bayesify.function_space.contexts import Box
 from bayesify.function_space.variational import DEFAULT_PRIOR_VARIANCE, FunctionSpaceVI
 from bayesify.posteriors.mean_field import MeanField
-from bayesify.running.inputs import as_inputs
+from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.task import TrainingTask
 
 

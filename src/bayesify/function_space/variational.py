@@ -26,11 +26,17 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.running.generators import draw_seed
-from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
+from bayesify.running.inputs_and_outputs import (
+    as_inputs,
+    batch_size,
+    check_inputs,
+    explain_shape_errors,
+    select_output,
+    split_rows,
+)
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import count_activation_bytes, parse_bytes
 from bayesify.running.modes import full_precision
-from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit

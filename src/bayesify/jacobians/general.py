@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs import batch_size
+from bayesify.running.inputs_and_outputs import batch_size, select_output
 from bayesify.running.kernels import twice_differentiable
-from bayesify.running.outputs import select_output
 from bayesify.running.plain_recurrence import PlainRecurrence
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
 

@@ -17,10 +17,9 @@ from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.maths.gamma import as_float
-from bayesify.running.inputs import batch_size, explain_shape_errors, split_rows, spread_rows
+from bayesify.running.inputs_and_outputs import batch_size, explain_shape_errors, select_output, split_rows, spread_rows
 from bayesify.running.kernels import full_float32, twice_differentiable
 from bayesify.running.memory import count_activation_bytes
-from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import owner_of
 

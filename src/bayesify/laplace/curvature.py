@@ -16,7 +16,7 @@ from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.gamma import as_float
 from bayesify.predictor import Batch
-from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.inputs_and_outputs import as_inputs, check_inputs
 from bayesify.running.progress import Display
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import Layer, Weight, group_layers

@@ -66,10 +66,16 @@ from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
 from bayesify.predictor import Batch, Drawable
 from bayesify.running.generators import draw_seed
-from bayesify.running.inputs import as_inputs, batch_size, check_inputs, explain_shape_errors, split_rows
+from bayesify.running.inputs_and_outputs import (
+    as_inputs,
+    batch_size,
+    check_inputs,
+    explain_shape_errors,
+    select_output,
+    split_rows,
+)
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import in_words, parse_bytes
-from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count

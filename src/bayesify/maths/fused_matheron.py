@@ -15,8 +15,7 @@ from torch import Tensor
 
 from bayesify.maths import fused_draws
 from bayesify.maths.fused_draws import ALIGNED, Joined, Place, kernel_normals, on_device
-from bayesify.maths.matheron import Factors
-from bayesify.maths.matheron_draws import draw_group
+from bayesify.maths.matheron import Factors, draw_group
 from bayesify.maths.philox import ROUNDS
 from bayesify.maths.signatures import gradients_again, known_signature
 

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, chain, cycle
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, draw_low, side_by_side, whole
-from bayesify.maths.signatures import known_signature, leading_axes
+from bayesify.maths.signatures import gradients_again, known_signature, leading_axes
 from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12
 
-LARGEST_STACK = 2**23
-"""Numbers of all Z of a side, filled up to the largest, above which each group has enough work for a GPU by itself."""
+MAX_STACK_NUMBERS = 2**23
+"""Above this many numbers in all Z of a side, filled up to the largest, each group has enough work for a GPU by itself."""
 
 STACKS_ON = ("cuda",)
 """Kinds of devices on which a launch costs more than small products."""
+
+
+MAX_BRANCHES = 4
+"""Groups that a captured draw makes at the same time, at most."""
+
+
+class Group(NamedTuple):
+    """Where matrices of one size stand in a stack: matrices `first` to `last`, with U of `rows x cols`."""
+
+    first: int
+    last: int
+    rows: int
+    outputs: int
+    cols: int
+    inputs: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class Factors:
     @property
     def counts(self) -> list[int]:
         """Matrices in each group."""
-        return [reach.shape[0] for reach in self.row_reach]
+        return list(map(len, self.row_reach))
 
 
 @dataclass(frozen=True)
@@ -94,30 +108,42 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
         blocks: The matrices.
         stack: Whether small matrices on a GPU are multiplied all at once too, for one draw with gradients.
     """
-    if stack and _stack_pays(blocks):
+    if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
-    sides = [side for block in blocks for side in ((block.z_row, block.d_row), (block.z_col, block.d_col))]
-    sizes = [d.shape[-1] for _, d in sides]
+    zs: list[Sequence[Tensor]] = []
+    ds: list[Tensor] = []
+    for block in blocks:
+        zs += block.z_row, block.z_col
+        ds += block.d_row, block.d_col
+    sizes = [d.shape[-1] for d in ds]
     # A GPU takes as long for one small matrix as for many: those of other sizes are filled up with an identity.
-    filled = [max(sizes)] * len(sizes) if sides[0][1].is_cuda else sizes
-    found: list[tuple[Tensor, ...]] = [()] * len(sides)
-    for size in dict.fromkeys(filled):
-        members = [at for at, other in enumerate(filled) if other == size]
-        d = torch.cat([_filled(sides[at][1], size, 1.0, axes=1) for at in members])
-        inverse, root, tril = _Triangles.apply(d, *(z for at in members for z in sides[at][0]))
-        parts = [part.to(d.dtype) for part in (inverse, inverse * root.unsqueeze(-2), tril)]
-        for at, *cut in zip(
-            members, *(part.split([len(sides[at][1]) for at in members]) for part in parts), strict=True
-        ):
-            found[at] = tuple(part[:, : sizes[at], : sizes[at]] for part in cut)
+    largest = max(sizes) if ds[0].is_cuda else 0
+    by_size: dict[int, list[int]] = {}
+    for at, size in enumerate(sizes):
+        by_size.setdefault(largest or size, []).append(at)
+    found: list[tuple[Tensor, Tensor, Tensor]] = [(ds[0], ds[0], ds[0])] * len(ds)  # overwritten
+    for size, members in by_size.items():
+        d = torch.cat([_filled(ds[at], size, 1.0, axes=1) for at in members]) if len(members) > 1 else ds[members[0]]
+        inverse, root, tril = _Triangles.apply(d, *chain.from_iterable(map(zs.__getitem__, members)))
+        inverse, rest, tril = inverse.to(d.dtype), (inverse * root.unsqueeze(-2)).to(d.dtype), tril.to(d.dtype)
+        first = 0
+        for at in members:
+            last, m = first + len(ds[at]), sizes[at]
+            found[at] = inverse[first:last, :m, :m], rest[first:last, :m, :m], tril[first:last, :m, :m]
+            first = last
     results = []
     for at, block in enumerate(blocks):
         (row_inverse, row_rest, row_tril), (col_inverse, col_rest, col_tril) = found[2 * at : 2 * at + 2]
-        counts = [z.shape[0] for z in block.z_row]
-        row_reach = [part @ z for part, z in zip(row_inverse.split(counts), block.z_row, strict=True)]
-        col_reach = [part @ z for part, z in zip(col_inverse.split(counts), block.z_col, strict=True)]
+        row_reach, col_reach = _reach(row_inverse, block.z_row), _reach(col_inverse, block.z_col)
         results.append(Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril))
     return results
+
+
+def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
+    """A = L^-1 Z of each group."""
+    if len(z) == 1:
+        return [inverse @ z[0]]
+    return [part @ group for part, group in zip(inverse.split(list(map(len, z))), z, strict=True)]
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:
@@ -125,12 +151,7 @@ def _stack_pays(blocks: Sequence[Augmented]) -> bool:
     z = [part for block in blocks for part in (*block.z_row, *block.z_col)]
     count = sum(len(block.d_row) for block in blocks)
     filled = count * max(part.shape[-2] for part in z) * max(part.shape[-1] for part in z)
-    return (
-        len(z) > 2
-        and z[0].device.type in STACKS_ON
-        and filled <= LARGEST_STACK
-        and all(part.shape[-2] <= part.shape[-1] for part in z)
-    )
+    return len(z) > 2 and filled <= MAX_STACK_NUMBERS and all(part.shape[-2] <= part.shape[-1] for part in z)
 
 
 def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
@@ -213,7 +234,8 @@ class _Triangles(torch.autograd.Function):
         for group in z:
             # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
             exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
-            products.append(_filled((exact @ exact.mT).to(wide), d.shape[-1]))
+            product = (exact @ exact.mT).to(wide)
+            products.append(product if product.shape[-1] == d.shape[-1] else _filled(product, d.shape[-1]))
         product = torch.cat(products, -3)
         jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
         variance = d.to(wide).square() + jitter
@@ -241,9 +263,11 @@ class _Triangles(torch.autograd.Function):
         by_variance = twice.diagonal(dim1=-2, dim2=-1)
         grad_d = d.to(twice) * (by_variance if grad_root is None else by_variance + grad_root / root)
         found = []
-        for part, group in zip(twice.split([group.shape[-3] for group in z], -3), z, strict=True):
-            rows = group.shape[-2]
-            found.append(part[..., :rows, :rows].to(group.dtype) @ group)
+        first = 0
+        for group in z:
+            count, rows = group.shape[-3:-1]
+            found.append(twice.narrow(-3, first, count)[..., :rows, :rows].to(group.dtype) @ group)
+            first += count
         return grad_d.to(d.dtype), *found
 
 
@@ -289,9 +313,9 @@ def conditional_draw(
         [G, S, d_out, d_in] of each group.
     """
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
-    parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
-    groups = zip(factors.row_reach, factors.col_reach, *parts, noise[1::2], noise[2::2], strict=True)
-
+    counts = factors.counts
+    cut = base.split(counts), amplitude.split(counts), factors.col_rest.split(counts)
+    groups = zip(factors.row_reach, factors.col_reach, *cut, noise[1::2], noise[2::2], strict=True)
     if torch.is_grad_enabled() and not transforming():
         return [StackDraw.apply(dtype, [whole(*group[:2])], *group)[0] for group in groups]
     return side_by_side(draw_group if dtype is None else partial(draw_low, dtype), groups)
@@ -341,3 +365,214 @@ def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, no
 def _fold(draws: Tensor, right: Tensor) -> Tensor:
     """[G, S, a, b] @ [G, b, c] as one product per matrix, all draws together: [G, S, a, c]."""
     return (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])
+
+
+def side_by_side(draw: Callable[..., Tensor], groups: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
+    """What a function makes of each group; in a CUDA graph that is captured, in branches that run at the same time.
+
+    A group alone leaves most of a GPU idle. Branches begin after all that came before and end before all that follows, and what
+    they return is recorded as used outside of them, so that no memory is taken again too early.
+    """
+    if transforming() or not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return [draw(*group) for group in groups]
+    main = torch.cuda.current_stream()
+    branches = [
+        torch.cuda.Stream(priority=-1) for _ in range(MAX_BRANCHES)
+    ]  # others take theirs from those of no priority
+    found = []
+    for branch, group in zip(cycle(branches), groups, strict=False):
+        branch.wait_stream(main)
+        with torch.cuda.stream(branch):
+            found.append(draw(*group))
+        found[-1].record_stream(main)
+    for branch in branches[: len(found)]:
+        main.wait_stream(branch)
+    return found
+
+
+def whole(row: Tensor, col: Tensor) -> Group:
+    """A group that is a stack by itself."""
+    return Group(0, row.shape[0], *row.shape[1:], *col.shape[1:])
+
+
+def draw_group(
+    row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
+) -> Tensor:
+    """Draws of one group, see `conditional_draw`, in operations that torch differentiates."""
+    keep = torch.is_grad_enabled()
+    wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
+    outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
+    inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
+    left = (row.mT.unsqueeze(1) @ inner).flatten(1, 2)  # [G, S d_out, M_c]
+    flat = wide.flatten(1, 2)
+    return (torch.baddbmm(flat, left, col) if keep else flat.baddbmm_(left, col)).view(wide.shape)
+
+
+@known_signature
+class StackDraw(torch.autograd.Function):
+    r"""Draws of several groups, one draw of each, or of one group, with their gradients written out.
+
+    With $E$ the noise of W's size, s that size, $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V and
+    $l = A_r^\top i$, draws are $W = s E + l A_c$. From the gradient $\bar W$ follow $\bar l = \bar W A_c^\top$,
+    $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
+    $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
+    $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$: three products with matrices of the weights' size
+    in place of four. Products of the rows' side are one for all groups. The noise E is kept for the backward pass, in the type of
+    the products too where that is another: $\bar A_c$ and $\bar s$ are products with it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dtype: torch.dtype | None,
+        groups: list[Group],
+        row: Tensor,
+        col: Tensor,
+        start: Tensor,
+        size: Tensor,
+        rest: Tensor,
+        *noise: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Draws [G, S, d_out, d_in] of each group; `noise`: $E$ of each group, then $E_3$ of each."""
+        wides, thins = noise[: len(groups)], noise[len(groups) :]
+        low = _rounded_all([wide.flatten(1, 2) for wide in wides], dtype or col.dtype)
+        right = _rounded(col, dtype or col.dtype)
+        outer = _space(groups, start, (*start.shape[:2], row.shape[-1], start.shape[-1]))
+        for group, part, thin in zip(groups, low, thins, strict=True):
+            side, end = _col_side(right, group), _square(rest, group)
+            torch.baddbmm(_times(part, side.mT), thin.flatten(1, 2), end.mT, out=_row_side(outer, group))
+        reached = row.unsqueeze(1) @ outer
+        inner = torch.addcmul(start, reached, size, value=-1)
+        left = _rounded(row.mT.unsqueeze(1) @ inner, right.dtype)
+        drawn = []
+        for group, wide in zip(groups, wides, strict=True):
+            product = _times(_row_side(left, group), _col_side(right, group)).view(wide.shape)
+            drawn.append(product.addcmul_(wide, size[group.first : group.last]))
+        ctx.save_for_backward(row, col, start, size, rest, right, outer, reached, inner, left, *noise, *low)
+        ctx.groups = groups
+        return tuple(drawn)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """See the class."""
+        groups, saved = ctx.groups, ctx.saved_tensors  # read once: checkpointing gives them once
+        row, col, start, size, rest, *_ = saved
+        wides, thins, _ = _thirds(saved[10:])
+        if torch.is_grad_enabled():  # to be differentiated again
+            drawn = [
+                draw_group(
+                    _row_part(row, group),
+                    _col_side(col, group),
+                    start[group.first : group.last, :, : group.rows, : group.cols],
+                    size[group.first : group.last],
+                    _square(rest, group),
+                    *pair,
+                )
+                for group, *pair in zip(groups, wides, thins, strict=True)
+            ]
+            again = gradients_again(drawn, (row, col, start, size, rest), grads)
+            return None, None, *again, *[None] * (len(wides) + len(thins))
+        with torch.autocast(row.device.type, enabled=False):
+            found = _gradients(groups, grads, saved)
+        return None, None, *found, *[None] * (len(wides) + len(thins))
+
+
+def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """See `StackDraw`; by rows, columns, start, size and rest."""
+    row, col, start, size, rest, right, outer, reached, inner, left, *others = saved
+    wides, thins, low = _thirds(others)
+    given = _rounded_all([grad.flatten(1, 2) for grad in grads], right.dtype)
+    through_left = _space(groups, start, (*start.shape[:2], row.shape[-1], start.shape[-1]))
+    for group, grad in zip(groups, given, strict=True):
+        _row_side(through_left, group).copy_(_times(grad, _col_side(right, group).mT))
+    through_inner = row.unsqueeze(1) @ through_left
+    scaled = through_inner * -size
+    through_outer = row.mT.unsqueeze(1) @ scaled
+    narrow = _rounded(through_outer, right.dtype)
+    by_row = inner @ through_left.mT  # [L, S, M_r, D_out]
+    by_row.flatten(0, 1).baddbmm_(scaled.flatten(0, 1), outer.flatten(0, 1).mT)
+    grad_row = by_row.sum(1) if by_row.shape[1] > 1 else by_row.squeeze(1)
+    grad_col, grad_rest = _space(groups, col, col.shape), _space(groups, rest, rest.shape)
+    for group, grad, thin, part in zip(groups, given, thins, low, strict=True):
+        torch.add(
+            _times(_row_side(left, group).mT, grad),
+            _times(_row_side(narrow, group).mT, part),
+            out=_col_side(grad_col, group),
+        )
+        torch.bmm(_row_side(through_outer, group).mT, thin.flatten(1, 2), out=_square(grad_rest, group))
+    sums = [part.sum((-2, -1), keepdim=True) for part in torch._foreach_mul(list(grads), list(wides))]
+    by_size = torch.cat(sums) - (through_inner * reached).sum((-2, -1), keepdim=True)
+    return grad_row, grad_col, through_inner, by_size.sum_to_size(size.shape), grad_rest
+
+
+def _thirds(values: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """Three lists of one length out of one."""
+    count = len(values) // 3
+    return [values[at : at + count] for at in range(0, 3 * count, count)]
+
+
+def _space(groups: Sequence[Group], like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory for all groups; zeros where they differ in size."""
+    return like.new_zeros(shape) if len(groups) > 1 else like.new_empty(shape)
+
+
+def _row_side(stacked: Tensor, group: Group) -> Tensor:
+    """A group's part of [L, S, D_out, M_c], its draws below each other: [G, S d_out, m_c]."""
+    return stacked[group.first : group.last].flatten(1, 2)[:, : stacked.shape[1] * group.outputs, : group.cols]
+
+
+def _row_part(row: Tensor, group: Group) -> Tensor:
+    """A group's part of [L, M, D_out]."""
+    return row[group.first : group.last, : group.rows, : group.outputs]
+
+
+def _col_side(col: Tensor, group: Group) -> Tensor:
+    """A group's part of [L, M, D_in]."""
+    return col[group.first : group.last, : group.cols, : group.inputs]
+
+
+def _square(rest: Tensor, group: Group) -> Tensor:
+    """A group's part of [L, M, M], of the columns' side."""
+    return rest[group.first : group.last, : group.cols, : group.cols]
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """A product for each matrix, summed in float32 where the numbers have less: [G, a, b] @ [G, b, c]."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    return torch.bmm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
+
+
+def draw_low(
+    dtype: torch.dtype, row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
+) -> Tensor:
+    """Draws of one group in a type of low precision; see `conditional_draw`."""
+    low = torch.mul(wide, size, out=_aligned(wide, dtype))
+    flat, right = low.flatten(1, 2), _rounded(col, dtype)
+    outer = torch.baddbmm(_times(flat, right.mT), thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
+    left = (row.mT.unsqueeze(1) @ (start - row.unsqueeze(1) @ outer)).flatten(1, 2).to(dtype)
+    return flat.baddbmm_(left, right).view(wide.shape)
+
+
+def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory of a tensor's shape whose rows start at multiples of eight numbers: products of others take slow kernels."""
+    *shape, size = like.shape
+    return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another type, its rows aligned."""
+    return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)
+
+
+def _rounded_all(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """`_rounded` of several tensors, those without gaps in one launch."""
+    if values[0].dtype == dtype:
+        return list(values)
+    pairs = [(_aligned(value, dtype), value) for value in values]
+    if alike := [pair for pair in pairs if pair[0].stride() == pair[1].stride()]:
+        torch._foreach_copy_([made for made, _ in alike], [value for _, value in alike])
+    for made, value in pairs:
+        if made.stride() != value.stride():
+            made.copy_(value)
+    return [made for made, _ in pairs]

@@ -17,11 +17,10 @@ from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.running.inputs import batch_size, check_lengths, split_rows
+from bayesify.running.inputs_and_outputs import batch_size, check_lengths, select_output, split_rows
 from bayesify.running.light_copies import leaves_inputs
 from bayesify.running.memory import MEMORY_BUDGET, count_activation_bytes, parse_bytes
-from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner
+from bayesify.running.runner import RowCost, Runner
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.layout import NetworkLayout
 
@@ -117,8 +116,8 @@ def _pieces(
     shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     known, kind = runner.decisions().row_costs, ("moments", *shapes)
     if kind not in known:
-        known[kind] = count_activation_bytes(runner, args, kwargs, values)[0], 0.0
-    per_row, _ = known[kind]
+        known[kind] = RowCost(count_activation_bytes(runner, args, kwargs, values)[0], 0.0)
+    per_row = known[kind].activations
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 

@@ -18,7 +18,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.random_features.features import starting_lengthscales
 from bayesify.random_features.process import INIT_NOISE
-from bayesify.running.inputs import check_inputs
+from bayesify.running.inputs_and_outputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors, tensors_of

@@ -22,7 +22,7 @@ from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs import check_inputs
+from bayesify.running.inputs_and_outputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors

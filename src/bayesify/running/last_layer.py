@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.running.inputs import split_rows
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import select_output, split_rows
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 

@@ -8,7 +8,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -320,12 +320,13 @@ class Record:
         self._own = [module.__dict__ for module in modules if not is_torchs(type(module))]
         self._dicts, self._containers = list(filter(None, dicts)), list(filter(None, containers))
         self._empty = [one for one in (*dicts, *called, *containers) if not one]
-        self._keys, self._names = _joined(self._own), _joined(self._dicts)
+        self._keys, self._names = list(chain.from_iterable(self._own)), list(chain.from_iterable(self._dicts))
         self._values = self._held()
         self._contents = [entries_of(container) for container in self._containers]
 
     def _held(self) -> list[Any]:
-        return _joined(map(dict.values, chain([module.__dict__ for module in self._modules], self._dicts)))
+        states = [module.__dict__ for module in self._modules]
+        return list(chain.from_iterable(map(dict.values, chain(states, self._dicts))))
 
     def holds(self) -> bool:
         """Whether they are the same now."""
@@ -333,14 +334,10 @@ class Record:
             not any(self._empty)
             and list(map(type, self._modules)) == self._kinds
             and are_same(self._held(), self._values)
-            and _joined(self._dicts) == self._names
-            and _joined(self._own) == self._keys
+            and list(chain.from_iterable(self._dicts)) == self._names
+            and list(chain.from_iterable(self._own)) == self._keys
             and all(map(are_same, map(entries_of, self._containers), self._contents))
         )
-
-
-def _joined(parts: Iterable[Iterable[Any]]) -> list[Any]:
-    return list(chain.from_iterable(parts))
 
 
 def entries_of(container: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,11 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify.running.inputs import batch_size, split_rows
-from bayesify.running.outputs import WeightDict, at, count_draws, select_output
+from bayesify.running.inputs_and_outputs import WeightDict, batch_size, split_rows
 from bayesify.running.runner import Runner
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -60,62 +57,6 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
 
 PROBED_ROWS = 4
 """Examples by which the memory of a pass is measured."""
-
-
-_PLAIN_INPUTS = (bool, int, float, str, type(None))
-MAX_KNOWN_COSTS = 32
-"""Kinds of inputs whose cost is known for a network at a time."""
-
-
-def rows_within(
-    runner: Runner,
-    values: WeightDict,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    budget: int,
-    buffers: WeightDict | None = None,
-    output: str | int | None = None,
-) -> tuple[int, float, Tensor | None]:
-    """How many examples fit into a budget of activation memory with all draws at once.
-
-    Measured once for a network and a kind of inputs, by one pass of one draw over a few examples that adds up the bytes of every
-    tensor it makes, which is more than what is alive at one time. It is measured again where the batch must be cut.
-
-    Args:
-        runner: The network.
-        values: Weights by name, [S, *shape].
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        budget: Bytes of the activations.
-        buffers: Buffers of the first draw.
-        output: Which of several outputs counts.
-
-    Returns:
-        The number of examples, the bytes of an example's output of one draw, and that output of the first few examples if it was
-        measured now.
-    """
-    num_draws, total = count_draws(values), batch_size(args, kwargs)
-    together = num_draws if runner.mode(num_draws) in ("vmap", "rows") else 1
-    like = next(iter(values.values()))
-    leaves = [
-        (leaf.shape[1:], leaf.dtype)
-        if isinstance(leaf, Tensor)
-        else (leaf if isinstance(leaf, _PLAIN_INPUTS) else type(leaf))
-        for leaf in pytree.tree_leaves((args, dict(kwargs)))
-    ]
-    autocast = torch.is_autocast_enabled(like.device.type)
-    kind = (*leaves, min(total, PROBED_ROWS), output, like.dtype, like.device, autocast)
-    known = runner.decisions().row_costs
-    per_row, size = known.get(kind, (math.inf, 0.0))
-    if budget >= per_row * together * total:
-        return total, size, None
-    per_row, few = count_activation_bytes(runner, args, kwargs, {**at(values, 0), **(buffers or {})})
-    few = select_output(few, output)
-    size = few.element_size() * few.numel() / few.shape[0]
-    if len(known) >= MAX_KNOWN_COSTS:
-        known.clear()
-    known[kind] = per_row, size
-    return max(1, math.floor(budget / max(1, per_row * together))), size, few
 
 
 @torch.no_grad()

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs import batch_size
-from bayesify.running.outputs import WeightDict
+from bayesify.running.inputs_and_outputs import WeightDict, batch_size
 from bayesify.weights.catalog import Weight, owner_of
 from bayesify.weights.structured import StructuredWeight
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from bayesify.running.free_copies import FreeCopies
-from bayesify.running.inputs import Untouched, batch_size
+from bayesify.running.inputs_and_outputs import Untouched, WeightDict, as_tree, batch_size, count_draws, each, stack
 from bayesify.running.kernels import without_cudnn
 from bayesify.running.light_copies import LightCopy
-from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
 from bayesify.weights.placed import PlacedWeights
@@ -66,6 +65,13 @@ class Vmaps:
         return found
 
 
+class RowCost(NamedTuple):
+    """Bytes that an example takes in a pass of one draw: of all activations together, and of the output."""
+
+    activations: float
+    output: float
+
+
 class Decisions:
     """What is decided once for a network: it holds as long as the network has the same modules, of the same types.
 
@@ -76,7 +82,7 @@ class Decisions:
     Attributes:
         recurrent: Whether a module is a recurrent layer.
         vmaps: What `vmap` was found to do with the network.
-        row_costs: Bytes of activations and of outputs for a row of inputs, by the kind of the inputs; see `memory`.
+        row_costs: What an example costs, by the kind of the inputs.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
@@ -89,7 +95,7 @@ class Decisions:
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
         self.vmaps = Vmaps()
-        self.row_costs: dict[Any, tuple[float, float]] = {}
+        self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module]) -> bool:
         """Whether the network has these modules still, of the same types."""

@@ -13,8 +13,7 @@ from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Batch, Predictor, Trainable
-from bayesify.running.inputs import as_inputs
-from bayesify.running.outputs import select_output
+from bayesify.running.inputs_and_outputs import as_inputs, select_output
 from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.rules import Score
 

@@ -7,6 +7,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -54,12 +55,12 @@ class Weight:
     position: int = 0
     normalized: bool = False
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of scalars."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, int]:
         """Rows (outputs) and columns (inputs) of the weight seen as a matrix; a vector is one column."""
         if len(self.shape) <= 1:
@@ -118,17 +119,17 @@ class Layer:
     name: str
     weights: tuple[Weight, ...]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Outputs: rows of `[W b]`."""
         return self.weights[0].matrix_shape[0]
 
-    @property
+    @cached_property
     def cols(self) -> int:
         """Inputs: columns of `[W b]`, the bias column included."""
         return sum(weight.matrix_shape[1] for weight in self.weights)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of scalars in the layer."""
         return sum(weight.numel for weight in self.weights)
@@ -142,8 +143,13 @@ class Layer:
         """The weights by name from `[W b]` of shape [*batch, rows, cols]."""
         if len(self.weights) == 1:
             return {self.weights[0].name: self.weights[0].from_matrix(matrix)}
-        parts = matrix.split([weight.matrix_shape[1] for weight in self.weights], dim=-1)
-        return {weight.name: weight.from_matrix(part) for weight, part in zip(self.weights, parts, strict=True)}
+        found: dict[str, Tensor] = {}
+        first = 0
+        for weight in self.weights:
+            columns = weight.matrix_shape[1]
+            found[weight.name] = weight.from_matrix(matrix.narrow(-1, first, columns))
+            first += columns
+        return found
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,7 +39,13 @@ class NamedParameters(nn.Module):
 
     def values(self) -> list[Tensor]:
         """The parameters, in order."""
-        return [value for value in self._parameters.values() if value is not None]
+        return list(filter(_is_given, self._parameters.values()))
+
+    def dense_values(self) -> list[Tensor]:
+        """The parameters in their dense shapes, in order."""
+        return (
+            [self.dense(name) for name in self] if self._buffers else list(filter(_is_given, self._parameters.values()))
+        )
 
     def mask(self, name: str) -> Tensor | None:
         """Which entries are kept, in the dense shape; `None` where all are."""
@@ -84,8 +92,8 @@ def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
         found += part._parameters.values()
         if buffers:
             found += part._buffers.values()
-        parts += [child for child in part._modules.values() if child is not None]
-    return [value for value in found if value is not None]
+        parts += filter(_is_given, part._modules.values())
+    return list(filter(_is_given, found))
 
 
 def first_parameter(module: nn.Module) -> Tensor:
@@ -96,10 +104,11 @@ def first_parameter(module: nn.Module) -> Tensor:
         for value in part._parameters.values():
             if value is not None:
                 return value
-        waiting += [child for child in reversed(part._modules.values()) if child is not None]
+        waiting += filter(_is_given, reversed(part._modules.values()))
     raise ValueError(f"{type(module).__name__} has no parameters; give a module that has some")
 
 
+_is_given = partial(operator.is_not, None)
 MASK = ":mask"
 """What the name of a mask ends in, after the name of its parameter."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,9 @@ def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
 class Posteriors(nn.ModuleList):
     """The posteriors of one network, in the order of their selectors."""
 
-    def __iter__(self) -> Iterator[Posterior]:
-        return super().__iter__()  # type: ignore[return-value]
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Posterior]: ...
 
     def in_drawing_order(self) -> list[Posterior]:
         """Those that run the network in order to draw come last."""

@@ -32,7 +32,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
-from bayesify.running.outputs import each, stack
+from bayesify.running.inputs_and_outputs import each, stack
 from bayesify.running.runner import Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters

@@ -52,7 +52,7 @@ class Augmentation(nn.Module):
 
     def augmented(self) -> Augmented:
         """Z and D."""
-        rows, cols = ([side.dense(name) for name in side] for side in (self.z_row, self.z_col))
+        rows, cols = self.z_row.dense_values(), self.z_col.dense_values()
         return Augmented(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
 
     @torch.no_grad()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -24,9 +25,9 @@ from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
 
-def _layers(block: list[tuple[Layer, ...]]) -> list[Layer]:
+def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
     """The layers of a block, group after group."""
-    return [layer for group in block for layer in group]
+    return chain.from_iterable(block)
 
 
 class InducingWeights(Posterior):
@@ -196,12 +197,10 @@ class InducingWeights(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
         """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
-        families, draws = self._families(), request.num_draws
-        alone = draws == 1 and self.shared is None and self.max_lambda != 0
-        factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
-        scales = self.cached("scales", lambda: [part.scale() for part in self._augmented()])
-        like = self._augmented()[0].raw_d_row
-        kernels = self.draws_by_kernels(request)
+        families, augmented, draws = self._families(), self._augmented(), request.num_draws
+        like, counted = augmented[0].raw_d_row, request.num_data if self.function_space_kl else None
+        factors, scales, kl = self.cached(("draw", counted), lambda: self._shared_by_draws(draws, counted))
+        kernels = like.is_cuda and self.draws_by_kernels(request)
         seed = request.noise.seed(like.device) if kernels else None
         shapes = NoiseShapes(families, factors if self.max_lambda != 0 else [], self.cols, request, like)
         own, matheron = shapes.draw(request, like, self.blocks, seed)
@@ -228,9 +227,16 @@ class InducingWeights(Posterior):
             weights = {}
             for block, groups in zip(self.blocks, conditional_draws(given, low), strict=True):
                 ratios = self._columns(block, request.prior, like)
-                self._unpack(block, [matrix for group in groups for matrix in group.unbind(0)], ratios, weights)
-            weights = {name: request.prior.color(name, value) for name, value in weights.items()}
-        return weights, self._kl(factors, request.num_data)
+                self._unpack(block, chain.from_iterable(map(Tensor.unbind, groups)), ratios, weights)
+            if request.prior.factor:
+                weights = {name: request.prior.color(name, value) for name, value in weights.items()}
+        return weights, kl
+
+    def _shared_by_draws(self, draws: int, counted: int | None) -> tuple[list[Factors], list[Tensor | None], Tensor]:
+        """Factors, lambda of every block, and the KL: what a draw takes from the parameters alone."""
+        alone = draws == 1 and self.shared is None and self.max_lambda != 0
+        factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
+        return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
 
     def draws_by_kernels(self, request: DrawRequest) -> bool:
         """Whether kernels make the noise of W's size and draw with it; see `kernel_draws`."""
@@ -252,7 +258,7 @@ class InducingWeights(Posterior):
     def _sigma(self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> Tensor:
         """Prior standard deviation of each layer, [L] or [L, S]: that of its first weight."""
         first = [prior.std[layer.weights[0].name] for layer in _layers(block)]
-        if all(isinstance(std, float) for std in first):
+        if not any(map(torch.is_tensor, first)):
             key = ("sigma", tuple(first), like.device, like.dtype)
             return self.constant(key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
         found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
@@ -263,17 +269,21 @@ class InducingWeights(Posterior):
         """What the columns of each layer's weights are multiplied by, where the bias has another scale than the first weight."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
-            stds = [prior.std[weight.name] for weight in layer.weights]
-            same = all(std is stds[0] or (isinstance(std, float) and std == stds[0]) for std in stds)
-            columns.append(
-                None if same else [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
-            )
+            first = prior.std[layer.weights[0].name]
+            for weight in layer.weights:
+                std = prior.std[weight.name]
+                if std is not first and not (isinstance(std, float) and std == first):
+                    ratios = [prior.std[weight.name] / first for weight in layer.weights]
+                    columns.append([torch.as_tensor(one, dtype=like.dtype, device=like.device) for one in ratios])
+                    break
+            else:
+                columns.append(None)
         return columns
 
     @staticmethod
     def _unpack(
         block: list[tuple[Layer, ...]],
-        matrices: list[Tensor],
+        matrices: Iterable[Tensor],
         columns: list[list[Tensor] | None],
         into: MutableMapping[str, Tensor],
         power: int = 1,
@@ -289,19 +299,14 @@ class InducingWeights(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL of the joint over (W, U) in nats; see the class."""
-        return self._kl(self.factors(), None)
+        return self.cached("kl", lambda: self._kl(self.factors(), None))
 
-    def _kl(self, factors: list[Factors], num_data: int | None) -> Tensor:
-        counted = num_data if self.function_space_kl else None
-
-        def compute() -> Tensor:
-            own = factors if self.shared is None else factors[-1:]
-            parts: list[Any] = [family.kl(factor) for family, factor in zip(self._families(), own, strict=True)]
-            for index, part in enumerate(self._augmented() if self.max_lambda != 0 else []):
-                parts.append(part.conditional_kl(counted if index < len(self.blocks) else None))
-            return torch.stack(parts).sum()
-
-        return self.cached(("kl", counted), compute)
+    def _kl(self, factors: list[Factors], counted: int | None) -> Tensor:
+        own = factors if self.shared is None else factors[-1:]
+        parts: list[Any] = [family.kl(factor) for family, factor in zip(self._families(), own, strict=True)]
+        for index, part in enumerate(self._augmented() if self.max_lambda != 0 else []):
+            parts.append(part.conditional_kl(counted if index < len(self.blocks) else None))
+        return torch.stack(parts).sum()
 
     def _mean_u(self, factors: list[Factors]) -> list[Tensor]:
         """Whitened E[U] of every block, [L, 1, M_r, M_c]."""
@@ -418,7 +423,7 @@ class InducingWeights(Posterior):
         """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
         counts: dict[str, int | None] = {}
         for index, block in enumerate(self.blocks):
-            part, layers = self._augmented()[index], len(_layers(block))
+            part, layers = self._augmented()[index], sum(map(len, block))
             small = [part.raw_d_row, part.raw_d_col, *([part.raw_lambda] if part.raw_lambda is not None else [])]
             small += list(self._families()[index].parameters()) if self.shared is None else []
             each = sum(parameter.numel() for parameter in small) // layers
