@@ -16,8 +16,8 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         "compare.rivals.FOLDS": 2,
         "compare.rivals.PENALTIES": 5,
         "sklearn.training.STEPS": 20,
-        "sklearn.settling.ROUNDS": 1,
-        "sklearn.settling.DOUBTFUL": 1.0,
+        "sklearn.settling.MAX_ROUNDS": 1,
+        "sklearn.settling.DOUBTFUL_LEVERAGE": 1.0,
     }.items():
         patch.setattr(f"bayesify.{name}", value)
 

@@ -20,8 +20,8 @@ def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
         monkeypatch.setattr(BayesianEstimator, "__setattr__", with_few_epochs)
-        monkeypatch.setattr("bayesify.sklearn.settling.ROUNDS", 1)
-        monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL", 1.0)
+        monkeypatch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
+        monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
         monkeypatch.setattr(model_selection, "cross_validate", in_two_folds(model_selection.cross_validate))
         return {"range": lambda count: range(min(count, LONGEST))}
     return {}

@@ -38,8 +38,8 @@ def line(rows=60, outputs=1, seed=0):
 @pytest.fixture
 def one_round(monkeypatch):
     """The noise is settled by one training in place of five to ten: where results are compared, not judged."""
-    monkeypatch.setattr("bayesify.sklearn.settling.ROUNDS", 1)
-    monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL", 1.0)
+    monkeypatch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
+    monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
 
 
 @pytest.mark.parametrize("name", RECIPES_AND_POSTERIORS)
@@ -155,15 +155,15 @@ def test_more_rows_bring_it_nearer():
     for start in (20, 60):
         first.partial_fit(x[start : start + 40], y[start : start + 40])
     assert first.score(x[100:], y[100:]) > before
-    assert len(first._kept) == 100
+    assert len(first.fitted_.kept) == 100
 
     labels = np.where(y > 100, "b", "a")
     classifier = BayesianClassifier(**QUICK, memory_rows=30)
     classifier.partial_fit(x[:50], labels[:50], classes=["a", "b", "c"])
     classifier.partial_fit(x[50:100], labels[50:100])
     assert classifier.predict_proba(x).shape == (200, 3)
-    assert len(classifier._kept) == 30
-    assert classifier._kept.num_data == pytest.approx(100)
+    assert len(classifier.fitted_.kept) == 30
+    assert classifier.fitted_.kept.num_data == pytest.approx(100)
     with pytest.raises(ValueError, match="label 'd' is not among"):
         classifier.partial_fit(x[:2], ["a", "d"])
 
@@ -331,11 +331,11 @@ def test_partial_fit_renews_the_recalibration_and_what_is_unusual():
     noise = np.where(np.arange(400) < 100, generator.normal(size=400), 3 * generator.standard_t(2, 400))
     y = 2 * x[:, 0] + 0.1 * noise
     model = BayesianRegressor("mean_field", **QUICK).fit(x[:100], y[:100])
-    before, far = model._recalibration, np.full((1, 1), 9.0)
+    before, far = model.fitted_.units.recalibration, np.full((1, 1), 9.0)
     assert model.unusual(far).all()
     more = generator.uniform(8.5, 9.5, (100, 1))
     model.partial_fit(np.concatenate((x[100:], more)), np.concatenate((y[100:], 2 * more[:, 0])))
-    assert model._recalibration != before
+    assert model.fitted_.units.recalibration != before
     assert not model.unusual(far).any()
     lower, upper = model.predict_interval(x[100:], 0.9)
     cover = np.mean((lower <= y[100:]) & (y[100:] <= upper))
@@ -392,8 +392,8 @@ def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, few, monkeypa
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(rows, 22)), generator.normal(size=rows)
     found = []
-    for most in (recipe.FEW_TO_STOP_BY, 0):
-        monkeypatch.setattr(recipe, "FEW_TO_STOP_BY", most)
+    for most in (recipe.MAX_ROWS_FOR_SPLIT_STOPPING, 0):
+        monkeypatch.setattr(recipe, "MAX_ROWS_FOR_SPLIT_STOPPING", most)
         model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=60, random_state=0).fit(x, y)
         found.append(model.choices_["out_of_fold_score"])
     assert found[0] > found[1] if few else found[0] == found[1]

@@ -11,8 +11,9 @@ from sklearn.linear_model import Ridge
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.sklearn import BayesianRegressor
-from bayesify.sklearn.rows import Rows, standardization
+from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.units import UnitsPredictive
+from bayesify.tables.encoding import Encoding
 
 SCALE, NOISE = 1.5, 4.0
 
@@ -26,10 +27,8 @@ def problem():
 def exact(x, y, x_test, weights=None):
     """Mean and variance of y at new inputs, by inverting the precision of standardized data with a column of ones."""
     weights = np.ones(len(x)) if weights is None else weights
-    units, (shift,), (scale,) = (
-        standardization(x, weights),
-        *(getattr(standardization(y[:, None], weights), name)[0] for name in ("mean", "std")),
-    )
+    units, targets = Encoding.scaled(x, weights), Encoding.scaled(y[:, None], weights)
+    (shift,), (scale,) = targets.mean, targets.std
     phi, phi_test = (np.column_stack((units(values), np.ones(len(values)))) for values in (x, x_test))
     noise, prior_precision = NOISE / scale**2, x.shape[1] / SCALE**2
     covariance = np.linalg.inv(phi.T @ (weights[:, None] * phi) / noise + prior_precision * np.eye(phi.shape[1]))

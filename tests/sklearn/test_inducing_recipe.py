@@ -9,7 +9,9 @@ pytest.importorskip("sklearn", minversion="1.7")
 from bayesify.likelihoods import Gaussian
 from bayesify.methods import METHODS
 from bayesify.sklearn import training
+from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.settings import Settings
 
 
 def started(monkeypatch, name, num_rows=150, **options):
@@ -17,8 +19,9 @@ def started(monkeypatch, name, num_rows=150, **options):
     monkeypatch.setattr(training, "train_posteriors", lambda *_, **__: None)
     rng = np.random.default_rng(0)
     rows = Rows(rng.normal(3.0, 1.0, (num_rows, 4)), rng.normal(size=(num_rows, 1)), np.ones(num_rows))
-    net = training.make_network(4, (6,), "tanh", 1, seed=0)
-    bnn = training.train(net, Gaussian(0.1).double(), rows, training.Plan(METHODS[name], options))
+    net = NetworkShape(4, (6,), "tanh", 1).make(0)
+    start = training.Start(net, Gaussian(0.1).double(), rows, Settings(METHODS[name], options=options))
+    (bnn,) = training.train_methods([start])
     return bnn.posterior, net, rows
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from torch import nn
 
-from bayesify.likelihoods import Categorical
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.sklearn.estimator import BayesianEstimator
-from bayesify.sklearn.recipe import Fitted, Settings, fit_classes
+from bayesify.sklearn.estimator import BayesianEstimator, fit_several
+from bayesify.sklearn.recipe import TrainingTable
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.settling import Start
-from bayesify.sklearn.training import Plan
 from bayesify.storage.serializers import register_predictor
 
 
@@ -78,7 +73,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             ValueError: If data or parameters are not valid, such as a single class or an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
-        return self._fit(self._training_rows(X, y, sample_weight, classes=None, first=True))
+        return fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train on more rows, beside those of earlier calls.
@@ -99,7 +94,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             ValueError: As for `fit`, without `classes` in the first call, or if no rows were kept.
         """
-        first = not hasattr(self, "model_")
+        first = not hasattr(self, "fitted_")
         if first and classes is None:
             raise ValueError(
                 "BayesianClassifier: the first call of partial_fit needs classes, all labels that will come"
@@ -109,42 +104,35 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 f"BayesianClassifier: classes={classes!r} differ from {self.classes_.tolist()} of the first call; "
                 "give the same, or none"
             )
-        return self._partial_fit(self._training_rows(X, y, sample_weight, classes=classes, first=first))
+        return self._partial_fit(self._training_table(X, y, sample_weight, classes=classes, first=first))
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> Rows:
-        X, y, weights = self._rows(X, y, sample_weight, reset=first, least=2 if first and classes is None else 1)
+    def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None) -> TrainingTable:
+        read = self._read_rows(X, y, sample_weight, reset=first, min_rows=2 if first and classes is None else 1)
+        y, weights = read.y, read.weights
         with self._telling("y as labels"):
             check_classification_targets(y)
-        if first:
+        if not first:
+            known = self.classes_
+        else:
             known = np.unique(y) if classes is None else np.unique(classes)
             if len(known) < 2 or (classes is None and len(np.unique(y[weights > 0])) < 2):
                 only = np.unique(y[weights > 0]).tolist()
                 raise ValueError(
                     f"BayesianClassifier: y holds one class, {only[0]!r}; give rows of at least two classes"
                 )
-            self.classes_ = known
-        unknown = ~np.isin(y, self.classes_)
+        unknown = ~np.isin(y, known)
         if unknown.any():
             raise ValueError(
-                f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {self.classes_.tolist()}; "
+                f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
                 "name it in classes in the first call"
             )
-        return Rows(X, np.searchsorted(self.classes_, y), weights).weighed()
+        return TrainingTable(Rows(read.inputs, np.searchsorted(known, y), weights).weighed(), known, read.columns)
 
-    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
-        return Start(net, Categorical())
-
-    def _task_config(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "kind": self.classes_.dtype.str}
-
-    def _restore_task(self, config: Mapping[str, Any]) -> None:
-        self.classes_ = np.array(config["classes"], dtype=np.dtype(config["kind"]))
-
-    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
-        return fit_classes(rows, len(self.classes_), settings)
-
-    def _num_outputs(self) -> int:
-        return len(self.classes_)
+    @property
+    def classes_(self) -> np.ndarray:
+        """The labels, sorted."""
+        assert self.fitted_.classes is not None
+        return self.fitted_.classes
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
@@ -157,7 +145,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
         """
-        found = self._predict_standardized(X)
+        inputs = self._inputs(X)
+        found = self.fitted_.predict(inputs, self.prediction_draws)
         assert isinstance(found, ClassificationPredictive)
         return found
 

@@ -1,62 +1,56 @@
-"""What both estimators share: parameters, training from arrays, prediction."""
+"""What both estimators share: parameters, training from arrays, prediction, files."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import torch
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import MAX_FLOAT32, Count, CountOrZero, Level, Positive, checked, refuse
 from bayesify.arguments.suggestions import suggest
-from bayesify.datasets.scaling import Standardization
 from bayesify.methods import Method, get_method
 from bayesify.network import BayesianNetwork
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
-from bayesify.running.generators import own_generators
+from bayesify.predictor import Predictor, Serializable
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
-from bayesify.sklearn.recipe import Fitted, Settings
-from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization, warn_of_copies
-from bayesify.sklearn.settling import Start, settle_further
-from bayesify.sklearn.stored import StoredEstimator
-from bayesify.sklearn.training import (
-    ACTIVATIONS,
-    TEMPERATURE,
-    Plan,
-    make_network,
-    own_network,
-    predict,
-    scale_temperature,
-    train,
-    train_posteriors,
-)
-from bayesify.sklearn.unusual import MOST_ROWS, Neighbors
-from bayesify.tables.encoding import Encoding
-from bayesify.training.random_streams import derive_seed
+from bayesify.sklearn.fitted import FittedTable
+from bayesify.sklearn.networks import ACTIVATIONS
+from bayesify.sklearn.recipe import TrainingTable, fit_further, fit_tables, merge_rows
+from bayesify.sklearn.rows import Rows, warn_of_copies
+from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
 
-AUTO = "auto"
-"""The method that is the estimators' own, see `recipe`."""
 NONE = "no_validation"
 """scikit-learn's word for X or y that are not there."""
-HIDDEN, ACTIVATION = (50,), "tanh"
-"""Of the network for methods by name."""
 _comparing = cache(checked)  # annotations are read once
-LATER_EFFORT = 0.25
-"""Share of the training that a later call of `partial_fit` gets."""
 
 
-class BayesianEstimator(StoredEstimator):
-    """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters."""
+@dataclass(frozen=True)
+class _Read:
+    """What was given to `fit`: inputs as numbers [N, D], targets as they are, weights [N], and how a frame became numbers."""
+
+    inputs: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray
+    columns: Columns | None
+
+
+class BayesianEstimator(BaseEstimator, Serializable):
+    """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
+
+    All that was fitted is in `fitted_`. Training rows are not in files, but for the scaled inputs that `unusual` compares with, so
+    that `partial_fit` cannot go on from one.
+    """
+
+    fitted_: FittedTable
+    n_features_in_: int
 
     def __init__(
         self,
@@ -70,10 +64,11 @@ class BayesianEstimator(StoredEstimator):
         epochs: Count | None = None,
         learning_rate: Positive | None = None,
         batch_size: Count | None = None,
-        num_draws: Count = 4,
+        num_draws: Count | None = None,
         prediction_draws: Count = 100,
         standardize: bool = True,
         memory_rows: CountOrZero = 10_000,
+        effort: EffortName = "full",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -90,168 +85,107 @@ class BayesianEstimator(StoredEstimator):
         self.prediction_draws = prediction_draws
         self.standardize = standardize
         self.memory_rows = memory_rows
+        self.effort = effort
         self.random_state = random_state
         self.verbose = verbose
 
-    # -- what a task adds ------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
-        """Network and likelihood that a method by name starts with."""
-
-    @abstractmethod
-    def _num_outputs(self) -> int:
-        """Outputs of the network."""
-
-    def _scale_targets(self, rows: Rows) -> Rows:
-        """Targets in the units in which they are trained on."""
-        return rows
-
-    def _choose_units(self, rows: Rows) -> None:
-        """Take the units of training from the rows."""
-        self._x_units = self._units(rows.x, rows.weights)
-
-    def _units(self, values: np.ndarray, weights: np.ndarray) -> Standardization:
-        return standardization(values, weights) if self.standardize else Standardization.identity(values.shape[1])
-
-    @abstractmethod
-    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
-        """Train the members of the default method on encoded rows."""
-
     # -- training --------------------------------------------------------------------------------------------------
 
-    def _fit(self, rows: Rows) -> Self:
-        method, rows = self._check_parameters(), self._merged(rows)
-        self._start(rows, method)
-        self._keep(rows)
+    def _settings(self) -> Settings:
+        """Parameters as the recipe takes them, once they are known to be valid."""
+        method = self._check_parameters()
+        return Settings(
+            method,
+            self.method == TEMPERATURE,
+            dict(self.method_options or {}),
+            hidden=None if self.hidden is None else tuple(self.hidden),
+            activation=self.activation,
+            network=self.network,
+            prior_scale=float(self.prior_scale),
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            num_draws=self.num_draws,
+            prediction_draws=self.prediction_draws,
+            standardize=self.standardize,
+            effort=self.effort,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            progress=bool(self.verbose),
+            owner=type(self).__name__,
+        )
+
+    def _take(self, fitted: FittedTable, rows: Rows) -> Self:
+        self.fitted_ = fitted.with_rows(rows, self.prediction_draws, self.memory_rows)
         return self
 
-    def _partial_fit(self, rows: Rows) -> Self:
-        method = self._check_parameters()
-        if not hasattr(self, "model_"):
-            return self._fit(rows)
-        if self._kept is None:
+    @abstractmethod
+    def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
+        """Training data, once they are known to be valid.
+
+        Args:
+            X: [N, D] numbers, or a data frame.
+            y: Targets.
+            sample_weight: How many examples each row stands for, [N]; 1 by default.
+            first: Whether nothing is known from an earlier call.
+        """
+
+    def _partial_fit(self, table: TrainingTable) -> Self:
+        """Train on more rows, beside those of earlier calls."""
+        if not hasattr(self, "fitted_"):
+            return _fit_together([(self, table)])[0]
+        settings, fitted = self._settings(), self.fitted_
+        if fitted.kept is None:
             raise ValueError(
                 f"{type(self).__name__}: partial_fit has no earlier rows to train on beside the new ones (memory_rows=0, or the "
                 "estimator comes from a file); fit again on all rows"
             )
-        whole = self._merged(Rows.of((self._kept, rows)))
-        by_posterior = isinstance(self.model_, BayesianNetwork) and method is not None and method.posterior is not None
-        if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
-            rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
-            start = self._settled and settle_further(self._settled, rows, plan)
-            if start:
-                self.model_.likelihood.load_state_dict(start.likelihood.state_dict())
-            train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
-            if start:
-                self._recalibrate(start)
-        else:
-            self._start(whole, method)
-        self._keep(whole)
-        return self
+        table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
+        posterior = settings.method is not None and settings.method.posterior is not None
+        if not posterior or settings.method_name != fitted.method or not isinstance(fitted.model, BayesianNetwork):
+            return _fit_together([(self, table)])[0]
+        return self._take(fit_further(fitted, table, replace(settings, seed=fitted.seed)), table.rows)
 
-    def _keep(self, rows: Rows) -> None:
-        seed = derive_seed(self._seed, "rows", len(rows), rows.num_data)
-        self._kept = rows.thinned(self.memory_rows, seed) if self.memory_rows else None
-        part = rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x
-        self._neighbors = Neighbors.of(part, _spread(self._predict_inputs(part)))
+    @property
+    def model_(self) -> Predictor:
+        """What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ..."""
+        return self.fitted_.model
 
-    def _recalibrate(self, start: Start) -> None:
-        self._recalibration = start.recalibration(self._predict_scaled)
-        self._settled = None if start.rows is None else replace(start, rows=None, leverage=None, residuals=None)
-
-    def _start(self, rows: Rows, method: Method | None) -> None:
-        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._fitted = None
-        if method is None:
-            self._encoding = Encoding.of(rows.x, rows.weights, self.standardize)
-            encoded = Rows(self._encoding(rows.x), rows.y, rows.weights)
-            with own_generators(seed=derive_seed(self._seed, "training")):
-                self._fitted = self._fit_members(encoded, self._settings())
-            self.model_, self.method_ = self._fitted.model, AUTO
-            return
-        self._choose_units(rows)
-        net = self._make_network()
-        with own_generators(seed=derive_seed(self._seed, "training")):
-            prepared, plan = self._prepared(rows), self._plan(method)
-            start = self._begin(net, prepared, plan)
-            self.model_ = train(start.network, start.likelihood, prepared, plan, settled=start.rows is not None)
-            if self.method == TEMPERATURE:
-                self.model_ = scale_temperature(self.model_, net, start.likelihood, prepared, plan)
-                start = replace(start, rows=None)
-            self._recalibrate(start)
-        self.method_ = TEMPERATURE if self.method == TEMPERATURE else method.name
-
-    def _prepared(self, rows: Rows) -> Rows:
-        return self._scale_targets(Rows(self._x_units(rows.x), rows.y, rows.weights))
-
-    @staticmethod
-    def _merged(rows: Rows) -> Rows:
-        """Before units are taken, so that copies and weights give the same units to the last bit."""
-        return rows.merged() if len(rows) <= FULL_BATCH else rows
-
-    def _plan(self, method: Method) -> Plan:
-        return Plan(
-            method,
-            dict(self.method_options or {}),
-            float(self.prior_scale),
-            self.epochs,
-            self.learning_rate,
-            self.batch_size,
-            self.num_draws,
-            self._seed,
-            bool(self.verbose),
-        )
-
-    def _settings(self) -> Settings:
-        given = {
-            "hidden": None if self.hidden is None else tuple(self.hidden),
-            "activation": self.activation,
-            "steps": self.epochs,
-            "learning_rate": self.learning_rate,
-            "batch_size": self.batch_size,
-            **(self.method_options or {}),
-        }
-        chosen = {key: value for key, value in given.items() if value is not None}
-        return Settings(prior_scale=float(self.prior_scale), seed=self._seed, progress=bool(self.verbose), **chosen)
+    @property
+    def method_(self) -> str:
+        """The method's name, or `"auto"`."""
+        return self.fitted_.method
 
     @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen: method, and for the default method likelihood, transform and out-of-fold scores of what was tried."""
-        check_is_fitted(self, "model_")
-        fitted = self._fitted
-        found: dict[str, Any] = {"method": self.method_}
-        if fitted is not None:
+        check_is_fitted(self, "fitted_")
+        fitted, found = self.fitted_, dict[str, Any](method=self.method_)
+        if fitted.method == AUTO:
+            assert fitted.network is not None
             found |= {
                 "likelihood": fitted.likelihood,
-                "transform": fitted.transform,
-                "members": self.model_.num_distinct_draws,
-                "hidden": fitted.hidden,
-                "steps": fitted.steps,
-                "out_of_fold_score": fitted.score,
-                "out_of_fold": dict(fitted.out_of_fold),
-                "tried": dict(fitted.scores),
+                "transform": "none" if fitted.units is None else fitted.units.transform,
+                "members": fitted.model.num_distinct_draws,
+                "hidden": fitted.network.hidden,
+                "steps": fitted.report.steps,
+                "out_of_fold_score": fitted.report.score,
+                "out_of_fold": dict(fitted.report.out_of_fold),
+                "tried": dict(fitted.report.tried),
             }
-        return found | {"left_out": list(self._columns.notes) if self._columns is not None else []}
+        return found | {"left_out": list(fitted.columns.notes) if fitted.columns is not None else []}
 
-    def _make_network(self) -> nn.Module:
-        owner, sizes = type(self).__name__, (self._num_inputs, self._num_outputs())
-        if self.network is not None:
-            return own_network(self.network, *sizes, owner)
-        hidden = HIDDEN if self.hidden is None else tuple(self.hidden)
-        activation = self.activation or ACTIVATION
-        return make_network(sizes[0], hidden, activation, sizes[1], derive_seed(self._seed, "network"))
+    # -- reading ---------------------------------------------------------------------------------------------------
 
-    def _rows(
-        self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2, **options: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        X, y = self._read(X, y, reset=reset, ensure_min_samples=least, **options)
+    def _read_rows(
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
+    ) -> _Read:
+        inputs, y, columns = self._read(X, y, reset=reset, ensure_min_samples=min_rows, **options)
         with self._telling("sample_weight as numbers of at least 0, one for each row"):
-            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            weights = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
                 raise ValueError("every sample_weight is zero, or one is too large")
         warn_of_copies(weights, type(self).__name__)
-        return X, y, weights
+        return _Read(inputs, y, weights, columns)
 
     @contextmanager
     def _telling(self, words: str, X: Any = None) -> Iterator[None]:
@@ -262,10 +196,10 @@ class BayesianEstimator(StoredEstimator):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}{_place(X)}; give {words}") from error
 
-    def _read(self, X: Any, y: Any = NONE, *, reset: bool, **options: Any) -> Any:
-        """Inputs as numbers [N, D], and targets where they are given; the columns of a frame are learned where `reset`."""
+    def _read(self, X: Any, y: Any = NONE, *, reset: bool, **options: Any) -> tuple[np.ndarray, Any, Columns | None]:
+        """Inputs as numbers [N, D], targets where they are given, and how a frame becomes numbers, learned where `reset`."""
         owner = type(self).__name__
-        columns: Columns | None = None if reset else self._columns
+        columns = None if reset else self.fitted_.columns
         if is_frame(X) if reset else columns is not None:
             if not reset and not is_pandas(X):
                 raise ValueError(
@@ -278,23 +212,20 @@ class BayesianEstimator(StoredEstimator):
                     y = validate_data(self, NONE, y, **options)
                     check_consistent_length(X, y)
             if columns is not None:
-                inputs = columns(X, owner)
+                return columns(X, owner), y, columns
+            columns, inputs = Columns.learn(X, owner)
+            self.n_features_in_ = X.shape[1]
+            if all(isinstance(name, str) for name in X.columns):
+                self.feature_names_in_ = np.array(list(X.columns), dtype=object)
             else:
-                self._columns, inputs = Columns.learn(X, owner)
-                self._num_inputs, self.n_features_in_ = inputs.shape[1], X.shape[1]
-                if all(isinstance(name, str) for name in X.columns):
-                    self.feature_names_in_ = np.array(list(X.columns), dtype=object)
-                else:
-                    self.__dict__.pop("feature_names_in_", None)
-            return inputs if y is NONE else (inputs, y)
+                self.__dict__.pop("feature_names_in_", None)
+            return inputs, y, columns
         if is_frame(X):
             refuse_cells(X, owner)
         words = "and y with one target for each row" if reset else "in the columns of the training"
         with self._telling(f"X as numbers [N, D], or a data frame, {words}", X):
             found = validate_data(self, X, y, reset=reset, dtype=np.float64, **options)
-        if reset:
-            self._columns, self._num_inputs = None, self.n_features_in_
-        return found
+        return (found, y, None) if y is NONE else (*found, None)
 
     def _check_parameters(self) -> Method | None:
         """The method, `None` for the estimators' own.
@@ -343,16 +274,9 @@ class BayesianEstimator(StoredEstimator):
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
-    def _predict_standardized(self, X: Any) -> Predictive:
-        check_is_fitted(self, "model_")
-        return self._predict_inputs(self._read(X, reset=False))
-
-    def _predict_inputs(self, inputs: np.ndarray) -> Predictive:
-        scaled = self._x_units(inputs) if self._fitted is None else self._encoding(inputs)
-        return self._predict_scaled(torch.from_numpy(scaled))
-
-    def _predict_scaled(self, x: Tensor) -> Predictive:
-        return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))
+    def _inputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "fitted_")
+        return self._read(X, reset=False)[0]
 
     @checked
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
@@ -380,12 +304,87 @@ class BayesianEstimator(StoredEstimator):
         Args:
             X: [N, D] numbers, or a frame.
         """
-        check_is_fitted(self, "model_")
-        inputs = self._read(X, reset=False)
-        found = self._neighbors.share_beyond(inputs, _spread(self._predict_inputs(inputs)))
-        if self._columns is not None:
-            found[self._columns.preparation.unseen(self._columns.read(X, type(self).__name__))] = 0.0
+        inputs = self._inputs(X)
+        found = self.fitted_.unusual_share(inputs, self.prediction_draws)
+        if self.fitted_.columns is not None:
+            columns = self.fitted_.columns
+            found[columns.preparation.unseen(columns.read(X, type(self).__name__))] = 0.0
         return found
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Parameters and all that was fitted but tensors, as plain data.
+
+        Raises:
+            ValueError: If the network is the user's own.
+        """
+        check_is_fitted(self, "fitted_")
+        parameters, names = self.get_params(deep=False), getattr(self, "feature_names_in_", None)
+        if self.fitted_.network is None:
+            owner = type(self).__name__
+            raise ValueError(
+                f"save: {owner} with a network of your own, whose code is in no file; store its model_ instead"
+            )
+        seed = parameters["random_state"]
+        parameters["random_state"] = int(seed) if isinstance(seed, (int, np.integer)) else None
+        return {
+            "parameters": {key: _plain(value) for key, value in parameters.items() if key != "network"},
+            "num_features": self.n_features_in_,
+            "names": None if names is None else [str(name) for name in names],
+            "table": self.fitted_.config(),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors of what was fitted."""
+        return self.fitted_.state()
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """From `config` and `state`; no network is needed.
+
+        Raises:
+            ValueError: If an earlier version wrote them.
+        """
+        if "table" not in config:
+            raise ValueError(
+                f"{cls.__name__}: the file is of an earlier version of bayesify; fit again with this version"
+            )
+        made = cls(**config["parameters"])
+        made.n_features_in_ = int(config["num_features"])
+        if config["names"] is not None:
+            made.feature_names_in_ = np.array(config["names"], dtype=object)
+        made.fitted_ = FittedTable.restore(config["table"], state)
+        return made
+
+
+Estimator = TypeVar("Estimator", bound=BayesianEstimator)
+
+
+def fit_several(
+    estimators: Sequence[Estimator], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
+) -> list[Estimator]:
+    """Fit estimators that differ in nothing but seeds, each to its own table, with the results that each `fit` has alone.
+
+    Networks of methods by name train together where they are of one size, which takes a fraction of the time.
+
+    Args:
+        estimators: Of one kind and method.
+        tables: X and y of each.
+        weights: How many examples the rows of each stand for; 1 by default.
+
+    Raises:
+        ValueError: As `fit`, of any of them.
+    """
+    each = zip(estimators, tables, weights or [None] * len(tables), strict=True)
+    pairs = [(estimator, estimator._training_table(*table, own, first=True)) for estimator, table, own in each]
+    return _fit_together(pairs)
+
+
+def _fit_together(pairs: Sequence[tuple[Estimator, TrainingTable]]) -> list[Estimator]:
+    settings = [estimator._settings() for estimator, _ in pairs]
+    fitted = fit_tables([table for _, table in pairs], settings)
+    return [estimator._take(one, merge_rows(table.rows)) for (estimator, table), one in zip(pairs, fitted, strict=True)]
 
 
 def _place(X: Any) -> str:
@@ -398,9 +397,8 @@ def _place(X: Any) -> str:
     return f" (first in column {bad[0, 1]}, row {bad[0, 0]}, counted from 0)" if found else ""
 
 
-def _spread(predictive: Predictive) -> Tensor:
-    """Epistemic uncertainty of each row, [N], in the unit of training."""
-    if isinstance(predictive, RegressionPredictive):
-        return predictive.epistemic.sum(-1)
-    assert isinstance(predictive, ClassificationPredictive)
-    return predictive.mutual_information
+def _plain(value: Any) -> Any:
+    """A parameter as plain data."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,11 +1,17 @@
-"""The default of the estimators: networks that each hold out a part of the rows, with a distribution that fits the row."""
+"""The one recipe for tables, from rows to a fitted method.
+
+The steps are the same for every method: encode the inputs, list the likelihoods and transforms of the target that can be, take
+its units, shape the network, train, recalibrate. The default method trains members that hold out rows each: what these
+predict chooses likelihood and transform, says when to stop, and recalibrates. A method by name trains on all rows, from the
+noise that the evidence of a plain network asks for, which recalibrates too.
+"""
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,279 +22,345 @@ from bayesify.likelihoods import REGISTRY, Categorical, Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Outputs
+from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
+from bayesify.predictor import Predictor
 from bayesify.priors import Neal
+from bayesify.running.generators import own_generators
+from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.fitted import FitReport, FittedTable, as_inputs, predict_scaled
+from bayesify.sklearn.networks import NetworkShape, own_network
 from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
-from bayesify.sklearn.scores import Scores
-from bayesify.sklearn.training import make_network
-from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
+from bayesify.sklearn.scores import LEVELS, Scores
+from bayesify.sklearn.settings import AUTO, EFFORTS, FULL_BATCH_ROWS, Settings
+from bayesify.sklearn.settling import recalibrate_by_leverage, settle, settle_further
+from bayesify.sklearn.training import Evidence, Start, scale_temperatures, train_methods, train_posteriors
+from bayesify.sklearn.units import TRANSFORMS, TargetUnits
+from bayesify.tables.encoding import Encoding
 from bayesify.training.hold_out import make_folds, train_held_out
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
 
-MEMBERS = 5
-DROPOUT_OF_CLASSES = 0.1
-"""Networks of numbers have none: on tables with little noise it costs up to half of the CRPS, elsewhere it changes nothing."""
-HIDDEN, HIDDEN_OF_MANY, MANY = (64, 64), (128, 128), 1_500
-BATCH, BATCH_OF_MANY = 128, 256
-"""Units of the hidden layers and rows of a batch, and those for more rows than `MANY`."""
-ACTIVATION, ACTIVATION_OF_CLASSES = "silu_relu", "silu"
-ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE, PATIENCE_TO_CHOOSE = 1_500, 2, 300, 5
-"""What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
-FEW_TO_STOP_BY = 250
-"""Rows up to which those that a member holds out look better than they are, since it stopped where it predicts them best; they are
-predicted at the step that other ones are predicted best at."""
-STEPS, PATIENCE = 2_000, 15
-"""Steps at most, and looks at the rows held out without a better one after which training ends."""
-LEARNING_RATE, LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
-WIDER = 5.0
-"""The factor by which the members' prior is wider than that of methods by name: each stops by the rows that it holds out, and the
-narrow prior costs 15 % of the CRPS on tables with little noise."""
-LEVELS = tuple(level / 20 for level in range(1, 20))
-"""Probabilities whose quantiles the CRPS is made of."""
-COUNTS = ("negative_binomial", "poisson")
-"""Likelihoods of whole numbers from 0 on."""
-SMALL_COUNT = 10
-"""A tenth of the targets lie at or below it where they are tried; larger whole numbers are as good as real ones."""
-FROM_THE_NETWORK: dict[str, dict[str, Any]] = {"student_t": {"scale": None}, "negative_binomial": {"dispersion": None}}
-"""Arguments with which a likelihood's spread depends on the row."""
-NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
-DEFAULT_LIKELIHOOD = "heteroscedastic_gaussian"
+# -- likelihoods, the one list ------------------------------------------------------------------------------------------
+
 REAL_LIKELIHOODS = {
-    DEFAULT_LIKELIHOOD: ("none", "log", "log1p", "sqrt"),
+    "heteroscedastic_gaussian": ("none", "log", "log1p", "sqrt"),
     "student_t": ("none", "log", "log1p"),
     "quantiles": ("none",),
 }
-"""Among which out-of-fold predictions choose, with the transforms that each is tried with."""
-WORTH = 0.005
+"""Likelihoods of numbers that the default method tries, the simplest first, with the transforms that each is tried with."""
+COUNT_LIKELIHOODS = ("negative_binomial", "poisson")
+"""Likelihoods of whole numbers from 0 on, which are not transformed."""
+MAX_SMALL_COUNT = 10
+"""Counts are tried where a tenth of the targets lie at or below it; larger whole numbers are as good as real ones."""
+NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
+Pair = tuple[str, str]
+"""A likelihood and a transform."""
+
+# -- networks and training of the default method, and of methods by name --------------------------------------------------
+
+NUM_MEMBERS = 5
+HIDDEN, HIDDEN_OF_MANY, HIDDEN_BY_NAME = (64, 64), (128, 128), (50,)
+MAX_ROWS_FOR_SMALL_NETWORKS = 1_500
+MEMBER_BATCH_ROWS, MEMBER_BATCH_ROWS_OF_MANY = 128, 256
+"""Units of the hidden layers, and rows of a batch, up to `MAX_ROWS_FOR_SMALL_NETWORKS` and above; and of methods by name."""
+ACTIVATION, ACTIVATION_OF_CLASSES, ACTIVATION_BY_NAME = "silu_relu", "silu", "tanh"
+DROPOUT_OF_CLASSES = 0.1
+"""Networks of numbers have none: on tables with little noise it costs up to half of the CRPS, elsewhere it changes nothing."""
+MEMBER_LEARNING_RATE, MEMBER_LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
+MEMBER_PRIOR_FACTOR = 5.0
+"""Factor by which the members' prior is wider than that of methods by name: each stops by the rows that it holds out, and the
+narrow prior costs 15 % of the CRPS on tables with little noise."""
+MEMBER_PATIENCE = 15
+"""Looks at the rows held out without a better one after which training ends."""
+MAX_ROWS_FOR_SPLIT_STOPPING = 250
+"""With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the step that
+was best for the other half."""
+CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300, 5
+"""What likelihood and transform are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
+MIN_GAIN_SHARE = 0.005
 """Share by which a score must be better to give up the simpler choice."""
+PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
+"""Probabilities whose quantiles the CRPS is made of."""
+LATER_EFFORT_SHARE = 0.25
+"""Share of the training that a later call of `partial_fit` gets."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What an estimator's parameters say about its members.
+class TrainingTable:
+    """Training data of an estimator.
 
     Args:
-        hidden: Units of each hidden layer; by the number of rows by default.
-        activation: Of the hidden layers; by the task by default.
-        dropout: Share of the hidden units that a step leaves out.
-        prior_scale: Of the `Neal` prior.
-        members: K networks, each of which holds out another Kth of the rows.
-        steps: Of the optimizer, at most.
-        patience: Looks at the rows held out without a better one after which training ends.
-        learning_rate: At the first step; by the task by default.
-        batch_size: Rows of each member in a step; by the number of rows by default.
-        noise: Variance of the targets' noise, in their squared unit, where it is known.
-        seed: Of everything random.
-        progress: Whether to show a progress bar.
+        rows: Inputs as numbers, and targets [N, O] in their own units or [N] positions of classes.
+        classes: The labels, sorted; `None` for a regression.
+        columns: How a data frame became these inputs, if it was one.
+        flat: Whether targets were [N], and not [N, O].
     """
 
-    hidden: tuple[int, ...] | None = None
-    activation: str | None = None
-    dropout: float = 0.0
-    prior_scale: float = 2.0
-    members: int = MEMBERS
-    steps: int = STEPS
-    patience: int = PATIENCE
-    learning_rate: float | None = None
-    batch_size: int = 0
-    noise: float | None = None
-    seed: int = 0
-    progress: bool = False
-
-    def suited(self, num_rows: int, classes: bool = False) -> Settings:
-        """With what suits a task and a number of rows where nothing is given."""
-        hidden, batch = (HIDDEN, BATCH) if num_rows <= MANY else (HIDDEN_OF_MANY, BATCH_OF_MANY)
-        return replace(
-            self,
-            hidden=hidden if self.hidden is None else self.hidden,
-            activation=self.activation or (ACTIVATION_OF_CLASSES if classes else ACTIVATION),
-            dropout=DROPOUT_OF_CLASSES if classes else 0.0,
-            learning_rate=self.learning_rate or (LEARNING_RATE_OF_CLASSES if classes else LEARNING_RATE),
-            batch_size=self.batch_size or batch,
-        )
-
-    def network(self, num_inputs: int, num_outputs: int, member: int = 0) -> nn.Module:
-        """The network of a member before training."""
-        seed = derive_seed(self.seed, "network", member)
-        activation = self.activation or ACTIVATION
-        return make_network(num_inputs, self.hidden or (), activation, num_outputs, seed, self.dropout).float()
-
-    def folds(self, rows: Rows, labels: np.ndarray | None = None) -> np.ndarray:
-        """The member that holds out each row, [N]."""
-        return make_folds(len(rows), min(self.members, len(rows)), derive_seed(self.seed, "folds"), labels)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What the recipe leaves.
-
-    Args:
-        model: A network whose members are the ensemble.
-        likelihood: Name of the likelihood.
-        transform: Name of the targets' transform; `"none"` for classes.
-        shift: Of transformed targets, [O].
-        scale: Of transformed targets, [O].
-        recalibration: Of the probabilities.
-        floor: Below which no quantile lies.
-        score: Out of fold, each row by the member that has not seen it: CRPS in the targets' unit, or log-loss.
-        scores: The same of each choice that was tried, on fewer rows.
-        out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
-            for several targets.
-        steps: At which each member was best.
-        hidden: Units of each hidden layer.
-        activation: Of the hidden layers.
-        dropout: Between them.
-        num_outputs: Of the network.
-    """
-
-    model: BayesianNetwork
-    likelihood: str
-    transform: str = "none"
-    shift: Tensor = field(default_factory=lambda: torch.zeros(1))
-    scale: Tensor = field(default_factory=lambda: torch.ones(1))
-    recalibration: Recalibration = field(default_factory=Recalibration)
-    floor: float = -math.inf
-    score: float = math.nan
-    scores: Mapping[str, float] = field(default_factory=dict)
-    out_of_fold: Mapping[str, float] = field(default_factory=dict)
-    steps: tuple[int, ...] = ()
-    hidden: tuple[int, ...] = HIDDEN
-    activation: str = ACTIVATION
-    dropout: float = 0.0
-    num_outputs: int = 1
-
-    def config(self) -> dict[str, Any]:
-        """Everything but the model as plain data."""
-        plain = ("likelihood", "transform", "score", "steps", "hidden", "activation", "dropout", "num_outputs")
-        return {
-            **{key: getattr(self, key) for key in plain},
-            "shift": self.shift.tolist(),
-            "scale": self.scale.tolist(),
-            "recalibration": self.recalibration.config(),
-            "floor": None if self.floor == -math.inf else self.floor,
-            "scores": dict(self.scores),
-            "out_of_fold": dict(self.out_of_fold),
-        }
-
-    @classmethod
-    def restore(
-        cls, config: Mapping[str, Any], num_inputs: int, stored: Mapping[str, Any], state: dict[str, Tensor]
-    ) -> Fitted:
-        """From `config`, with the model's own configuration and tensors."""
-        given = dict(config)
-        hidden, num_outputs = tuple(int(width) for width in given["hidden"]), int(given["num_outputs"])
-        net = make_network(
-            num_inputs, hidden, str(given["activation"]), num_outputs, 0, float(given["dropout"])
-        ).float()
-        given |= {
-            "hidden": hidden,
-            "shift": torch.tensor(given["shift"], dtype=torch.float64),
-            "scale": torch.tensor(given["scale"], dtype=torch.float64),
-            "recalibration": Recalibration.restore(given["recalibration"]),
-            "floor": -math.inf if given["floor"] is None else float(given["floor"]),
-        }
-        if given["transform"] not in TRANSFORMS:
-            raise ValueError(f"transform {given['transform']!r} is unknown")
-        return cls(BayesianNetwork.restore(net, stored, state).eval(), **given)
-
-
-def make_likelihood(name: str) -> Likelihood:
-    """A likelihood by name, with a spread that depends on the row where it has one."""
-    return REGISTRY[name](**FROM_THE_NETWORK.get(name, {}))
-
-
-# -- classes -----------------------------------------------------------------------------------------------------------
-
-
-def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
-    """Members with a softmax.
-
-    Args:
-        rows: Encoded inputs, and positions of classes.
-        num_classes: C.
-        settings: The rest.
-    """
-    settings, y = settings.suited(len(rows), classes=True), torch.from_numpy(rows.y)
-    trained = _train(rows, [y], settings.folds(rows, rows.y), [Categorical()], num_classes, settings, settings.members)
-    found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
-    probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
-    scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
-    return Fitted(
-        trained.members.as_ensemble(),
-        "categorical",
-        score=scores["log_loss"],
-        out_of_fold=scores,
-        steps=trained.steps,
-        hidden=settings.hidden or (),
-        activation=settings.activation or ACTIVATION,
-        dropout=settings.dropout,
-        num_outputs=num_classes,
-    )
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def fit_numbers(rows: Rows, likelihood: str, transform: str, settings: Settings) -> Fitted:
-    """Members with the likelihood and transform that predict rows best that they have not seen, recalibrated on these.
-
-    Args:
-        rows: Encoded inputs, and targets [N, O] in their own units.
-        likelihood: A name, or `"auto"`.
-        transform: A key of `TRANSFORMS`, or `"auto"`.
-        settings: The rest.
-    """
-    given, settings = settings, settings.suited(len(rows))
-    pairs = _candidates(rows.y, likelihood, transform) if settings.noise is None else [("gaussian", "none")]
-    scores: dict[tuple[str, str], float] = {}
-    best = pairs[0]
-    if len(pairs) > 1:
-        part = rows.thinned(ROWS_TO_CHOOSE, derive_seed(settings.seed, "choose"))
-        steps = min(STEPS_TO_CHOOSE, settings.steps)
-        short = replace(given.suited(len(part)), steps=steps, patience=PATIENCE_TO_CHOOSE)
-        found = _train_numbers(part, pairs, short, FOLDS_TO_CHOOSE)
-        scores = {pair: one.score for pair, one in zip(pairs, found, strict=True)}
-        best = min(scores, key=scores.__getitem__)
-        if scores[best] > (1 - WORTH) * scores[pairs[0]]:
-            best = pairs[0]
-    tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
-    return _train_numbers(rows, [best], settings, settings.members)[0].finished(rows, *best, settings, tried)
-
-
-def _candidates(y: np.ndarray, likelihood: str, transform: str) -> list[tuple[str, str]]:
-    """Pairs of likelihood and transform that can be, the simplest first."""
-    whole = y.shape[1] == 1 and bool((y >= 0).all() and (y == np.round(y)).all() and np.quantile(y, 0.1) <= SMALL_COUNT)
-    if transform != "auto":
-        transforms = [transform]
-    else:
-        possible = [name for name in TRANSFORMS if TargetTransform.takes(name, torch.from_numpy(y))]
-        transforms = possible if y.shape[1] == 1 else ["none"]
-        if "log" in transforms:
-            transforms.remove("log1p")
-    if likelihood != "auto":
-        return [(likelihood, other) for other in (["none"] if likelihood in COUNTS else transforms)]
-    pairs = [
-        (name, other)
-        for name, tried in REAL_LIKELIHOODS.items()
-        for other in transforms
-        if other in tried or transform != "auto"
-    ]
-    return pairs + [(name, "none") for name in COUNTS if whole and transform in ("auto", "none")]
+    rows: Rows
+    classes: np.ndarray | None = None
+    columns: Columns | None = None
+    flat: bool = True
 
 
 @dataclass(frozen=True)
 class _Trained:
+    """What training adds to a `FittedTable`."""
+
+    model: Predictor
+    likelihood: str
+    units: TargetUnits | None
+    network: NetworkShape | None
+    report: FitReport = field(default_factory=FitReport)
+    start: Start | None = None
+
+
+def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
+    """Fit one method to each of several tables, as if each were alone; methods by name train together as far as they can.
+
+    Args:
+        tables: The data; equal rows are one row with their weights added, so that copies and weights give the same result.
+        settings: Of each table; they differ in nothing but seeds and priors.
+
+    Raises:
+        ValueError: If the user's network or the weights do not suit data or method.
+    """
+    tables = [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
+    encodings = [encode_inputs(table.rows, own) for table, own in zip(tables, settings, strict=True)]
+    encoded = [
+        Rows(as_inputs(encoding, table.rows.x).numpy(), table.rows.y, table.rows.weights)
+        for table, encoding in zip(tables, encodings, strict=True)
+    ]
+    if settings[0].method is None:
+        trained = []
+        for rows, table, own in zip(encoded, tables, settings, strict=True):
+            with own_generators(seed=derive_seed(own.seed, "training")):
+                trained.append(_train_default(rows, table.classes, own))
+    else:
+        trained = _train_by_name(encoded, tables, settings)
+    return [
+        FittedTable(
+            own.method_name, one.likelihood, one.model, encoding, one.units, one.network, own.seed, one.report,
+            table.columns, table.classes, table.flat, start=one.start,
+        )
+        for table, own, encoding, one in zip(tables, settings, encodings, trained, strict=True)
+    ]  # fmt: skip
+
+
+def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
+    """Before units are taken, so that copies and weights give the same units to the last bit."""
+    rows = merge_rows(table.rows)
+    most = EFFORTS[settings.effort].max_chain_rows
+    if settings.method is not None and settings.method.is_chain and len(rows) > most:
+        warnings.warn(
+            f"{settings.owner}: a Markov chain is slow, and a random {most:,} of {len(rows):,} rows are used",
+            stacklevel=6,
+        )
+        chosen = np.random.default_rng(derive_seed(settings.seed, "chain")).choice(len(rows), most, replace=False)
+        rows = rows[np.sort(chosen)]
+    return replace(table, rows=rows)
+
+
+def merge_rows(rows: Rows) -> Rows:
+    """Equal rows as one, where there are few."""
+    return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
+
+
+# -- the steps that all methods share --------------------------------------------------------------------------------------
+
+
+def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
+    """How numbers enter the network: piecewise-linear for the default method, scaled for methods by name."""
+    if settings.method is None:
+        if settings.standardize:
+            return Encoding.piecewise(rows.x, rows.weights)
+        return replace(Encoding.scaled(rows.x, rows.weights), soft_limit=True)
+    if settings.standardize:
+        return Encoding.scaled(rows.x, rows.weights)
+    return Encoding(np.zeros(rows.x.shape[1]), np.ones(rows.x.shape[1]))
+
+
+def list_candidates(y: np.ndarray, settings: Settings) -> list[Pair]:
+    """Likelihoods and transforms that can be, the simplest first; a method by name has one, Gaussian noise by default."""
+    likelihood, transform = settings.likelihood, settings.transform
+    if settings.method is not None:
+        return [("gaussian" if likelihood == AUTO else likelihood, "none" if transform == AUTO else transform)]
+    if settings.noise is not None:
+        return [("gaussian", "none")]
+    one = y.shape[1] == 1
+    small = one and (y >= 0).all() and (y == np.round(y)).all() and np.quantile(y, 0.1) <= MAX_SMALL_COUNT
+    transforms = [transform]
+    if transform == AUTO:
+        transforms = (
+            [name for name in TRANSFORMS if TargetTransform.takes(name, torch.from_numpy(y))] if one else ["none"]
+        )
+        if "log" in transforms:
+            transforms.remove("log1p")
+    if likelihood != AUTO:
+        return [(likelihood, other) for other in (["none"] if likelihood in COUNT_LIKELIHOODS else transforms)]
+    pairs = [
+        (name, other)
+        for name, tried in REAL_LIKELIHOODS.items()
+        for other in transforms
+        if other in tried or transform != AUTO
+    ]
+    return pairs + [(name, "none") for name in COUNT_LIKELIHOODS if small and transform in (AUTO, "none")]
+
+
+def make_likelihood(name: str) -> Likelihood:
+    """A likelihood by name, with a spread that depends on the row where it has one."""
+    from_network: dict[str, dict[str, None]] = {"student_t": {"scale": None}, "negative_binomial": {"dispersion": None}}
+    return REGISTRY[name](**from_network.get(name, {}))
+
+
+def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
+    """The units in which a candidate is trained; counts keep theirs."""
+    scaled = pair[0] not in COUNT_LIKELIHOODS and (settings.standardize or settings.method is None)
+    return TargetUnits.of(rows.y, rows.weights, pair[1], standardize=scaled)
+
+
+def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: bool) -> NetworkShape:
+    """The network that suits a method and a number of rows, where the user does not say."""
+    if settings.method is not None:
+        hidden, activation, dropout = HIDDEN_BY_NAME, ACTIVATION_BY_NAME, 0.0
+    else:
+        hidden = HIDDEN if len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS else HIDDEN_OF_MANY
+        activation = ACTIVATION_OF_CLASSES if classes else ACTIVATION
+        dropout = DROPOUT_OF_CLASSES if classes else 0.0
+    if settings.hidden is not None:
+        hidden = settings.hidden
+    return NetworkShape(rows.x.shape[1], hidden, settings.activation or activation, num_outputs, dropout)
+
+
+# -- a method by name --------------------------------------------------------------------------------------------------
+
+
+def _train_by_name(
+    encoded: Sequence[Rows], tables: Sequence[TrainingTable], settings: Sequence[Settings]
+) -> list[_Trained]:
+    """One method on several tables: noise by the evidence of a plain network, the method, its recalibration."""
+    drafts = [_begin(rows, table.classes, own) for rows, table, own in zip(encoded, tables, settings, strict=True)]
+    begun = [draft.start for draft in drafts]
+    starts = settle(begun) if drafts[0].likelihood == "gaussian" and settings[0].noise is None else begun
+    models = train_methods(starts)
+    if settings[0].temperature:
+        networks = [replace(start, network=first.network) for start, first in zip(starts, begun, strict=True)]
+        models = list(scale_temperatures(cast(list[BayesianNetwork], models), networks))
+        starts = [replace(start, evidence=None) for start in starts]
+    return [
+        _recalibrated(_Trained(model, draft.likelihood, draft.units, draft.network), start)
+        for model, draft, start in zip(models, drafts, starts, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A method by name before training."""
+
+    start: Start
+    likelihood: str
+    units: TargetUnits | None
+    network: NetworkShape | None
+
+
+def _begin(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Draft:
+    """Likelihood, units and network of a method by name."""
+    units, name, likelihood = None, "categorical", cast(Likelihood, Categorical())
+    num_outputs = 0 if classes is None else len(classes)
+    if classes is None:
+        name, transform = list_candidates(rows.y, settings)[0]
+        units, likelihood = take_units(rows, (name, transform), settings), make_likelihood(name).double()
+        num_outputs = rows.y.shape[1] * likelihood.outputs_per_target
+        if name == "gaussian" and settings.noise is not None:
+            likelihood = Gaussian((settings.noise / np.square(units.scale)).tolist(), learn=False).double()
+        rows = Rows(rows.x, units(rows.y).numpy(), rows.weights)
+    shape = None
+    if settings.network is None:
+        shape = shape_network(rows, num_outputs, settings, classes is not None)
+        net: nn.Module = shape.make(derive_seed(settings.seed, "network"))
+    else:
+        net = own_network(settings.network, rows.x.shape[1], num_outputs, settings.owner)
+    return _Draft(Start(net, likelihood, rows, settings), name, units, shape)
+
+
+def _recalibrated(trained: _Trained, start: Start) -> _Trained:
+    """With probabilities recalibrated where the evidence tells how, and the start without its rows, for `partial_fit`."""
+    units, settings = trained.units, start.settings
+    if start.evidence is not None and units is not None:
+        x = torch.from_numpy(start.evidence.rows.x)
+        found = predict_scaled(trained.model, x, settings.prediction_draws, settings.seed)
+        assert isinstance(found, RegressionPredictive)
+        units = replace(units, recalibration=recalibrate_by_leverage(start.evidence, found))
+    rows = start.rows[np.arange(0)]
+    evidence = None if start.evidence is None else Evidence(rows, torch.empty(0), torch.empty(0))
+    return replace(trained, units=units, start=replace(start, rows=rows, evidence=evidence))
+
+
+def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
+    """Go on from a posterior on more rows, for a quarter as long, with its units and noise that is estimated again.
+
+    Args:
+        fitted: From `fit_tables`, by a method that is a posterior.
+        table: All rows, old and new.
+        settings: As they were.
+    """
+    model, start, units = fitted.model, fitted.start, fitted.units
+    assert isinstance(model, BayesianNetwork)
+    assert start is not None
+    y = table.rows.y if units is None else units(table.rows.y).numpy()
+    start = replace(start, rows=Rows(fitted.encode(table.rows.x).numpy(), y, table.rows.weights), settings=settings)
+    if start.evidence is not None:
+        start = settle_further(start)
+        model.require_likelihood("partial_fit").load_state_dict(start.likelihood.state_dict())
+    train_posteriors([model], [start.rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
+    found = _recalibrated(_Trained(model, fitted.likelihood, units, fitted.network), start)
+    return replace(fitted, units=found.units, start=found.start)
+
+
+# -- the default method ------------------------------------------------------------------------------------------------
+
+
+def _train_default(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Trained:
+    """Members with the likelihood and transform that predict rows best that they have not seen, recalibrated on these."""
+    if classes is not None:
+        return _train_classes(rows, len(classes), settings)
+    pairs, tried = list_candidates(rows.y, settings), {}
+    best = pairs[0]
+    if len(pairs) > 1:
+        part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
+        found = _train_numbers(part, pairs, settings, brief=True)
+        scores = {pair: one.score for pair, one in zip(pairs, found, strict=True)}
+        best = min(scores, key=scores.__getitem__)
+        if scores[best] > (1 - MIN_GAIN_SHARE) * scores[pairs[0]]:
+            best = pairs[0]
+        tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
+    (chosen,) = _train_numbers(rows, [best], settings)
+    return _recalibrated_out_of_fold(chosen, rows, best[0], settings, tried)
+
+
+def _train_classes(rows: Rows, num_classes: int, settings: Settings) -> _Trained:
+    """Members with a softmax."""
+    shape, y = shape_network(rows, num_classes, settings, classes=True), torch.from_numpy(rows.y)
+    trained = _train_members(rows, [y], _folds(rows, settings, rows.y), [Categorical()], shape, settings)
+    found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
+    assert isinstance(found, ClassificationPredictive)
+    probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
+    scores = Scores.of_classes(probs, labels, rows.y, LEVELS, rows.weights).means()
+    report = FitReport(scores["log_loss"], out_of_fold=scores, steps=trained.steps)
+    return _Trained(trained.members.as_ensemble(), "categorical", None, shape, report)
+
+
+@dataclass(frozen=True)
+class _Members:
     """Trained members: networks of each likelihood, and outputs of the rows that each has not seen.
 
     Args:
         members: The networks.
         every: Outputs of all K networks of each likelihood for all rows, [K, N, outputs].
         outputs: One [1, N, outputs] for each likelihood; 0 for rows that nobody has held out.
-        steps: At which each network was best.
+        steps: Steps at which each network was best.
     """
 
     members: ModelStack
@@ -297,42 +369,63 @@ class _Trained:
     steps: tuple[int, ...]
 
 
-def _train(
+def _folds(rows: Rows, settings: Settings, labels: np.ndarray | None = None) -> np.ndarray:
+    """The member that holds out each row, [N]."""
+    count = int(settings.options.get("members", NUM_MEMBERS))
+    return make_folds(len(rows), min(count, len(rows)), derive_seed(settings.seed, "folds"), labels)
+
+
+def _train_members(
     rows: Rows,
     targets: Sequence[Tensor],
     folds: np.ndarray,
     likelihoods: Sequence[Likelihood],
-    num_outputs: int,
+    shape: NetworkShape,
     settings: Settings,
-    used: int,
-    starts: Sequence[Tensor | None] = (None,),
-) -> _Trained:
-    """Members that hold out the first `used` folds, for each of some likelihoods with targets of the same rows, all at once."""
-    count = min(int(folds.max()) + 1, used)
-    nets = [settings.network(rows.x.shape[1], num_outputs, member) for _ in targets for member in range(count)]
+    *,
+    brief: bool = False,
+    biases: Sequence[Tensor | None] = (None,),
+) -> _Members:
+    """Members that each hold out a fold, for each of some likelihoods with targets of the same rows, all at once.
+
+    Args:
+        rows: Encoded rows.
+        targets: Of each likelihood, in its units.
+        folds: The member that holds out each row, [N].
+        likelihoods: Likelihoods of the members; each has as many members.
+        shape: The network.
+        settings: The rest.
+        brief: Whether this is a try, with fewer folds and steps.
+        biases: What the last layer starts at, of each likelihood.
+    """
+    count = min(int(folds.max()) + 1, CHOICE_FOLDS) if brief else int(folds.max()) + 1
+    nets = [shape.make(derive_seed(settings.seed, "network", k), torch.float32) for _ in targets for k in range(count)]
     for index, net in enumerate(nets):
-        start = starts[index // count]
-        if start is not None:
+        bias = biases[index // count]
+        if bias is not None:
             with torch.no_grad():
-                net[-1].bias[: len(start)] = start  # type: ignore[index]
-    scale = WIDER * settings.prior_scale
-    points = [bayesianize(net, Point(), prior=Neal(scale)) for net in nets]
-    members = ModelStack(points, likelihoods=[likelihood.float() for likelihood in likelihoods])
+                cast(nn.Linear, net[-1]).bias[: len(bias)] = bias
+    few, classes = len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS, targets[0].ndim == 1
+    batch_size = settings.batch_size or (MEMBER_BATCH_ROWS if few else MEMBER_BATCH_ROWS_OF_MANY)
+    steps = settings.epochs or EFFORTS[settings.effort].member_steps
+    prior = Neal(MEMBER_PRIOR_FACTOR * settings.prior_scale)
+    points = [bayesianize(net, Point(), prior=prior) for net in nets]
+    members = ModelStack(points, likelihoods=[own.float() for own in likelihoods])
     x, own = torch.from_numpy(rows.x), np.arange(count)[:, None] == folds[None]
     held = np.concatenate([own] * len(targets))
-    steps, judged = train_held_out(
+    best_steps, judged = train_held_out(
         members,
         x,
         torch.stack([target for target in targets for _ in range(count)]),
         held,
         weights=torch.from_numpy(rows.weights),
-        batch_size=settings.batch_size,
-        max_steps=settings.steps,
-        patience=settings.patience,
-        learning_rate=settings.learning_rate or LEARNING_RATE,
+        batch_size=batch_size,
+        max_steps=min(CHOICE_MAX_STEPS, steps) if brief else steps,
+        patience=CHOICE_PATIENCE if brief else MEMBER_PATIENCE,
+        learning_rate=settings.learning_rate or (MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE),
         seed=settings.seed,
         progress=settings.progress,
-        halves=len(rows) <= FEW_TO_STOP_BY,
+        halves=len(rows) <= MAX_ROWS_FOR_SPLIT_STOPPING,
     )
     with torch.no_grad():
         every = members(x.expand(len(nets), -1, -1))
@@ -341,106 +434,92 @@ def _train(
         every = every.unflatten(0, (len(targets), count))  # [G, K, N, outputs]
     mine = torch.from_numpy(own).unsqueeze(-1).to(every)
     outputs = [(mine * group).sum(0, keepdim=True) for group in every]
-    return _Trained(members, list(every), outputs, tuple(int(step) for step in steps))
+    return _Members(members, list(every), outputs, tuple(int(step) for step in best_steps))
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Members of a regression, with the out-of-fold predictive and its score."""
+    """Members of one likelihood and transform, with the out-of-fold predictive in the units of training and its score.
 
-    trained: _Trained
+    Args:
+        trained: The members of all likelihoods.
+        group: Which of them it is.
+        likelihood: Theirs.
+        units: From the units of training to those of the targets.
+        found: Of the rows that were held out, in the units of training.
+        score: CRPS in the targets' unit, summed over targets.
+        shape: The network.
+    """
+
+    trained: _Members
     group: int
-    predictive: UnitsPredictive
-    shift: Tensor
-    scale: Tensor
+    likelihood: Likelihood
+    units: TargetUnits
+    found: RegressionPredictive
     score: float
-
-    def finished(
-        self, rows: Rows, likelihood: str, transform: str, settings: Settings, scores: Mapping[str, float]
-    ) -> Fitted:
-        """With probabilities recalibrated on the rows, and the members as one network."""
-        y = torch.from_numpy(rows.y)
-        u = self.predictive.cdf(y)
-        if likelihood in COUNTS:  # what a whole number leaves open is drawn
-            generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
-            below = self.predictive.cdf((y - 1).clamp_min(0)) * (y > 0)
-            u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
-        folds = settings.folds(rows)
-        single = y.shape[1] == 1 and settings.noise is None
-        recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
-        if single and likelihood not in COUNTS and len(self.trained.every[self.group]) > 2:
-            z = TargetTransform.scaled(transform, self.shift, self.scale).forward(y)
-            trained, likelihood_of = self.trained, self.trained.members.likelihoods[self.group]
-            places = ensemble_places(likelihood_of, trained.every[self.group], folds, z, rows.weights)
-            recalibration = Recalibration.of(places, rows.weights)
-        least = float(rows.y.min())
-        floor = -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least
-        found = Scores()
-        for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
-            own, others = folds == fold, folds != fold
-            map_of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if single else None
-            part = self.predictive.of_rows(torch.from_numpy(np.flatnonzero(own)), map_of_others, floor)
-            found += Scores.of_numbers(part, rows.y[own, 0], LEVELS_OF_SCORES, rows.weights[own])
-        return Fitted(
-            self.trained.members.as_ensemble(self.group),
-            likelihood,
-            transform,
-            self.shift,
-            self.scale,
-            recalibration,
-            floor,
-            self.score,
-            scores,
-            found.means(),
-            self.trained.steps,
-            settings.hidden or (),
-            settings.activation or ACTIVATION,
-            settings.dropout,
-            self.trained.outputs[self.group].shape[-1],
-        )
+    shape: NetworkShape
 
 
-def _train_numbers(rows: Rows, pairs: Sequence[tuple[str, str]], settings: Settings, used: int) -> list[_Numbers]:
-    """Members of each likelihood and transform, all trained at once; `used` of the folds are predicted."""
-    y = torch.from_numpy(rows.y)
-    weights = torch.from_numpy(rows.weights / rows.weights.sum()).unsqueeze(1)
-    units: list[tuple[Tensor, Tensor]] = []
-    targets, starts, likelihoods = [], [], []
-    for likelihood, transform in pairs:
-        one = torch.ones(y.shape[1], dtype=y.dtype)
-        t = TargetTransform.scaled(transform, 0 * one, one).forward(y)
-        shift = (weights * t).sum(0)
-        scale = (weights * (t - shift).square()).sum(0).sqrt()
-        scale = torch.where(scale > 1e-12 * shift.abs(), scale, torch.ones_like(scale))
-        start = None
-        if likelihood in COUNTS:
-            start = shift.clamp_min(1e-2).log().float()
-            shift, scale = torch.zeros_like(shift), torch.ones_like(scale)
-        noise = settings.noise
-        likelihoods.append(
-            make_likelihood(likelihood) if noise is None else Gaussian((noise / scale.square()).tolist(), learn=False)
-        )
-        units.append((shift, scale))
-        starts.append(start)
-        targets.append(((t - shift) / scale).float())
+def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Numbers]:
+    """Members of each likelihood and transform, all trained at once."""
+    units, targets, biases, likelihoods = [], [], [], []
+    for pair in pairs:
+        own = take_units(rows, pair, settings)
+        likelihood = make_likelihood(pair[0])
+        if settings.noise is not None:
+            likelihood = Gaussian((settings.noise / np.square(own.scale)).tolist(), learn=False)
+        counts = pair[0] in COUNT_LIKELIHOODS
+        mean = TargetUnits.of(rows.y, rows.weights, pair[1]).shift if counts else None
+        units.append(own)
+        likelihoods.append(likelihood)
+        targets.append(own(rows.y).float())
+        biases.append(None if mean is None else torch.from_numpy(mean).clamp_min(1e-2).log().float())
+    y, folds = torch.from_numpy(rows.y), _folds(rows, settings)
     num_outputs = y.shape[1] * max(likelihood.outputs_per_target for likelihood in likelihoods)
-    folds = settings.folds(rows)
-    trained = _train(rows, targets, folds, likelihoods, num_outputs, settings, used, starts)
-    seen = torch.from_numpy(folds < used)
-    found = []
-    for group, ((_, transform), own, (shift, scale)) in enumerate(zip(pairs, likelihoods, units, strict=True)):
-        outputs = trained.outputs[group][:, seen, : y.shape[1] * own.outputs_per_target]
-        predictive = own.predictive(Outputs(kept=outputs))
-        assert isinstance(predictive, RegressionPredictive)
-        made = UnitsPredictive(predictive, shift, scale, transform)
-        score = pinball(made, y[seen], rows.weights[folds < used])
-        found.append(_Numbers(trained, group, made, shift, scale, score))
-    return found
+    shape = shape_network(rows, num_outputs, settings, classes=False)
+    trained = _train_members(rows, targets, folds, likelihoods, shape, settings, brief=brief, biases=biases)
+    seen = folds < len(trained.every[0])
+    result = []
+    for group, (likelihood, own) in enumerate(zip(likelihoods, units, strict=True)):
+        outputs = trained.outputs[group][:, torch.from_numpy(seen), : y.shape[1] * likelihood.outputs_per_target]
+        found = likelihood.predictive(Outputs(kept=outputs))
+        assert isinstance(found, RegressionPredictive)
+        score = pinball(own.predictive(found), y[torch.from_numpy(seen)], rows.weights[seen])
+        result.append(_Numbers(trained, group, likelihood, own, found, score, shape))
+    return result
 
 
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
     """CRPS by 19 quantiles, a weighted mean over rows; summed over targets."""
-    error = y - predictive.quantile(list(LEVELS))  # [Q, N, O]
-    level = torch.tensor(LEVELS, dtype=error.dtype).view(-1, 1, 1)
+    error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
+    level = torch.tensor(PINBALL_LEVELS, dtype=error.dtype).view(-1, 1, 1)
     loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)
     return float(np.average(loss.numpy(), weights=weights))
+
+
+def _recalibrated_out_of_fold(
+    chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings, tried: Mapping[str, float]
+) -> _Trained:
+    """With probabilities recalibrated on rows that members have not seen, and the members as one network."""
+    y, counts, folds = torch.from_numpy(rows.y), likelihood in COUNT_LIKELIHOODS, _folds(rows, settings)
+    plain, every = chosen.units.predictive(chosen.found), chosen.trained.every[chosen.group]
+    u = plain.cdf(y)
+    if counts:  # what a whole number leaves open is drawn
+        generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
+        below = plain.cdf((y - 1).clamp_min(0)) * (y > 0)
+        u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
+    recalibrated = y.shape[1] == 1 and settings.noise is None
+    recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
+    if recalibrated and not counts and len(every) > 2:
+        places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
+        recalibration = Recalibration.of(places, rows.weights)
+    floor = None if rows.y.min() < 0 or y.shape[1] > 1 else 0.5 * float(rows.y.min())
+    units, scores = replace(chosen.units, recalibration=recalibration, floor=floor), Scores()
+    for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
+        own, others = folds == fold, folds != fold
+        of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if recalibrated else Recalibration()
+        outputs = chosen.found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
+        part = replace(units, recalibration=of_others).predictive(chosen.found.with_outputs(outputs))
+        scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
+    report = FitReport(chosen.score, dict(tried), scores.means(), chosen.trained.steps)
+    return _Trained(chosen.trained.members.as_ensemble(chosen.group), likelihood, units, chosen.shape, report)

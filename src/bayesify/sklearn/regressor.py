@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, CountOrZero, Level, Positive, checked
 from bayesify.arguments.suggestions import suggest
 from bayesify.baselines.temperature_scaling import TemperatureScaling
-from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
-from bayesify.sklearn.estimator import AUTO, BayesianEstimator
-from bayesify.sklearn.recalibration import Recalibration
-from bayesify.sklearn.recipe import COUNTS, NUMBER_LIKELIHOODS, Fitted, Settings, fit_numbers, make_likelihood
+from bayesify.sklearn.estimator import BayesianEstimator, fit_several
+from bayesify.sklearn.recipe import COUNT_LIKELIHOODS, NUMBER_LIKELIHOODS, TrainingTable
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.settling import Start, settle
-from bayesify.sklearn.training import Plan
-from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
+from bayesify.sklearn.settings import AUTO, EffortName, Settings
+from bayesify.sklearn.units import TRANSFORMS
 from bayesify.storage.serializers import register_predictor
 
 
@@ -94,10 +91,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: Count | None = None,
         learning_rate: Positive | None = None,
         batch_size: Count | None = None,
-        num_draws: Count = 4,
+        num_draws: Count | None = None,
         prediction_draws: Count = 100,
         standardize: bool = True,
         memory_rows: CountOrZero = 10_000,
+        effort: EffortName = "full",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -115,6 +113,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             prediction_draws=prediction_draws,
             standardize=standardize,
             memory_rows=memory_rows,
+            effort=effort,
             random_state=random_state,
             verbose=verbose,
         )
@@ -144,7 +143,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             ValueError: If data or parameters are not valid, such as an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
-        return self._fit(self._training_rows(X, y, sample_weight, first=True))
+        return fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on more rows, beside those of earlier calls.
@@ -165,22 +164,26 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: As for `fit`, or if no rows were kept.
         """
-        return self._partial_fit(self._training_rows(X, y, sample_weight, first=not hasattr(self, "model_")))
+        return self._partial_fit(self._training_table(X, y, sample_weight, first=not hasattr(self, "fitted_")))
 
-    def _training_rows(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Rows:
-        least = 2 if first else 1
-        X, y, weights = self._rows(X, y, sample_weight, reset=first, least=least, multi_output=True, y_numeric=True)
+    def _settings(self) -> Settings:
+        noise = None if self.noise is None else float(self.noise)
+        return replace(super()._settings(), likelihood=self.likelihood, transform=self.target_transform, noise=noise)
+
+    def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
+        read = self._read_rows(
+            X, y, sample_weight, reset=first, min_rows=2 if first else 1, multi_output=True, y_numeric=True
+        )
         with self._telling("y as numbers"):
-            y = y.astype(np.float64)
+            y = read.y.astype(np.float64)
         self._check_choices(y)
-        if first:
-            self._flat, self._targets = y.ndim == 1, 1 if y.ndim == 1 else y.shape[1]
-        y = y.reshape(len(y), -1)
+        flat, y = y.ndim == 1 if first else self.fitted_.flat, y.reshape(len(y), -1)
         if first and len(y) > 1 and (y == y[:1]).all():
             raise ValueError(f"BayesianRegressor: y is {y[0, 0]:g} in every row; there is nothing to predict")
-        if y.shape[1] != self._targets:
-            raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {self._targets} in the first call")
-        return Rows(X, y, weights).weighed()
+        before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
+        if y.shape[1] != before:
+            raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {before} in the first call")
+        return TrainingTable(Rows(read.inputs, y, read.weights).weighed(), None, read.columns, flat)
 
     def _check_choices(self, y: np.ndarray) -> None:
         """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
@@ -194,7 +197,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 f"BayesianRegressor: target_transform={self.target_transform!r} does not take "
                 f"the target {y.min():g}; choose another, or 'auto'"
             )
-        if self.likelihood in COUNTS:
+        if self.likelihood in COUNT_LIKELIHOODS:
             wrong = y[(y < 0) | (y != np.round(y))]
             if len(wrong):
                 raise ValueError(
@@ -206,48 +209,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                     f"likelihood={self.likelihood!r}; counts take 'none'"
                 )
 
-    def _choose_units(self, rows: Rows) -> None:
-        super()._choose_units(rows)
-        self._transform = "none" if self.target_transform == AUTO else self.target_transform
-        y = self._transformed(rows.y)
-        counts = self.likelihood in COUNTS
-        self._y_units = Standardization.identity(y.shape[1]) if counts else self._units(y, rows.weights)
-
-    def _transformed(self, y: np.ndarray) -> np.ndarray:
-        one = torch.ones(y.shape[1], dtype=torch.float64)
-        return TargetTransform.scaled(self._transform, 0 * one, one).forward(torch.from_numpy(y)).numpy()
-
-    def _scale_targets(self, rows: Rows) -> Rows:
-        return Rows(rows.x, self._y_units(self._transformed(rows.y)), rows.weights)
-
-    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
-        if self.likelihood not in (AUTO, "gaussian"):
-            return Start(net, make_likelihood(self.likelihood).double())
-        if self.noise is None:
-            return settle(net, rows, plan)
-        noise = (float(self.noise) / self._y_units.std[0] ** 2).tolist()
-        return Start(net, Gaussian(noise, learn=False).double())
-
-    def _task_config(self) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        if self._fitted is None:
-            own = {"transform": self._transform, "y_units": self._y_units.config()}
-            own["recalibration"] = self._recalibration.config()
-        return {"flat": self._flat, "targets": self._targets, **own}
-
-    def _restore_task(self, config: Mapping[str, Any]) -> None:
-        self._flat, self._targets = bool(config["flat"]), int(config["targets"])
-        if "y_units" in config:
-            self._transform, self._y_units = str(config["transform"]), Standardization.restore(config["y_units"])
-            self._recalibration = Recalibration.restore(config["recalibration"])
-
-    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
-        noise = None if self.noise is None else float(self.noise)
-        return fit_numbers(rows, self.likelihood, self.target_transform, replace(settings, noise=noise))
-
-    def _num_outputs(self) -> int:
-        return self._targets * (1 if self.likelihood == AUTO else make_likelihood(self.likelihood).outputs_per_target)
-
     @property
     def noise_(self) -> np.ndarray:
         """Noise variance of each target, in its squared unit: [O].
@@ -255,10 +216,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             AttributeError: If it depends on the row.
         """
-        if not isinstance(self.model_.likelihood, Gaussian):
+        model, units = self.model_, self.fitted_.units
+        if not isinstance(model.likelihood, Gaussian) or units is None:
             raise AttributeError("BayesianRegressor: noise_ is for one noise in all rows; here it depends on the row")
-        factor = self.model_.variance_scale if isinstance(self.model_, TemperatureScaling) else 1.0
-        return factor * self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
+        factor = model.variance_scale if isinstance(model, TemperatureScaling) else 1.0
+        found: np.ndarray = factor * np.square(units.scale) * model.likelihood.noise.detach().numpy()
+        return found
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
@@ -271,14 +234,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
         """
-        inner = self._predict_standardized(X)
-        assert isinstance(inner, RegressionPredictive)
-        fitted = self._fitted
-        if fitted is not None:
-            shift, scale = fitted.shift, fitted.scale
-            return UnitsPredictive(inner, shift, scale, fitted.transform, fitted.recalibration, fitted.floor)
-        shift, scale = (torch.from_numpy(part[0]) for part in (self._y_units.mean, self._y_units.std))
-        return UnitsPredictive(inner, shift, scale, self._transform, self._recalibration)
+        inputs = self._inputs(X)
+        found = self.fitted_.predict(inputs, self.prediction_draws)
+        assert isinstance(found, RegressionPredictive)
+        return found
 
     @checked
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -330,4 +289,4 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _shaped(self, values: Tensor) -> np.ndarray:
         array = values.detach().numpy()
-        return array[..., 0] if self._flat else array
+        return array[..., 0] if self.fitted_.flat else array

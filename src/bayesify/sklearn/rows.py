@@ -10,20 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.datasets.scaling import Standardization
 from bayesify.training.batches import StackedBatch
 
-FULL_BATCH = 1024
-"""Rows up to which every step sees all of them."""
-BATCH_SIZE = 256
-"""Rows of a batch where there are more."""
-MANY_COPIES = 10.0
+MAX_MEAN_WEIGHT = 10.0
 """Examples for each row on average above which weights are probably not meant as copies."""
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
     """Warn where weights make rows stand for many times as many examples."""
-    if weights.sum() > MANY_COPIES * len(weights):
+    if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
             f"{owner}: by sample_weight {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as sure as "
             "these would make it; divide by the mean where weights say how much rows matter, not how many examples they are",
@@ -140,19 +135,3 @@ def stacked(rows: Sequence[Rows]) -> StackedBatch:
     x, y = (torch.from_numpy(np.stack([pad(getattr(part, key)) for part in rows])) for key in ("x", "y"))
     weights = np.stack([np.pad(part.weights, (0, most - len(part))) for part in rows])
     return StackedBatch(x, y, torch.from_numpy(weights))
-
-
-def standardization(values: np.ndarray, weights: np.ndarray) -> Standardization:
-    """Weighted mean and standard deviation of each column; 1 in place of the deviation of a constant column.
-
-    Args:
-        values: [N, D].
-        weights: [N], not negative, with a positive sum.
-    """
-    if not len(values):
-        return Standardization.identity(values.shape[1])
-    share = (weights / weights.sum())[:, None]
-    mean = (share * values).sum(0, keepdims=True)
-    std = np.sqrt((share * np.square(values - mean)).sum(0, keepdims=True))
-    # Rounding leaves a constant column with a spread of some 1e-16 of its size.
-    return Standardization(mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0))

@@ -1,135 +1,135 @@
-"""Where a method by name starts: a plain network with the noise that its evidence asks for."""
+"""The noise that methods by name start with: what the evidence of a plain network asks for."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from bayesify.conversion import bayesianize
 from bayesify.laplace.from_task import laplace_around
-from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.posteriors import Point
+from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.priors import Neal
 from bayesify.sklearn.recalibration import Recalibration
-from bayesify.sklearn.rows import FULL_BATCH, Rows
-from bayesify.sklearn.training import Plan, train_posteriors
+from bayesify.sklearn.settings import FULL_BATCH_ROWS
+from bayesify.sklearn.training import Evidence, Start, train_posteriors
 from bayesify.training.random_streams import derive_seed
 
 START_NOISE = 0.1
 """Noise variance of standardized targets before it is estimated or learned."""
-LEAST_NOISE = 1e-4
-"""Noise variance of standardized targets, at least, where it is estimated."""
-ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.3, 0.2
-"""Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's
-logarithm below which none follows."""
-MOST_FULL = 1000
-"""Weights up to which their correlations count in this."""
-MOST_LEVERAGE = 0.95
-"""How much of its target a row's prediction may hold in these."""
-HELD = 0.4
+MIN_NOISE = 1e-4
+"""Smallest noise variance of standardized targets that is estimated."""
+MAX_ROUNDS, ROUND_EFFORT, MIN_LOG_CHANGE = 5, 0.3, 0.2
+"""Largest number of trainings that settle the noise, the share of the main phase's epochs that each has, and the change of the
+noise's logarithm below which no other one follows."""
+MAX_FULL_WEIGHTS = 1000
+"""Weights up to which their correlations count in the evidence."""
+MAX_LEVERAGE = 0.95
+"""Largest share of its own target that a row's prediction holds in the rounds."""
+HELD_LEVERAGE = 0.4
 """Mean leverage above which it matters that a method may have less of it than the network it started from."""
-DOUBTFUL = 0.5
+DOUBTFUL_LEVERAGE = 0.5
 """Mean leverage above which the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can take
 noise for signal, and both ends may hold themselves up."""
 ALL_NOISE = 1.0
 """Noise variance of standardized targets that leaves no signal."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a method starts.
-
-    Args:
-        network: The network.
-        likelihood: p(y | outputs) in standardized units.
-        rows: That the noise was settled by, if it was.
-        leverage: How much of each row's own target its prediction holds, h in [0, 1), [N, O].
-        residuals: What the network leaves of the rows' targets, [N, O].
-    """
-
-    network: nn.Module
-    likelihood: Likelihood
-    rows: Rows | None = None
-    leverage: torch.Tensor | None = None
-    residuals: torch.Tensor | None = None
-
-    def recalibration(self, predict: Callable[[torch.Tensor], Any]) -> Recalibration:
-        r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them.
-
-        For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
-        predictive is asked for its probability of a target that is as many of its standard deviations away. A method's mean may
-        hold less of its targets than the network that it started from. Where that holds much (`HELD`), the method's $1 - h$ is the
-        network's times the factor that makes the root mean square of $r / (1 - h)$ that of the network, if it is larger than 1.
-
-        Args:
-            predict: Of the method, for standardized inputs.
-        """
-        if self.rows is None or self.leverage is None:
-            return Recalibration()
-        x, y, weights = self.rows.tensors()
-        found, kept = predict(x), 1 - self.leverage
-        if self.residuals is not None and float(self.leverage.mean()) > HELD:
-            share = weights.unsqueeze(-1) / kept.square()
-            own, first = ((share * part.square()).sum(0) for part in (y - found.mean, self.residuals))
-            kept = (kept * (own / first.clamp_min(1e-12)).sqrt().clamp_min(1.0)).clamp_max(1.0)
-        away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
-        places = found.cdf(found.mean + away * found.std)
-        weights = weights.unsqueeze(-1).expand_as(places)
-        return Recalibration.of(places.double().flatten().numpy(), weights.flatten().numpy())
-
-
-def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
-    r"""Train a plain network with the noise that its evidence asks for: what it leaves of its own rows, counted without the
+def settle(starts: Sequence[Start]) -> list[Start]:
+    r"""Train plain networks with the noise that their evidence asks for: what each leaves of its own rows, counted without the
     $\gamma$ parameters that it has fitted to them (MacKay 1992),
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
-    v the variance of an output under the Laplace approximation. The network trains in rounds, each with the noise after the last;
+    v the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise after the last;
     where it then holds most of its rows' targets, once more from much noise, and the greater evidence decides.
 
     Args:
-        net: Where training starts.
-        rows: Standardized; of more than `FULL_BATCH`, as many stand for all in the evidence.
-        plan: How to train.
+        starts: Start on each table; of more than `FULL_BATCH_ROWS` rows, as many stand for all in the evidence.
     """
-    found, evidence = _rounds(net, rows, plan, START_NOISE)
-    if found.leverage is not None and float(found.leverage.mean()) > DOUBTFUL:
-        other, more = _rounds(net, rows, plan, ALL_NOISE)
-        found = other if more > evidence else found
+    found = _settle_rounds(starts, [START_NOISE] * len(starts))
+    doubtful = [
+        place
+        for place, (start, _) in enumerate(found)
+        if start.evidence is not None and float(start.evidence.leverage.mean()) > DOUBTFUL_LEVERAGE
+    ]
+    others = _settle_rounds([starts[place] for place in doubtful], [ALL_NOISE] * len(doubtful))
+    for place, other in zip(doubtful, others, strict=True):
+        found[place] = max(found[place], other, key=lambda entry: entry[1])
+    return [start for start, _ in found]
+
+
+def settle_further(start: Start) -> Start:
+    """`settle` from what an earlier one found, on other rows."""
+    assert isinstance(start.likelihood, Gaussian)
+    return _settle_rounds([start], [start.likelihood.noise.detach()])[0][0]
+
+
+def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
+    """Training and noise in turns from given noises, and the log evidence of the last turn."""
+    found = []
+    for start, noise in zip(starts, noises, strict=True):
+        part = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence"))
+        y = torch.from_numpy(part.y)
+        likelihood = Gaussian((torch.ones_like(y[0]) * noise).tolist()).double()
+        found.append(
+            (replace(start, likelihood=likelihood, evidence=Evidence(part, torch.zeros_like(y), y)), -math.inf)
+        )
+    unsettled = [place for place, start in enumerate(starts) if len(start.rows) > 1]
+    for _ in range(MAX_ROUNDS):
+        if not unsettled:
+            break
+        now = [found[place][0] for place in unsettled]
+        bnns = [start.point() for start in now]
+        rows, settings = [start.rows for start in now], [start.settings for start in now]
+        train_posteriors(bnns, rows, settings, effort=ROUND_EFFORT, start=False)
+        for place, start, bnn in zip(list(unsettled), now, bnns, strict=True):
+            found[place] = _estimate_noise(replace(start, network=bnn.mean_network()))
+            before, after = (one.likelihood.noise.detach() for one in (start, found[place][0]))  # type: ignore[union-attr]
+            if bool(((after / before).log().abs() < MIN_LOG_CHANGE).all()):
+                unsettled.remove(place)
     return found
 
 
-def settle_further(start: Start, rows: Rows, plan: Plan) -> Start:
-    """`settle` from what an earlier one found, on other rows."""
-    assert isinstance(start.likelihood, Gaussian)
-    return _rounds(start.network, rows, plan, start.likelihood.noise.detach())[0]
+def _estimate_noise(start: Start) -> tuple[Start, float]:
+    """The noise, leverage and residuals after a round of training, and the log evidence before it."""
+    assert start.evidence is not None
+    x, y, weights = start.evidence.rows.tensors()
+    net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
+    laplace = laplace_around(net, likelihood, [(x, y, weights)], prior=prior, most=MAX_FULL_WEIGHTS)
+    found = laplace.predict(x)
+    assert isinstance(found, RegressionPredictive)
+    assert isinstance(likelihood, Gaussian)
+    leverage = (found.epistemic / likelihood.noise).clamp(max=MAX_LEVERAGE).detach()
+    residuals, share = (y - found.mean).detach(), weights.unsqueeze(-1)
+    noise = (share * residuals.square()).sum(0) / (share * (1 - leverage)).sum(0)
+    settled = Gaussian(noise.clamp_min(MIN_NOISE).tolist()).double()
+    evidence = replace(start.evidence, leverage=leverage, residuals=residuals)
+    return replace(start, likelihood=settled, evidence=evidence), float(laplace.log_evidence())
 
 
-def _rounds(net: nn.Module, rows: Rows, plan: Plan, start: float | torch.Tensor) -> tuple[Start, float]:
-    """Training and noise in turns from one noise, and the log evidence of the last of them."""
-    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
-    x, y, weights = part.tensors()
-    noise, leverage, evidence = torch.ones_like(y[0]) * start, torch.zeros_like(y), -math.inf
-    residuals = y
-    for _ in range(ROUNDS if len(rows) > 1 else 0):
-        likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
-        bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-        train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
-        net = bnn.mean_network()
-        laplace = laplace_around(copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL)
-        found, evidence = laplace.predict(x), float(laplace.log_evidence())
-        assert isinstance(found, RegressionPredictive)
-        leverage, residuals = (found.epistemic / noise).clamp(max=MOST_LEVERAGE), y - found.mean
-        share = weights.unsqueeze(-1)
-        before, noise = noise, (share * residuals.square()).sum(0) / (share * (1 - leverage)).sum(0)
-        noise = noise.detach().clamp_min(LEAST_NOISE)
-        if bool(((noise / before).log().abs() < ENOUGH).all()):
-            break
-    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach(), residuals.detach()), evidence
+def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
+    r"""Recalibration of a trained method's probabilities, by the rows' targets as they would be predicted without them.
+
+    For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
+    predictive is asked for its probability of a target that is as many of its standard deviations away. A method's mean may
+    hold less of its targets than the network that it started from. Where that holds much (`HELD_LEVERAGE`), the method's $1 - h$ is
+    the network's times the factor that makes the root mean square of $r / (1 - h)$ that of the network, if it is larger than 1.
+
+    Args:
+        evidence: What settled the noise.
+        found: The method's predictive of the rows there.
+    """
+    _, y, weights = evidence.rows.tensors()
+    kept = 1 - evidence.leverage
+    if float(evidence.leverage.mean()) > HELD_LEVERAGE:
+        share = weights.unsqueeze(-1) / kept.square()
+        own, first = ((share * part.square()).sum(0) for part in (y - found.mean, evidence.residuals))
+        kept = (kept * (own / first.clamp_min(1e-12)).sqrt().clamp_min(1.0)).clamp_max(1.0)
+    away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
+    places = found.cdf(found.mean + away * found.std)
+    weights = weights.unsqueeze(-1).expand_as(places)
+    return Recalibration.of(places.double().flatten().numpy(), weights.flatten().numpy())

@@ -1,21 +1,75 @@
-"""A regression's predictive in the units of the targets: transformed, scaled, recalibrated."""
+"""Units of a regression's targets, and its predictive in them: transformed, scaled, recalibrated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.arguments.plain import Plain
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 from bayesify.sklearn.recalibration import Recalibration
 
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
 """What an estimator's `target_transform` takes; all act on each target."""
-LEAST_PROBABILITY = 1e-12
-"""Of a value that has a probability, in logarithms."""
+MIN_PROBABILITY = 1e-12
+"""Smallest probability of a value whose logarithm is taken."""
+
+
+@dataclass(frozen=True)
+class TargetUnits(Plain):
+    r"""What a network is trained on in place of targets y: $z = (t(y) - \text{shift}) / \text{scale}$, and the way back.
+
+    Args:
+        transform: t, one of `TRANSFORMS`.
+        shift: [O].
+        scale: [O], positive.
+        recalibration: Of the probabilities.
+        floor: No quantile lies below it; `None` for none.
+    """
+
+    transform: str
+    shift: np.ndarray
+    scale: np.ndarray
+    recalibration: Recalibration = field(default_factory=Recalibration)
+    floor: float | None = None
+
+    @classmethod
+    def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
+        """Units in which the rows' targets have mean 0 and variance 1, unless they are not to be scaled.
+
+        Args:
+            y: Targets, [N, O].
+            weights: How many examples each row stands for, [N].
+            transform: One of `TRANSFORMS`.
+            standardize: Whether to scale.
+        """
+        units = cls(transform, np.zeros(y.shape[1]), np.ones(y.shape[1]))
+        if not standardize:
+            return units
+        t, share = units(y), torch.from_numpy(weights / weights.sum()).unsqueeze(1)
+        shift = (share * t).sum(0)
+        scale = (share * (t - shift).square()).sum(0).sqrt()
+        scale = torch.where(scale > 1e-12 * shift.abs(), scale, torch.ones_like(scale))
+        return replace(units, shift=shift.numpy(), scale=scale.numpy())
+
+    def __call__(self, y: np.ndarray) -> Tensor:
+        """z of targets [N, O]."""
+        one = torch.ones(y.shape[1], dtype=torch.float64)
+        t = TargetTransform.scaled(self.transform, 0 * one, one).forward(torch.from_numpy(y))  # type: ignore[arg-type]
+        return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
+
+    def predictive(self, inner: RegressionPredictive) -> UnitsPredictive:
+        """The distribution of y for that of z."""
+        shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
+        floor = -math.inf if self.floor is None else self.floor
+        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor)
 
 
 class UnitsPredictive(TransformedPredictive):
@@ -48,17 +102,6 @@ class UnitsPredictive(TransformedPredictive):
     def __repr__(self) -> str:
         return f"UnitsPredictive({self.inner!r}, transform={self.transform.name!r})"
 
-    def of_rows(self, index: Tensor, recalibration: Recalibration | None, floor: float) -> UnitsPredictive:
-        """The distribution of some rows, with another recalibration and floor.
-
-        Args:
-            index: Their positions.
-            recalibration: G; `None` for the identity.
-            floor: No quantile lies below it.
-        """
-        inner, own = self.inner.with_outputs(self.inner.outputs[:, index]), self.transform
-        return UnitsPredictive(inner, own.shift, own.scale, own.name, recalibration, floor)
-
     @property
     def _affine(self) -> bool:
         return super()._affine and not self._recalibration.said and self._floor == -math.inf
@@ -87,13 +130,13 @@ class UnitsPredictive(TransformedPredictive):
         """
         at = match_targets(y, self.inner.mean)
         if self.family.discrete:
-            return (self.cdf(y) - self._below(at)).clamp_min(LEAST_PROBABILITY).log().sum(-1)
+            return (self.cdf(y) - self._below(at)).clamp_min(MIN_PROBABILITY).log().sum(-1)
         density = super().log_prob(y)
         if self._recalibration.said:
             density = density + self._recalibration.log_slope(self.inner.cdf(self._standardized(y))).sum(-1)
         least = max(self._floor, 0.0 if self.transform.name != "none" else -math.inf)
         atom = (at <= least).any(-1)
-        return torch.where(atom, self.cdf(y).clamp_min(LEAST_PROBABILITY).log().sum(-1), density.double())
+        return torch.where(atom, self.cdf(y).clamp_min(MIN_PROBABILITY).log().sum(-1), density.double())
 
     def _below(self, y: Tensor) -> Tensor:
         """P(Y < y) of whole numbers."""

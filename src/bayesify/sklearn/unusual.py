@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NEIGHBORS = 5
-TAIL = 5
+NUM_NEIGHBORS = 5
+MIN_TAIL_VALUES = 5
 """Largest values at least from which a tail is estimated."""
-MOST_ROWS = 2_000
+MAX_KEPT_ROWS = 2_000
 """Training rows that are kept to compare with."""
 
 
@@ -52,7 +52,7 @@ class Neighbors:
         center = torch.where(marks, torch.zeros_like(std), x.mean(0))
         scale = torch.where(marks | (std <= 1e-12 * center.abs()), torch.ones_like(std), std)
         rows = (x - center) / scale
-        found = _nearest(rows, rows, min(NEIGHBORS, len(rows) - 1), skip_first=True)
+        found = _nearest(rows, rows, min(NUM_NEIGHBORS, len(rows) - 1), skip_first=True)
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
@@ -61,7 +61,7 @@ class Neighbors:
         It is twice the smaller of the two shares, 1 at most: near 0 for an unusual row.
         """
         x = (torch.from_numpy(inputs).double() - self.center) / self.scale
-        found = _nearest(x, self.rows.double(), min(NEIGHBORS, len(self.rows)))
+        found = _nearest(x, self.rows.double(), min(NUM_NEIGHBORS, len(self.rows)))
         both = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
         return np.minimum(2 * both, 1.0)
 
@@ -78,7 +78,7 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     """
     count = len(known)
     share = (count - torch.searchsorted(known, values) + 1).double() / (count + 1)
-    top = known[-min(count, max(TAIL, count // 10)) :].double().clamp_min(1e-12)
+    top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
     beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha
     return torch.where(values > known[-1], share * beyond, share).numpy()

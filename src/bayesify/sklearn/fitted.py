@@ -1,0 +1,192 @@
+"""What the recipe leaves of a table: everything that predictions need, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.arguments.plain import Plain
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictor import Predictor
+from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.networks import NetworkShape
+from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.training import Start
+from bayesify.sklearn.units import TRANSFORMS, TargetUnits
+from bayesify.sklearn.unusual import MAX_KEPT_ROWS, Neighbors
+from bayesify.storage.serializers import STORED, stored_name
+from bayesify.tables.encoding import Encoding
+from bayesify.training.random_streams import derive_seed
+from bayesify.weights.module_state import below, with_prefix
+
+
+@dataclass(frozen=True)
+class FitReport(Plain):
+    """What the default method found out of fold.
+
+    Args:
+        score: CRPS in the targets' unit, or log-loss, each row by the member that has not seen it; `None` for methods by name.
+        tried: The same of each likelihood and transform that was tried, on fewer rows.
+        out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
+            for several targets.
+        steps: Steps at which each member was best.
+    """
+
+    score: float | None = None
+    tried: Mapping[str, float] = field(default_factory=dict)
+    out_of_fold: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A method fitted to a table.
+
+    Args:
+        method: Name of the method.
+        likelihood: Name of the likelihood.
+        model: What was trained, on encoded inputs and in the units of training.
+        encoding: From numbers to the network's inputs.
+        units: From the units of training to those of the targets; `None` for classes.
+        network: The network's shape; `None` for one of the user's.
+        seed: Seed of everything random.
+        report: What was found out of fold.
+        columns: From a data frame to numbers; `None` where training was on numbers.
+        classes: The labels, sorted; `None` for a regression.
+        flat: Whether targets were [N], and not [N, O].
+        neighbors: What tells unusual rows.
+        start: Where `partial_fit` goes on from, without its rows; not in files.
+        kept: Training rows for `partial_fit`; not in files.
+    """
+
+    method: str
+    likelihood: str
+    model: Predictor
+    encoding: Encoding
+    units: TargetUnits | None
+    network: NetworkShape | None
+    seed: int
+    report: FitReport = field(default_factory=FitReport)
+    columns: Columns | None = None
+    classes: np.ndarray | None = None
+    flat: bool = True
+    neighbors: Neighbors | None = None
+    start: Start | None = None
+    kept: Rows | None = None
+
+    def encode(self, inputs: np.ndarray) -> Tensor:
+        """The network's inputs for rows of numbers."""
+        return as_inputs(self.encoding, inputs)
+
+    def predict_scaled(self, inputs: np.ndarray, num_draws: int) -> Predictive:
+        """The predictive of rows of numbers [N, D] in the units of training."""
+        return predict_scaled(self.model, self.encode(inputs), num_draws, self.seed)
+
+    def predict(self, inputs: np.ndarray, num_draws: int) -> Predictive:
+        """The same in the targets' units."""
+        found = self.predict_scaled(inputs, num_draws)
+        if self.units is None:
+            return found
+        assert isinstance(found, RegressionPredictive)
+        return self.units.predictive(found)
+
+    def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
+        """The share of training rows that are at least as unlike the others as each row is, [N]; see `Neighbors`."""
+        assert self.neighbors is not None
+        return self.neighbors.share_beyond(inputs, _spread(self.predict_scaled(inputs, num_draws)))
+
+    def with_rows(self, rows: Rows, num_draws: int, memory_rows: int) -> FittedTable:
+        """With training rows: those that tell unusual rows, and up to `memory_rows` for `partial_fit`."""
+        seed = derive_seed(self.seed, "rows", len(rows), rows.num_data)
+        part = rows.thinned(MAX_KEPT_ROWS, derive_seed(self.seed, "neighbors")).x
+        neighbors = Neighbors.of(part, _spread(self.predict_scaled(part, num_draws)))
+        return replace(self, neighbors=neighbors, kept=rows.thinned(memory_rows, seed) if memory_rows else None)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Everything but tensors as plain data.
+
+        Raises:
+            ValueError: If the network is the user's own.
+        """
+        if self.network is None:
+            raise ValueError("has a network of your own, whose code is in no file; store its model_ instead")
+        parts = {"encoding": self.encoding, "units": self.units, "network": self.network, "report": self.report}
+        labels = None if self.classes is None else {"labels": self.classes.tolist(), "kind": self.classes.dtype.str}
+        return {
+            **{key: getattr(self, key) for key in ("method", "likelihood", "seed", "flat")},
+            **{key: None if part is None else part.config() for key, part in parts.items()},
+            "columns": None if self.columns is None else self.columns.config(),
+            "classes": labels,
+            "type": stored_name(self.model),
+            "model": self.model.config(),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors of the model, and the rows that `unusual_share` compares with."""
+        return with_prefix("model", self.model.state()) | with_prefix("neighbors", vars(self.neighbors))
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> Self:
+        """From `config` and `state`."""
+        network, units, classes = NetworkShape.restore(config["network"]), config["units"], config["classes"]
+        encoding = Encoding.restore(config["encoding"])
+        if units is not None and units["transform"] not in TRANSFORMS:
+            raise ValueError(f"transform {units['transform']!r} is unknown")
+        model: Any = STORED[config["type"]].restore(
+            network.make(0, _dtype(encoding)), config["model"], below("model", state)
+        )
+        return cls(
+            str(config["method"]),
+            str(config["likelihood"]),
+            model.eval() if isinstance(model, torch.nn.Module) else model,
+            encoding,
+            None if units is None else TargetUnits.restore(units),
+            network,
+            int(config["seed"]),
+            FitReport.restore(config["report"]),
+            None if config["columns"] is None else Columns.restore(config["columns"]),
+            None if classes is None else np.array(classes["labels"], dtype=np.dtype(classes["kind"])),
+            bool(config["flat"]),
+            Neighbors(**below("neighbors", state)),
+        )
+
+
+def _dtype(encoding: Encoding) -> torch.dtype:
+    """The default method, whose inputs are limited, is in float32; methods by name are in float64."""
+    return torch.float32 if encoding.soft_limit else torch.float64
+
+
+def as_inputs(encoding: Encoding, inputs: np.ndarray) -> Tensor:
+    """Inputs of a network, [N, E], in its precision."""
+    return torch.from_numpy(encoding(inputs)).to(_dtype(encoding))
+
+
+def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Predictive:
+    """A model's predictive in the units of training, with the same draws for every row.
+
+    Args:
+        model: What was trained.
+        x: Encoded inputs, [B, E].
+        num_draws: Draws of the weights; members of an ensemble and draws of a chain as far as they go.
+        seed: Seed of the table.
+    """
+    if model.num_distinct_draws is not None:
+        num_draws = min(num_draws, model.num_distinct_draws)
+    return model.predict(x, num_draws, generator=torch.Generator().manual_seed(derive_seed(seed, "draws")))
+
+
+def _spread(predictive: Predictive) -> Tensor:
+    """Epistemic uncertainty of each row, [N], in the unit of training."""
+    if isinstance(predictive, RegressionPredictive):
+        return predictive.epistemic.sum(-1)
+    assert isinstance(predictive, ClassificationPredictive)
+    return predictive.mutual_information

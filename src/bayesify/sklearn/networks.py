@@ -1,0 +1,84 @@
+"""Networks of tables: linear layers with an activation between them, or the user's own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify.arguments.plain import Plain
+from bayesify.running.generators import own_generators
+
+
+class SiLUReLU(nn.Module):
+    """SiLU for the first half of the units, ReLU for the others: smooth functions of a table and those with kinks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Entry by entry, [..., units]."""
+        half = x.shape[-1] // 2
+        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # slices have gradients as large as x
+        return torch.cat((F.silu(first), F.relu(second)), dim=-1)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "silu_relu": SiLUReLU,
+}
+
+
+@dataclass(frozen=True)
+class NetworkShape(Plain):
+    """A network of linear layers.
+
+    Args:
+        num_inputs: Inputs of the first layer.
+        hidden: Units of each hidden layer; none for a linear model.
+        activation: A key of `ACTIVATIONS`.
+        num_outputs: Outputs of the last layer.
+        dropout: Share of the hidden units that a training step leaves out.
+    """
+
+    num_inputs: int
+    hidden: tuple[int, ...]
+    activation: str
+    num_outputs: int
+    dropout: float = 0.0
+
+    def make(self, seed: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+        """The network before training, the same for the same seed."""
+        drop = [self.dropout] if self.dropout else []
+        with own_generators(seed=seed):
+            layers: list[nn.Module] = []
+            for d_in, d_out in pairwise((self.num_inputs, *self.hidden, self.num_outputs)):
+                layers += [nn.Linear(d_in, d_out), ACTIVATIONS[self.activation](), *map(nn.Dropout, drop)]
+        return nn.Sequential(*layers[: -1 - len(drop)]).double().to(dtype)
+
+
+def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -> nn.Module:
+    """A copy of the user's network in float64, once it is clear that it fits the data.
+
+    Raises:
+        ValueError: If it does not take rows of that width or gives another number of outputs.
+    """
+    copied = copy.deepcopy(net).double()
+    modes = [(module, module.training) for module in copied.modules()]
+    try:
+        with torch.no_grad(), own_generators():
+            outputs = copied.eval()(torch.zeros(2, num_inputs, dtype=torch.float64))
+    except RuntimeError as error:
+        raise ValueError(f"{owner}: network does not take rows of {num_inputs} columns: {error}") from error
+    for module, mode in modes:
+        module.training = mode
+    if tuple(outputs.shape) != (2, num_outputs):
+        raise ValueError(
+            f"{owner}: network gives outputs of shape {tuple(outputs.shape)} for 2 rows where y needs (2, {num_outputs}); "
+            f"give it a last layer of {num_outputs}"
+        )
+    return copied

@@ -1,0 +1,131 @@
+"""What an estimator's parameters say about the recipe, and how long its levels of effort train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from bayesify.methods import Method
+from bayesify.priors import Neal
+from bayesify.sklearn.rows import Batches, Rows
+
+AUTO = "auto"
+"""The method that is the estimators' own, and parameters that it chooses."""
+TEMPERATURE = "temperature_scaled"
+"""A method of the estimators: the plain network with one number fitted to rows not seen (Guo et al. 2017)."""
+EffortName = Literal["full", "quick"]
+FULL_BATCH_ROWS, BATCH_ROWS = 1024, 256
+"""Methods by name see all rows in every step up to the first number, and batches of the second number above it."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long methods train.
+
+    Args:
+        member_steps: Optimizer steps of the default method's members, at most.
+        steps: Optimizer steps of the main phase of a method by name, where the rows fit into one batch.
+        slow_steps: The same of methods that the list of methods calls slow.
+        min_epochs: Passes over larger data, at least.
+        chain_steps: Steps of a Markov chain, after as many of warm-up.
+        max_chain_rows: Rows that a Markov chain sees, at most.
+        num_draws: Draws of the weights in a training step.
+    """
+
+    member_steps: int
+    steps: int
+    slow_steps: int
+    min_epochs: int
+    chain_steps: int
+    max_chain_rows: int
+    num_draws: int
+
+
+EFFORTS: dict[EffortName, Effort] = {
+    "full": Effort(2_000, 500, 200, 20, 200, 1_000, 4),
+    "quick": Effort(300, 150, 120, 4, 20, 400, 2),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An estimator's parameters, checked.
+
+    Args:
+        method: The method by name; `None` for the estimators' own.
+        temperature: Whether the method is `TEMPERATURE`.
+        options: Arguments of the method's posterior or function; the defaults for small problems fill what is missing.
+        likelihood: Name of the targets' distribution, or `AUTO`.
+        transform: Name of the targets' transform, or `AUTO`.
+        noise: Variance of the targets' noise, in their squared unit, where it is known.
+        hidden: Units of each hidden layer; what suits the method if `None`.
+        activation: Activation of the hidden layers; what suits the method if `None`.
+        network: The user's network in place of these, for methods by name.
+        prior_scale: Scale of the `Neal` prior.
+        epochs: Passes over the data in the main phase, or steps of the default method; by the effort if `None`.
+        learning_rate: Learning rate of the first step; what suits the method if `None`.
+        batch_size: Rows of a batch; by the number of rows if `None`.
+        num_draws: Draws of the weights in a step; by the effort if `None`.
+        prediction_draws: Draws of the weights for predictions.
+        standardize: Whether inputs and targets are scaled.
+        effort: How long to train.
+        seed: Seed of everything random.
+        progress: Whether to show a progress bar.
+        owner: Name of the estimator, for messages.
+    """
+
+    method: Method | None = None
+    temperature: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    likelihood: str = AUTO
+    transform: str = AUTO
+    noise: float | None = None
+    hidden: tuple[int, ...] | None = None
+    activation: str | None = None
+    network: nn.Module | None = None
+    prior_scale: float = 2.0
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    num_draws: int | None = None
+    prediction_draws: int = 100
+    standardize: bool = True
+    effort: EffortName = "full"
+    seed: int = 0
+    progress: bool = False
+    owner: str = "BayesianRegressor"
+
+    @property
+    def method_name(self) -> str:
+        """The method as a user calls it."""
+        return TEMPERATURE if self.temperature else AUTO if self.method is None else self.method.name
+
+    @property
+    def prior(self) -> Neal:
+        """The prior of a method by name."""
+        return Neal(self.prior_scale)
+
+    @property
+    def step_draws(self) -> int:
+        """Draws of the weights in a training step."""
+        return self.num_draws or EFFORTS[self.effort].num_draws
+
+    def batches(self, rows: Rows) -> Batches:
+        """The rows as a loader of a method by name."""
+        size = self.batch_size or (len(rows) if len(rows) <= FULL_BATCH_ROWS else BATCH_ROWS)
+        return Batches(rows, min(size, len(rows)))
+
+    def count_epochs(self, num_batches: int) -> int:
+        """Epochs of the main phase of a method by name, for a number of batches per epoch."""
+        amount = EFFORTS[self.effort]
+        if self.epochs is not None:
+            return self.epochs
+        if self.method is not None and self.method.is_chain:
+            return amount.chain_steps
+        if self.method is not None and self.method.slow:
+            return amount.slow_steps
+        return max(math.ceil(amount.steps / num_batches), min(amount.steps, amount.min_epochs))
