@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from bayesify.compare import tuning
+from bayesify.compare import contestants
+from bayesify.sklearn.settings import EFFORTS, Effort
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    effort = tuning.Effort(2, 4, 2, 4, 2, 1, 2, 30, 2, 5_000, 2, 4, 2)
+    for effort in EFFORTS:
+        patch.setitem(EFFORTS, effort, Effort(4, 4, 4, 1, 2, 30, 2))
     for name, value in {
-        "compare.tuning.QUICK": effort,
-        "compare.tuning.FULL": effort,
-        "compare.models.PREDICTION_DRAWS": 8,
-        "compare.runs.TIMED_ROWS": 20,
-        "compare.rivals.ROUNDS": 3,
-        "compare.rivals.FOLDS": 2,
-        "compare.rivals.PENALTIES": 5,
-        "sklearn.training.STEPS": 20,
+        "compare.question.QUICK": contestants.Extent(2, 5_000),
+        "compare.question.FULL": contestants.Extent(2, 5_000),
+        "compare.runs.NUM_TIMED_ROWS": 20,
+        "compare.rivals.MAX_TREES": 3,
+        "compare.rivals.NUM_FOLDS": 2,
+        "compare.rivals.NUM_PENALTIES": 5,
         "sklearn.settling.MAX_ROUNDS": 1,
         "sklearn.settling.DOUBTFUL_LEVERAGE": 1.0,
     }.items():

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.compare import InputError, Question, compare
+from bayesify.compare.compared_table import read_compared_table
 from bayesify.compare.folder import open_folder
-from bayesify.compare.problems import read_problem
 from bayesify.serving.terminal import plain
 from bayesify.storage.locks import InUse, locked
 
@@ -140,7 +140,7 @@ def test_a_data_file_that_was_exchanged_is_noticed(tmp_path):
     from bayesify.compare.runs import run_method
 
     problems = [
-        read_problem(Question(str(write_table(tmp_path / f"{seed}.csv", seed)), target="y", max_rows=99, seed=0))
+        read_compared_table(Question(str(write_table(tmp_path / f"{seed}.csv", seed)), target="y", max_rows=99, seed=0))
         for seed in (1, 2)
     ]
     with open_folder(tmp_path / "out", problems[0], {}, resume=False) as data:
@@ -150,7 +150,6 @@ def test_a_data_file_that_was_exchanged_is_noticed(tmp_path):
             "seed": 0,
             "quick": True,
             "method": "point",
-            "noises": [1.0],
         }
         with pytest.raises(ValueError, match="other data"):
             run_method(str(data), job)

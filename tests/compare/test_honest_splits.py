@@ -6,17 +6,17 @@ import numpy as np
 import pandas
 import pytest
 
+from bayesify.compare.compared_table import read_compared_table
 from bayesify.compare.leakage import find_copies
-from bayesify.compare.problems import read_problem
 from bayesify.compare.question import Question
 from bayesify.compare.splits import count_folds, make_parts
 from bayesify.tables.columns import read_features
 from bayesify.tables.errors import InputError
 
 
-def problem_of(frame, tmp_path, target="y", **options):
+def table_of(frame, tmp_path, target="y", **options):
     frame.to_csv(tmp_path / "t.csv", index=False)
-    return read_problem(Question(str(tmp_path / "t.csv"), target=target, max_rows=10_000, seed=0, **options))
+    return read_compared_table(Question(str(tmp_path / "t.csv"), target=target, max_rows=10_000, seed=0, **options))
 
 
 def noise(rows, columns=4, seed=0):
@@ -25,9 +25,9 @@ def noise(rows, columns=4, seed=0):
     )
 
 
-def sides(problem, split):
-    parts = problem.parts(split, 0)
-    return np.concatenate((parts.fit, parts.validation, parts.calibration)), parts.test
+def sides(table, split):
+    parts = table.parts(split, 0)
+    return np.concatenate((parts.fit, parts.calibration)), parts.test
 
 
 def test_folds_share_no_test_row_and_test_every_row():
@@ -46,11 +46,11 @@ def test_duplicates_are_kept_on_one_side_and_reported(tmp_path, jitter):
     frame = pandas.concat([noise(80, 5)] * 6, ignore_index=True)
     frame += jitter * np.random.default_rng(1).normal(size=frame.shape)
     frame = frame.rename(columns={"x4": "y"})
-    problem = problem_of(frame.sample(frac=1, random_state=0), tmp_path)
-    assert "400 of 480 rows are copies or near-copies of other rows" in problem.cautions[0]
+    table = table_of(frame.sample(frac=1, random_state=0), tmp_path)
+    assert "400 of 480 rows are copies or near-copies of other rows" in table.cautions[0]
     for split in range(5):
-        known, test = sides(problem, split)
-        distances = np.abs(problem.features.numbers[test][:, None] - problem.features.numbers[known]).max(-1)
+        known, test = sides(table, split)
+        distances = np.abs(table.features.numbers[test][:, None] - table.features.numbers[known]).max(-1)
         assert distances.min() > 0.01
         assert 60 < len(test) < 130
 
@@ -83,33 +83,32 @@ def test_missing_cells_and_categories_count_when_rows_are_compared():
 def test_a_column_that_gives_the_target_away_is_named(tmp_path):
     frame = noise(120)
     frame["y"] = frame["x0"] + np.random.default_rng(1).normal(size=120)
-    assert problem_of(frame, tmp_path).cautions == ()
+    assert table_of(frame, tmp_path).cautions == ()
     frame["after"] = 2.5 * frame["y"] + 1
-    caution = problem_of(frame, tmp_path).cautions[0]
+    caution = table_of(frame, tmp_path).cautions[0]
     assert caution.startswith("Column 'after' alone predicts 100.0 % of the variation of y")
     assert caution.endswith("leave it out by --ignore after.")
-    assert problem_of(frame, tmp_path, ignore=["after"]).cautions == ()
+    assert table_of(frame, tmp_path, ignore=["after"]).cautions == ()
     frame["label"] = np.where(frame["y"] > 0, "up", "down")
-    caution = problem_of(frame.drop(columns="y"), tmp_path, "label").cautions[0]
+    caution = table_of(frame.drop(columns="y"), tmp_path, "label").cautions[0]
     assert caution.startswith("Column 'after' alone predicts 100.0 % of the labels")
     frame["code"] = frame["label"].map({"up": "k1", "down": "k2"})
-    assert "'code'" in problem_of(frame.drop(columns=["y", "after"]), tmp_path, "label").cautions[0]
+    assert "'code'" in table_of(frame.drop(columns=["y", "after"]), tmp_path, "label").cautions[0]
 
 
 def test_groups_stay_together_and_are_no_input(tmp_path):
     frame = noise(300)
     frame["patient"] = np.repeat([f"p{index}" for index in range(60)], 5)
     frame["y"] = frame["x0"]
-    problem = problem_of(frame, tmp_path, group="patient")
-    assert "patient" not in problem.features.code_names
-    assert any("Rows with the same patient (60 different)" in note for note in problem.notes)
+    table = table_of(frame, tmp_path, group="patient")
+    assert "patient" not in table.features.code_names
+    assert any("Rows with the same patient (60 different)" in note for note in table.notes)
     for split in range(5):
-        known, test = sides(problem, split)
-        assert not set(problem.groups[known]) & set(problem.groups[test])
+        known, test = sides(table, split)
+        assert not set(table.groups[known]) & set(table.groups[test])
         assert len(test) == 60
-        parts = problem.parts(split, 0)
-        assert not set(problem.groups[parts.fit]) & set(problem.groups[parts.validation])
-        assert not set(problem.groups[parts.validation]) & set(problem.groups[parts.calibration])
+        parts = table.parts(split, 0)
+        assert not set(table.groups[parts.fit]) & set(table.groups[parts.calibration])
 
 
 def test_few_and_uneven_groups():
@@ -130,32 +129,32 @@ def test_time_trains_on_earlier_rows_and_tests_on_later_ones(tmp_path):
     days = pandas.date_range("2020-01-01", periods=200)
     frame["day"], frame["y"] = days.strftime("%Y-%m-%d"), frame["x0"]
     mixed = frame.sample(frac=1, random_state=3)
-    problem = problem_of(mixed, tmp_path, time="day")
+    table = table_of(mixed, tmp_path, time="day")
     tested = []
     for split in range(5):
-        parts = problem.parts(split, 0)
-        stretches = [problem.times[rows] for rows in (parts.fit, parts.validation, parts.calibration, parts.test)]
+        parts = table.parts(split, 0)
+        stretches = [table.times[rows] for rows in (parts.fit, parts.calibration, parts.test)]
         assert all(a.max() < b.min() for a, b in itertools.pairwise(stretches))
         tested += parts.test.tolist()
     assert len(tested) == len(set(tested)) == 100
     with pytest.raises(InputError, match="splits by time are 5"):
-        problem.parts(5, 0)
-    assert not any("--time" in caution for caution in problem.cautions)
+        table.parts(5, 0)
+    assert not any("--time" in caution for caution in table.cautions)
     # Rows of the same day are on the same side.
     frame["day"] = np.repeat(days[:20].strftime("%Y-%m-%d"), 10)
-    problem = problem_of(frame, tmp_path, time="day")
-    parts = problem.parts(2, 0)
-    assert problem.times[parts.calibration].max() < problem.times[parts.test].min()
+    table = table_of(frame, tmp_path, time="day")
+    parts = table.parts(2, 0)
+    assert table.times[parts.calibration].max() < table.times[parts.test].min()
 
 
 def test_rows_in_the_order_of_dates_get_a_hint(tmp_path):
     frame = noise(100)
     frame["day"] = pandas.date_range("2020-01-01", periods=100).strftime("%Y-%m-%d")
     frame["y"] = frame["x0"] + np.random.default_rng(1).normal(size=100)
-    hint = problem_of(frame, tmp_path).cautions[-1]
+    hint = table_of(frame, tmp_path).cautions[-1]
     assert hint.startswith("The rows are in the order of 'day', and were split at random")
     assert hint.endswith("--time day tests that.")
-    assert not problem_of(frame.sample(frac=1, random_state=1), tmp_path).cautions
+    assert not table_of(frame.sample(frac=1, random_state=1), tmp_path).cautions
 
 
 @pytest.mark.parametrize(
@@ -171,4 +170,4 @@ def test_options_that_do_not_fit(tmp_path, options, message):
     frame = noise(40)
     frame["y"], frame["name"] = frame["x0"], np.resize(["a", "b"], 40)
     with pytest.raises(InputError, match=message):
-        problem_of(frame, tmp_path, **options)
+        table_of(frame, tmp_path, **options)

@@ -12,8 +12,10 @@ import pytest
 
 KILLS = 20
 PROGRAM = """
-from bayesify.compare import tuning
-tuning.QUICK = tuning.Effort(3, 30, 10, 30, 10, 1, 2, 30, 2, 5_000, 2, 4, 2)
+from bayesify.compare import contestants
+contestants.QUICK = contestants.Extent(3, 5_000)
+from bayesify.sklearn.settings import EFFORTS, Effort
+EFFORTS["quick"] = EFFORTS["full"] = Effort(4, 30, 30, 1, 2, 30, 2)
 from bayesify.cli import main
 main()
 """

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bayesify.compare import Question
-from bayesify.compare.models import Data
-from bayesify.compare.rivals import installed, train_apart
+from bayesify.compare.models import SplitRows, fit_splits
+from bayesify.compare.rivals import installed, train_rival
 from bayesify.compare.scores import score_classification, score_regression
 
 
@@ -17,7 +17,7 @@ def line(rows, seed, noise=1.0):
 
 
 def scores_of(name, train, test):
-    model = train_apart(name, Data(*train, 0), 0)
+    model = train_rival(name, SplitRows(*train, 0, 0)).predict
     return score_regression(model(test[0]), test[1], model(test[0]), test[1])[0]
 
 
@@ -39,14 +39,12 @@ def test_a_linear_truth():
 def test_a_positive_target_of_many_orders_is_fitted_by_its_logarithm():
     x, y = line(400, 0, 0.3)
     far_x, far_y = line(2000, 1, 0.3)
-    model = train_apart("linear", Data(x, np.exp(3 * y), 0), 0)
-    assert model.logarithm
+    model = train_rival("linear", SplitRows(x, np.exp(3 * y), 0, 0)).predict
     predictive = model(far_x)
     lower, upper = (end.reshape(-1).numpy() for end in predictive.interval(0.9))
     truth = np.exp(3 * far_y)
     assert lower.min() > 0
     assert np.mean((lower <= truth) & (truth <= upper)) == pytest.approx(0.9, abs=0.05)
-    assert not train_apart("linear", Data(x, y, 0), 0).logarithm
 
 
 def test_more_columns_than_rows():
@@ -54,7 +52,7 @@ def test_more_columns_than_rows():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(80, 300))
     y = 2 * x[:, 7] + generator.normal(0, 0.3, 80)
-    model = train_apart("linear", Data(x[:60], y[:60], 0), 0)
+    model = train_rival("linear", SplitRows(x[:60], y[:60], 0, 0)).predict
     assert float(np.abs(model(x[60:]).mean.reshape(-1).numpy() - y[60:]).mean()) < 0.8
 
 
@@ -62,7 +60,7 @@ def test_more_columns_than_rows():
 def test_classes(name):
     x, y = line(300, 0)
     labels = np.digitize(y, [-1, 1])
-    model = train_apart(name, Data(x[:200], labels[:200], 4), 0)  # the last class has no row
+    model = train_rival(name, SplitRows(x[:200], labels[:200], 4, 0)).predict  # the last class has no row
     probs = model(x[200:]).class_probs
     assert probs.shape == (100, 4)
     assert torch.allclose(probs.sum(1), torch.ones(100, dtype=torch.float64))
@@ -72,29 +70,16 @@ def test_classes(name):
     assert sum(curves["confusion"]) == 100
 
 
-def test_the_default_of_the_estimators_is_compared(monkeypatch):
-    class Few:
-        model_ = None
-
-        def __init__(self, epochs, random_state, memory_rows):
-            self.classes_ = np.array([0, 2])
-
-        def fit(self, x, y):
-            return self
-
-        def predict_proba(self, x):
-            return np.full((len(x), 2), 0.5)
-
-    monkeypatch.setattr("bayesify.sklearn.BayesianClassifier", Few)
+def test_a_class_that_no_training_row_has():
     x, y = line(60, 0)
-    probs = train_apart("auto", Data(x, 2 * (y > 0).astype(int), 3), 0)(x).class_probs
-    assert probs[0].tolist() == pytest.approx(
-        [0.5, 1 / 183, 0.5], abs=0.01
-    )  # one row in 61 stands for what was not seen
+    (found,) = fit_splits("point", [SplitRows(x, 2 * (y > 0).astype(int), 3, 0)], "quick")
+    probs = found.predict(x).class_probs
+    assert probs.shape == (60, 3)
+    assert probs[:, 1].tolist() == pytest.approx([1 / 183] * 60)  # one row in 61 stands for what was not seen
     assert "auto" in Question("t.csv").chosen()
 
 
 def test_the_same_seed_gives_the_same_model():
     x, y = line(100, 0)
-    first, second = (train_apart("boosted_trees", Data(x, y, 0), 5)(x).mean for _ in range(2))
+    first, second = (train_rival("boosted_trees", SplitRows(x, y, 0, 5)).predict(x).mean for _ in range(2))
     assert torch.equal(first, second)

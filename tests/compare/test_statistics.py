@@ -9,8 +9,8 @@ from scipy import stats
 
 from bayesify.compare.paired import adjusted, paired_difference
 from bayesify.compare.plots import _label as axis_label
-from bayesify.compare.scores import POINTS, score_classification, score_regression
-from bayesify.compare.summary import Column, Row, cell, show, significant
+from bayesify.compare.scores import NUM_POINTS, score_classification, score_regression
+from bayesify.compare.summary import Column, MethodRow, cell, show, significant
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.predictive.base import Outputs
 
@@ -84,7 +84,7 @@ def test_scores_of_a_regression_whose_answer_is_known():
         # Calibration rows were predicted twice as wide, so the factor is half a quantile and intervals are half as wide.
         assert scores[f"conformal_width_{name}"] == pytest.approx(stats.norm.ppf((1 + level) / 2), abs=0.01)
     assert scores["calibration"] < 1e-3
-    assert curves["rejection"] == pytest.approx([math.sqrt(np.mean(y**2))] * POINTS)  # equally certain everywhere
+    assert curves["rejection"] == pytest.approx([math.sqrt(np.mean(y**2))] * NUM_POINTS)  # equally certain everywhere
     assert curves["sharpness"] == pytest.approx([1.0] * 5)
 
 
@@ -123,5 +123,5 @@ def test_numbers_as_text():
     ]  # fmt: skip
     assert show(None, Column("a", "A")) == "–"
     assert show(0.123, Column("a", "A", "%", 100, 1)) == "12.3"
-    row = Row("point", "Plain network", (0, 1), {"nll": 1.1}, {"nll": 0.1})
+    row = MethodRow("point", "Plain network", (0, 1), {"nll": 1.1}, {"nll": 0.1})
     assert cell(row, Column("nll", "NLL", "", 1, 3)) == "1.100 ± 0.100"

@@ -84,10 +84,10 @@ def test_a_missing_target_column_is_met_with_the_nearest():
 def test_parts_are_disjoint_whole_and_depend_on_seed_and_number_alone(rows, classes):
     values = np.random.default_rng(0).integers(0, 3, rows)
     parts = make_parts(values, 2, 7, classes=classes)
-    together = np.concatenate([parts.fit, parts.validation, parts.calibration, parts.test])
+    together = np.concatenate([parts.fit, parts.calibration, parts.test])
     assert np.array_equal(np.sort(together), np.arange(rows))
     assert len(parts.fit) > 0.5 * rows
-    assert min(len(parts.validation), len(parts.calibration)) >= 3
+    assert len(parts.calibration) >= 3
     again = make_parts(values, 2, 7, classes=classes)
     assert all(np.array_equal(getattr(parts, name), getattr(again, name)) for name in vars(parts))
     other = make_parts(values, 3, 7, classes=classes)
@@ -108,7 +108,7 @@ def test_standard_splits_keep_their_test_rows():
     train, test = np.arange(90), np.arange(90, 100)
     parts = make_parts(values, 0, 3, classes=False, standard=[(train, test)])
     assert np.array_equal(parts.test, test)
-    assert set(parts.fit) | set(parts.validation) | set(parts.calibration) == set(train)
+    assert set(parts.fit) | set(parts.calibration) == set(train)
 
 
 def test_too_few_rows():

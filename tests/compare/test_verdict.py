@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from run_results import label, noisy, result
 
-from bayesify.compare.summary import BEHIND, DOUBTFUL, LEADS, WORTH, summarize
+from bayesify.compare.summary import BEHIND, LEADS, MIN_NAMED_NATS, UNCLEAR, summarize
 from bayesify.compare.verdict import judge, recalls
 
 
@@ -62,7 +62,7 @@ def test_a_trivial_difference_is_a_tie_however_certain_it_is():
         in verdict.sentences
     )
     summary, verdict = verdict_of(
-        constant=[value + 0.5 for value in base], ensemble=base, point=[value + 2 * WORTH for value in base]
+        constant=[value + 0.5 for value in base], ensemble=base, point=[value + 2 * MIN_NAMED_NATS for value in base]
     )
     assert (verdict.certainty, verdict.headline) == ("clear", "Use Ensemble.")
 
@@ -76,7 +76,7 @@ def test_what_lies_at_the_edge_of_the_test_changes_no_word():
         scores |= {"linear": best + 1 + scale * apart, "ensemble": best + 5, "constant": best + 9}
         found.append(verdict_of(**{name: values.tolist() for name, values in scores.items()}))
     assert [summary.row("linear").p < 0.05 for summary, _ in found] == [True, False]
-    assert [row.standing for row in found[0][0].ranked[:3]] == [LEADS, DOUBTFUL, BEHIND]
+    assert [row.standing for row in found[0][0].ranked[:3]] == [LEADS, UNCLEAR, BEHIND]
     assert found[0][1].sentences == found[1][1].sentences
     for _, verdict in found:
         assert (verdict.certainty, verdict.pick, verdict.network) == ("likely", "auto", "auto")

@@ -1,4 +1,4 @@
-"""What a comparison trains at its end: which method, with which settings and scores, and what it says about it."""
+"""What a comparison trains at its end: which method, with which scores, and what it says about it."""
 
 from types import SimpleNamespace
 
@@ -8,26 +8,24 @@ import pytest
 from run_results import label, noisy, result
 
 from bayesify.compare import Question, winner
-from bayesify.compare.problems import Problem
+from bayesify.compare.compared_table import ComparedTable
 from bayesify.compare.summary import summarize
 from bayesify.compare.verdict import judge
 from bayesify.compare.winner import commands, train_winner
 from bayesify.tables.columns import read_features
 from bayesify.tables.files import Reading
 
-CHOICE = {"prior_scale": 3.0, "noise_factor": 0.5, "options": {}}
 
-
-def train(monkeypatch, tmp_path, task="regression", classes=(), noises=None, **methods):
+def train(monkeypatch, tmp_path, task="regression", classes=(), **methods):
     """The winner of NLLs, or results, by method and split, and what was asked of `fit_table`."""
     found = {
-        (name, split): {**(result(value) if isinstance(value, float) else value), "choice": CHOICE}
+        (name, split): result(value) if isinstance(value, float) else value
         for name, values in methods.items()
         for split, value in enumerate(values)
     }
     frame = pandas.DataFrame({"a": np.arange(6.0), "price": [1.0, 3.0] * 3})
-    problem = Problem(
-        "houses", task, "price", read_features(frame[["a"]]), frame["price"].to_numpy(), classes, table=frame,
+    problem = ComparedTable(
+        "houses", task, "price", read_features(frame[["a"]]), frame["price"].to_numpy(), classes, frame=frame,
         notes=("A note.",), cautions=("Copies.",),
     )  # fmt: skip
     summary = summarize(found, list(methods), task)
@@ -39,31 +37,19 @@ def train(monkeypatch, tmp_path, task="regression", classes=(), noises=None, **m
 
     monkeypatch.setattr(winner, "fit_table", fit_table)
     verdict = judge(summary, found, "price", classes)
-    made = train_winner(Question("-", seed=3), problem, summary, found, verdict, tmp_path, noises or {})
+    made = train_winner(Question("-", seed=3), problem, summary, found, verdict, tmp_path)
     return made, asked, (summary, problem)
 
 
-def test_a_clear_winner_has_the_settings_and_scores_of_the_comparison(monkeypatch, tmp_path):
-    made, asked, _ = train(
-        monkeypatch, tmp_path, noises={0: 0.2, 1: 0.4}, laplace=[1.0, 1.01], point=[1.5, 1.51], constant=[3.0, 3.0]
-    )
+def test_a_clear_winner_has_the_scores_of_the_comparison(monkeypatch, tmp_path):
+    made, asked, _ = train(monkeypatch, tmp_path, laplace=[1.0, 1.01], point=[1.5, 1.51], constant=[3.0, 3.0])
     assert (made.method, made.folder, made.words) == ("laplace", "model", "The model is Laplace.")
-    assert (asked["method"], asked["prior_scale"], asked["seed"], asked["rows"]) == ("laplace", 3.0, 3, 6)
-    assert asked["noise"] == pytest.approx(0.5 * 0.3 * 1.0)  # the mean of the splits, of targets of variance 1
+    assert (asked["method"], asked["seed"], asked["rows"]) == ("laplace", 3, 6)
     assert asked["folder"] == tmp_path / "model"
     assert asked["scored"].scores["rmse"] == pytest.approx(1.005)
     assert [asked["scored"].scores[f"coverage_{level}"] for level in (50, 90, 95)] == pytest.approx([0.5, 0.9, 0.95])
     assert "2 splits of a comparison, by models trained on 800 other rows each" in asked["scored"].where
     assert asked["notes"] == ["bayesify compare: Use Laplace. The model is Laplace.", "A note.", "Copies."]
-
-
-def test_methods_that_learn_noise_are_left_to_it(monkeypatch, tmp_path):
-    noises = {0: 0.2, 1: 0.4}
-    _, asked, _ = train(monkeypatch, tmp_path, noises=noises, mean_field=[1.0, 1.01], constant=[3.0, 3.0])
-    assert "noise" not in asked
-    _, asked, _ = train(monkeypatch, tmp_path, noises=noises, auto=[1.0, 1.01], constant=[3.0, 3.0])
-    assert "noise" not in asked
-    assert "prior_scale" not in asked
 
 
 def test_of_tied_methods_the_cheapest_or_best_calibrated_is_kept(monkeypatch, tmp_path):
@@ -117,9 +103,9 @@ def test_a_training_that_fails_is_told(monkeypatch, tmp_path):
 
     _, _, (summary, problem) = train(monkeypatch, tmp_path, laplace=[1.0, 1.01], constant=[3.0, 3.0])
     monkeypatch.setattr(winner, "fit_table", fail)
-    found = {("laplace", split): {**result(1.0), "choice": CHOICE} for split in range(2)}
+    found = {("laplace", split): result(1.0) for split in range(2)}
     question = Question("-", "price")
-    made = train_winner(question, problem, summary, found, judge(summary, found, "price"), tmp_path, {})
+    made = train_winner(question, problem, summary, found, judge(summary, found, "price"), tmp_path)
     assert (made.folder, made.words) == (
         "",
         "The model is Laplace. It could not be trained on all rows: the table is odd",

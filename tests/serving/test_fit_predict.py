@@ -147,7 +147,7 @@ def test_another_version_says_so(regression, new, tmp_path):
     assert (done.exit_code, "bayesify 9.0.0 in format 9" in done.output) == (2, True), done.output
     kinds = [{**column, "kind": "text"} for column in about["columns"]]
     changes = ({"columns": 3}, {"target": "area"}, {"columns": kinds}, {"sha256": "0"})
-    for content in ("{", "[]", json.dumps({"format": 3}), *(json.dumps({**about, **change}) for change in changes)):
+    for content in ("{", "[]", json.dumps({"format": 4}), *(json.dumps({**about, **change}) for change in changes)):
         (copy / ABOUT).write_text(content)
         done = run("predict", copy, new, "--out", tmp_path / "out.csv")
         assert (done.exit_code, "damaged or altered" in done.output) == (2, True), done.output
@@ -306,7 +306,7 @@ def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
     new = pandas.DataFrame({"code": ["A1", "007", "12", None], "x": [0.0, 0.0, 0.0, 0.0]})
     new.to_csv(tmp_path / "new.csv", index=False)
     predict_table(model, tmp_path / "new.csv", tmp_path / "whole.csv")
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
     predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
     assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
@@ -326,7 +326,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
     for cell in ("1.234,0", "1.234", "1234"):
         quoted = f'"{cell}"'
         (tmp_path / "new.csv").write_text(f"x{separator}z\n{quoted}{separator}0\n5000{separator}0\n")
-        monkeypatch.setattr(chunks, "SMALL", 0)
+        monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
         predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv", rows=1)
         assert float(rows_of(tmp_path / "out.csv")[0]["prediction"]) == pytest.approx(1234, abs=400)
 
@@ -339,7 +339,7 @@ def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, 
     assert "2020-01-01 to 2020-08-27" in render_card(model.about)
     some = frame.iloc[[2, 40, 100, 34, 160]]  # 3 January to 9 June, days that can all be read either way
     some.to_csv(tmp_path / "new.csv", index=False)
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
     predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
     assert found == pytest.approx(some["y"].tolist(), abs=20)
@@ -365,7 +365,7 @@ def test_parts_give_the_file_of_the_whole(regression, tmp_path, monkeypatch, kin
         frame.to_parquet(path)
     model = ModelFolder.read(regression)
     whole = predict_table(model, path, tmp_path / "whole.csv")
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
     parts = [len(part) for _, part, _ in chunks.read_parts(path, 7)]
     assert (sum(parts), max(parts)) == (NUM, 7)
     some = predict_table(model, path, tmp_path / "parts.csv", rows=7)
@@ -378,14 +378,14 @@ def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeyp
     frame = table(2).astype(object)
     frame.loc[50:, "area"] = "large"
     frame.to_csv(tmp_path / "new.csv", index=False)
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
     with pytest.raises(InputError, match=r"new.csv, in the rows from 51 on: .*'area'"):
         predict_table(ModelFolder.read(regression), tmp_path / "new.csv", tmp_path / "out.csv", rows=50)
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     path, line = tmp_path / "new.csv", "12.5,north,2020-01-01\n"
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
     peaks = []
     for rows in (500, 1_000, 12_000):  # the first loads what it needs
         path.write_text("area,town,sold\n" + line * rows)

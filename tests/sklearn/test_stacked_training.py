@@ -15,12 +15,8 @@ from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods import METHODS
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
-<<<<<<< HEAD
-=======
-from bayesify.methods import METHODS
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor, fit_several
 from bayesify.sklearn.networks import NetworkShape
->>>>>>> a1d5723 (Fit tables by one recipe with the method as a parameter)
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
 from bayesify.sklearn.settings import Settings
@@ -154,7 +150,9 @@ def test_leverage_counts_the_fitted_parameters() -> None:
     design = np.column_stack((rows.x, np.ones(40)))
     hat = np.diag(design @ np.linalg.solve(design.T @ design, design.T))
     assert start.evidence is not None
-    np.testing.assert_allclose(start.evidence.leverage[:, 0].numpy(), hat, rtol=0.02)  # the prior is not infinitely wide
+    np.testing.assert_allclose(
+        start.evidence.leverage[:, 0].numpy(), hat, rtol=0.02
+    )  # the prior is not infinitely wide
     left = rows.y - design @ np.linalg.lstsq(design, rows.y)[0]
     assert isinstance(start.likelihood, Gaussian)
     assert float(start.likelihood.noise.detach()) == pytest.approx((left**2).sum() / (40 - 3), rel=0.02)
@@ -170,7 +168,9 @@ def test_recalibration_sees_rows_as_left_out() -> None:
     mean = design @ (inverse @ design.T @ y)
 
     gaussian = OutputGaussian(mean, (noise * hat).unsqueeze(-1), seed=0)
-    found = recalibrate_by_leverage(Evidence(rows, hat, torch.zeros_like(y)), Gaussian(noise).double().closed_form(gaussian))
+    found = recalibrate_by_leverage(
+        Evidence(rows, hat, torch.zeros_like(y)), Gaussian(noise).double().closed_form(gaussian)
+    )
     scores = []
     for row in range(90):
         kept = torch.arange(90) != row

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bayesify.compare.scores import POINTS, THIRDS
+from bayesify.compare.scores import NUM_POINTS, THIRDS
 
 NAMES = {"50": 0.5, "90": 0.9, "95": 0.95}
 
@@ -29,8 +29,8 @@ def result(
     scores |= {f"coverage_90_{name}": value for name, value in zip(THIRDS, thirds, strict=True)}
     return {
         "scores": scores,
-        "curves": {"rejection": np.linspace(1.0, 0.5 if fall else 1.0, POINTS).tolist()},
-        "times": {"train_seconds": seconds, "tune_seconds": 0.0, "predict_ms": 1.0},
+        "curves": {"rejection": np.linspace(1.0, 0.5 if fall else 1.0, NUM_POINTS).tolist()},
+        "times": {"train_seconds": seconds, "predict_ms": 1.0},
         "parameters": 10,
         "bytes": 2000,
         "rows": {"fit": 4 * test, "test": test},
@@ -41,7 +41,7 @@ def label(nll, accuracy, confusion, test=100):
     """The result of a classification's run."""
     found = result(nll, test=test)
     found["scores"] |= {"accuracy": accuracy, "brier": 0.1, "ece": 0.02}
-    found["curves"] |= {"confusion": confusion, "rejection": [accuracy] * POINTS}
+    found["curves"] |= {"confusion": confusion, "rejection": [accuracy] * NUM_POINTS}
     return found
 
 

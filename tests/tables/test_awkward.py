@@ -15,7 +15,7 @@ import numpy as np
 import pandas
 import pytest
 
-from bayesify.compare.problems import read_problem
+from bayesify.compare.compared_table import read_compared_table
 from bayesify.compare.question import Question
 from bayesify.tables import packed
 from bayesify.tables.errors import InputError
@@ -191,10 +191,10 @@ def test_outcome(case, tmp_path):
     options = {"target": "y", "max_rows": 5000, "seed": 0, **case.options}
     if case.error:
         with pytest.raises(InputError) as caught:
-            read_problem(Question(str(path), **options))
+            read_compared_table(Question(str(path), **options))
         assert case.error in str(caught.value)
         return
-    problem = read_problem(Question(str(path), **options))
+    problem = read_compared_table(Question(str(path), **options))
     assert problem.task == case.task
     assert case.told in " ".join((*problem.notes, *problem.cautions))
     if case.numbers is not None:
@@ -206,7 +206,7 @@ def test_outcome(case, tmp_path):
 
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(csv())))
-    problem = read_problem(Question("-", target="y", max_rows=100, seed=0))
+    problem = read_compared_table(Question("-", target="y", max_rows=100, seed=0))
     assert (problem.name, len(problem)) == ("table", ROWS)
 
 
@@ -220,7 +220,7 @@ def test_standard_input(monkeypatch):
 )
 def test_no_table_there(data, message):
     with pytest.raises(InputError, match=message):
-        read_problem(Question(data, target="y", max_rows=100, seed=0))
+        read_compared_table(Question(data, target="y", max_rows=100, seed=0))
 
 
 def test_archives_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
@@ -233,17 +233,17 @@ def test_archives_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match="unpacks to more than"):
-            read_problem(Question(str(tmp_path / name), target="y", max_rows=100, seed=0))
+            read_compared_table(Question(str(tmp_path / name), target="y", max_rows=100, seed=0))
     book = zipped(**{"xl/workbook.xml": b"<workbook/>", "xl/worksheets/sheet1.xml": zeros})
     (tmp_path / "t.xlsx").write_bytes(book)
     with pytest.raises(InputError, match="GiB, more than"):
-        read_problem(Question(str(tmp_path / "t.xlsx"), target="y", max_rows=100, seed=0))
+        read_compared_table(Question(str(tmp_path / "t.xlsx"), target="y", max_rows=100, seed=0))
 
 
 def test_an_encoding_that_does_not_fit(tmp_path):
     (tmp_path / "t.csv").write_bytes(csv(frame(y="schön")).decode().encode("cp1252"))
     with pytest.raises(InputError, match="--encoding utf-8"):
-        read_problem(
+        read_compared_table(
             Question(str(tmp_path / "t.csv"), target="y", max_rows=100, seed=0, reading=Reading(encoding="utf-8"))
         )
     with pytest.raises(InputError, match="there is none of that name"):
@@ -257,12 +257,12 @@ def test_spreadsheets(tmp_path):
         pandas.DataFrame().to_excel(writer, sheet_name="cover")
         frame(y=Y).to_excel(writer, sheet_name="data", index=False)
         frame(y=-Y).to_excel(writer, sheet_name="other", index=False)
-    problem = read_problem(Question(str(path), target="y", max_rows=100, seed=0))
+    problem = read_compared_table(Question(str(path), target="y", max_rows=100, seed=0))
     assert "Sheet 'data' of 3 (cover, data, other); --sheet takes another was read." in problem.notes
     np.testing.assert_allclose(problem.values, Y)
-    other = read_problem(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="other")))
+    other = read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="other")))
     np.testing.assert_allclose(other.values, -Y)
     with pytest.raises(InputError, match="has no sheet 'x'; there are cover, data, other"):
-        read_problem(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="x")))
+        read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="x")))
     with pytest.raises(InputError, match="sheet 'cover' is empty"):
-        read_problem(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="cover")))
+        read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="cover")))

@@ -16,105 +16,101 @@ from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison, Told
+    from bayesify.compare.question import Question
 
-WIDE = 110
+MIN_WIDE_COLUMNS = 110
 """Columns of a terminal that shows the whole table."""
-LEAST_SHARE = 0.05
+MIN_WORK_SHARE = 0.05
 """Share of the work from which on the time that is left is told."""
 
 
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA", help="A CSV, Excel, Parquet or JSON file, - for standard input, or a data set such as iris."
+    ),
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help="Separated by commas, or all (default: a few); plain network, linear model and trees are always there.",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Train briefly on fewer splits, for a first look.")]
+Splits = Annotated[int, typer.Option(help="Splits (default: 10, with --quick 5; half as many from 2,000 rows on).")]
+OutOfDistribution = Annotated[
+    Path | None, typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected.")
+]
+Group = Annotated[str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")]
+Time = Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")]
+MaxRows = Annotated[
+    int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of splits, networks, training and prediction.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of report and results (default: bayesify-compare-NAME).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")]
+Engine = Annotated[Literal["local", "dask", "ray"], typer.Option(help="Where runs are done.")]
+Workers = Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")]
+
+
 def compare(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="A CSV, Excel, Parquet or JSON file, - for standard input, or a data set such as iris.",
-        ),
-    ],
+    data: Data,
     target: terminal.Target = "",
-    only: Annotated[
-        str,
-        typer.Option(
-            "--methods",
-            help="Separated by commas, or all (default: a few); plain network, linear model and trees are always there.",
-        ),
-    ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Train briefly on fewer splits, for a first look.")] = False,
-    splits: Annotated[
-        int, typer.Option(help="Splits (default: 10, with --quick 5; half as many from 2,000 rows on).")
-    ] = 0,
+    only: Methods = "",
+    quick: Quick = False,
+    splits: Splits = 0,
     task: terminal.TaskName = None,
-    ood: Annotated[
-        Path | None,
-        typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected."),
-    ] = None,
+    ood: OutOfDistribution = None,
     ignore: terminal.Ignore = "",
-    group: Annotated[
-        str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")
-    ] = "",
-    time: Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")] = "",
+    group: Group = "",
+    time: Time = "",
     sheet: terminal.Sheet = "",
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
-    max_rows: Annotated[
-        int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of splits, networks, training and prediction.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of report and results (default: bayesify-compare-NAME).")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")] = False,
-    engine: Annotated[Literal["local", "dask", "ray"], typer.Option(help="Where runs are done.")] = "local",
-    workers: Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")] = 0,
+    max_rows: MaxRows = 0,
+    seed: Seed = 0,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+    engine: Engine = "local",
+    workers: Workers = 0,
 ) -> None:
     """Compare methods on your own table, and say which one to use and how sure to be.
 
-    Reads the table, finds out the task, trains networks, a linear model and boosted trees over several splits with tuning on
-    validation rows, prints the scores and writes an HTML report; its path is the last line. The recommended method is trained
-    on all rows, for bayesify predict. Every finished run is kept: Ctrl-C reports what is there, and --resume continues.
+    Reads the table, finds out the task, trains networks, a linear model and boosted trees over several splits, each network as
+    bayesify fit trains it, prints the scores and writes an HTML report; its path is the last line. The recommended method is
+    trained on all rows, for bayesify predict. Every finished run is kept: Ctrl-C reports what is there, and --resume continues.
     """
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there
 
     try:
         check_there(data)  # before anything large is loaded
-    except InputError as error:
-        refuse(f"bayesify compare: {error}", 2)
-    need("compare", "pandas", "sklearn", "jinja2", "scipy")
-    from bayesify.compare.comparison import compare as run
-    from bayesify.compare.folder import REPORT
-    from bayesify.compare.question import Question
-    from bayesify.compare.record import as_json as to_json
+        need("compare", "pandas", "sklearn", "jinja2", "scipy")
+        from bayesify.compare.question import Question
 
-    folder = out
-    try:
         question = Question(
-            data,
-            target or None,
-            task,
-            names_of(only),
-            names_of(ignore),
-            ood,
-            splits or None,
-            max_rows or None,
-            quick,
-            seed,
-            group or None,
-            time or None,
-            Reading(sheet, encoding, names_of(missing)),
-        )
-        folder = out or Path(f"bayesify-compare-{question.name}")
-        page = (folder / REPORT).absolute()
+            data, target or None, task, names_of(only), names_of(ignore), ood, splits or None, max_rows or None, quick,
+            seed, group or None, time or None, Reading(sheet, encoding, names_of(missing)),
+        )  # fmt: skip
+    except (InputError, FileNotFoundError) as error:
+        refuse(f"bayesify compare: {error}", 2)
+    folder = out or Path(f"bayesify-compare-{question.name}")
+    _report(_run(question, folder, resume, engine, workers or None), folder, as_json)
+
+
+def _run(question: Question, folder: Path, resume: bool, engine: str, workers: int | None) -> Comparison:
+    """The comparison; what hinders it ends the command."""
+    from bayesify.compare.comparison import compare as run
+    from bayesify.tables.errors import InputError
+
+    try:
         with _Progress(Console(stderr=True)) as progress:
-            comparison = run(
-                question,
-                folder,
-                resume=resume,
-                engine=engine,
-                workers=workers or None,
-                progress=progress.tell,
-                report=partial(_write, folder),
+            report = partial(_write, folder)
+            return run(
+                question, folder, resume=resume, engine=engine, workers=workers, progress=progress.tell, report=report
             )
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify compare: {error}", 2)
@@ -123,11 +119,18 @@ def compare(
         refuse(f"bayesify compare: {reason} Mend that and run the same command with --resume.", 1)
     except KeyboardInterrupt:
         refuse("Interrupted before a run was finished; nothing is there to report.", INTERRUPTED)
+
+
+def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
+    """Print what was found; the exit status says whether it is whole."""
+    from bayesify.compare.folder import REPORT
+    from bayesify.compare.record import as_json as to_json
+
     if as_json:
         print(to_json(comparison))
     else:
         _print(comparison)
-        print(plain(page))
+        print(plain((folder / REPORT).absolute()))
     if comparison.unfinished:
         refuse("Interrupted; the same command with --resume continues.", INTERRUPTED)
     if comparison.summary.best is None:
@@ -150,7 +153,7 @@ def _print(comparison: Comparison) -> None:
 
     summary, console, verdict = comparison.summary, Console(), comparison.verdict
     hidden = {"coverage_50", "coverage_95", "kilobytes"}
-    if console.width < WIDE:
+    if console.width < MIN_WIDE_COLUMNS:
         hidden |= {"calibration", "ece", "predict_ms"}
     columns = [column for column in COLUMNS[summary.task] if column.key not in hidden]
     listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
@@ -165,9 +168,9 @@ def _print(comparison: Comparison) -> None:
     for row in summary.rows:
         if row.failure:
             say(console, f"{row.title} {row.failure}", style="yellow")
-    for note in comparison.problem.notes:
+    for note in comparison.table.notes:
         say(console, note, style="dim")
-    for caution in comparison.problem.cautions:
+    for caution in comparison.table.cautions:
         say(console, caution, style="yellow")
     if verdict is not None:
         say(console, f"\n{verdict.headline}", style="bold")
@@ -183,7 +186,7 @@ def _print(comparison: Comparison) -> None:
 class _Progress:
     """How far runs are, on the error stream: a bar in a terminal, else a line now and then; with the time that is left."""
 
-    EVERY = 10.0
+    MIN_SECONDS = 10.0
     """Seconds between lines."""
 
     def __init__(self, console: Console) -> None:
@@ -199,9 +202,9 @@ class _Progress:
         now = monotonic()
         passed = now - self._start
         share = told.work_done / told.work
-        left = "" if share < LEAST_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
+        left = "" if share < MIN_WORK_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
         self._bar.update(description=told.name, completed=told.done, total=told.total, left=left)
-        if not self._console.is_terminal and now - self._said >= self.EVERY:
+        if not self._console.is_terminal and now - self._said >= self.MIN_SECONDS:
             self._said = now
             line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
             say(self._console, line, soft_wrap=True)

@@ -10,23 +10,21 @@ from time import monotonic
 from typing import Any
 
 from bayesify.arguments.checks import Count, checked
+from bayesify.compare.compared_table import ComparedTable, read_compared_table
+from bayesify.compare.contestants import title_of, trains_together, work_of
 from bayesify.compare.folder import drop_failed, open_folder
-from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.question import Question
-from bayesify.compare.runs import Job, estimate_noise, run_method
-from bayesify.compare.splits import SMALL, count_folds
+from bayesify.compare.runs import run_method
+from bayesify.compare.splits import MAX_SMALL_ROWS, count_folds
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.tuning import APART, title_of, trains_together, work_of
 from bayesify.compare.verdict import Verdict, judge
 from bayesify.compare.winner import Winner, commands, train_winner
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
 from bayesify.tables.errors import InputError
 
-NOISE = "noise-"
-"""Starts the names of runs that estimate a regression's noise, on which those of networks depend."""
-STREAM_SECONDS = 10.0
-"""Between reports of what is finished, while runs go on."""
+MIN_REPORT_SECONDS = 10.0
+"""Seconds between reports of what is finished, while runs go on."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Comparison:
 
     Args:
         question: What was asked.
-        problem: The data.
+        table: The data.
         methods: In the order in which they ran.
         num_splits: Splits that were asked for.
         results: Of finished runs, by method and split.
@@ -71,7 +69,7 @@ class Comparison:
     """
 
     question: Question
-    problem: Problem
+    table: ComparedTable
     methods: tuple[str, ...]
     num_splits: int
     results: Results = field(repr=False)
@@ -83,7 +81,7 @@ class Comparison:
     @property
     def verdict(self) -> Verdict | None:
         """What it recommends; `None` if no method finished."""
-        return judge(self.summary, self.results, self.problem.target, self.problem.classes)
+        return judge(self.summary, self.results, self.table.target, self.table.classes)
 
 
 @checked
@@ -122,15 +120,15 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    folder, problem, usual = check_folder("compare", folder), read_problem(question), question.effort.splits
-    most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else usual)
-    splits = question.splits or min(usual if len(problem) < SMALL else -(-usual // 2), most)
-    if problem.standard and splits > most:
-        raise InputError(f"--splits {splits}: {problem.name} comes with {most} splits")
-    settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}
-    with open_folder(folder, problem, settings, resume=resume) as data:
+    folder, table, usual = check_folder("compare", folder), read_compared_table(question), question.extent.splits
+    most = len(table.standard) or (count_folds(len(table)) if table.times is not None else usual)
+    splits = question.splits or min(usual if len(table) < MAX_SMALL_ROWS else -(-usual // 2), most)
+    if table.standard and splits > most:
+        raise InputError(f"--splits {splits}: {table.name} comes with {most} splits")
+    settings = {"target": table.target, "quick": question.quick, "seed": question.seed}
+    with open_folder(folder, table, settings, resume=resume) as data:
         drop_failed(folder)
-        plan = _Runs(question, problem, splits, folder, progress, report)
+        plan = _Runs(question, table, splits, folder, progress, report)
         found = plan.comparison(plan.run(data, engine, workers))
         if not found.unfinished:
             if report is not None:
@@ -143,15 +141,14 @@ def compare(
 
 def _with_winner(found: Comparison, folder: Path) -> Comparison:
     """With the recommended method trained on all rows, in the folder, and what to type next."""
-    question, problem, summary, verdict = found.question, found.problem, found.summary, found.verdict
-    if verdict is None:
+    if found.verdict is None:
         return found
-    stored = {split: read_result(folder, f"{NOISE}{split}") for split in range(found.num_splits)}
-    noises = {split: float(run[1]["noise"]) for split, run in stored.items() if run is not None}
-    winner = train_winner(question, problem, summary, found.results, verdict, folder, noises)
+    winner = train_winner(found.question, found.table, found.summary, found.results, found.verdict, folder)
     if winner is None:
         return found
-    return replace(found, winner=winner, commands=tuple(commands(winner, summary, problem, question, folder)))
+    return replace(
+        found, winner=winner, commands=tuple(commands(winner, found.summary, found.table, found.question, folder))
+    )
 
 
 class _Runs:
@@ -160,41 +157,35 @@ class _Runs:
     def __init__(
         self,
         question: Question,
-        problem: Problem,
+        table: ComparedTable,
         splits: int,
         folder: Path,
         progress: Progress | None,
         report: Report | None,
     ) -> None:
-        self._question, self._problem, self._splits, self._folder = question, problem, splits, folder
+        self._question, self._table, self._splits, self._folder = question, table, splits, folder
         self._progress, self._report, self._reported = progress, report, monotonic()
-        self._shared = {"data": problem.fingerprint, "seed": question.seed, "quick": question.quick}
+        self._shared = {"data": table.fingerprint, "seed": question.seed, "quick": question.quick}
         self._names = _job_names(question.chosen(), splits)
-        self._noises = [f"{NOISE}{split}" for split in range(splits)] if problem.task == "regression" else []
         self._done: set[str] = set()
 
     def comparison(self, results: Results) -> Comparison:
         """What the results of runs say."""
         methods = self._question.chosen()
-        summary = summarize(results, methods, self._problem.task)
+        summary = summarize(results, methods, self._table.task)
         unfinished = [name for name in methods for split in range(self._splits) if (name, split) not in results]
-        about = self._question, self._problem, tuple(methods), self._splits
+        about = self._question, self._table, tuple(methods), self._splits
         return Comparison(*about, results, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
         """Of every method and split; after Ctrl-C, of those that are finished."""
+        jobs = {name: {**self._shared, "splits": own, "method": method} for name, (method, own) in self._names.items()}
         try:
             done = run_jobs(
-                partial(_do, str(data)), self._plan, self._folder, engine=engine, workers=workers, progress=self._tell
+                partial(run_method, str(data)), jobs, self._folder, engine=engine, workers=workers, progress=self._tell
             )
             return self._by_split(done)
-        except JobsFailed as failure:  # a network that cannot be trained, or workers that died again and again
-            lost = next((reason for name, reason in failure.reasons.items() if name.startswith(NOISE)), None)
-            if lost is not None:
-                raise InputError(
-                    f"a plain network cannot be trained on these data: {lost.strip().splitlines()[-1]}; look for extreme "
-                    "numbers in the columns"
-                ) from failure
+        except JobsFailed as failure:  # workers that died again and again
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
                 method, own = self._names[name]
@@ -207,17 +198,6 @@ class _Runs:
             if not results:
                 raise
             return results
-
-    def _plan(self, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The runs that can be done: networks once the noise is known."""
-        jobs: dict[str, Any] = {name: {**self._shared, "split": split} for split, name in enumerate(self._noises)}
-        ready = all(name in known for name in self._noises)
-        for name, (method, own) in self._names.items():
-            if method in APART or ready:
-                with_noise = self._noises and method not in APART
-                noises = [known[f"{NOISE}{split}"]["noise"] if with_noise else None for split in own]
-                jobs[name] = {**self._shared, "splits": own, "method": method, "noises": noises}
-        return jobs
 
     def _stored(self) -> dict[tuple[str, int], Mapping[str, Any]]:
         """Results of this comparison's runs that are on disk."""
@@ -238,28 +218,17 @@ class _Runs:
 
     def _tell(self, name: str, done: int, total: int) -> None:
         self._done.add(name)
-        work = dict.fromkeys(self._noises, 1.0) | {
-            job: work_of(method) * len(own) for job, (method, own) in self._names.items()
-        }
         if self._progress is not None:
-            method, own = self._names.get(name, ("", []))
-            words = (
-                "noise of the data"
-                if not method
-                else title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
-            )
+            work = {job: work_of(method) * len(own) for job, (method, own) in self._names.items()}
+            method, own = self._names[name]
+            words = title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
             share = sum(work[job] for job in self._done)
-            self._progress(Told(words, done, len(work), share, sum(work.values())))
-        if self._report is not None and monotonic() - self._reported > STREAM_SECONDS:
+            self._progress(Told(words, done, total, share, sum(work.values())))
+        if self._report is not None and monotonic() - self._reported > MIN_REPORT_SECONDS:
             self._reported = monotonic()
             results = self._stored()
             if len({method for method, _ in results}) > 1:
-                self._report(self.comparison(results), f"{done} of {len(work)} runs are finished")
-
-
-def _do(path: str, job: Job) -> dict[str, Any]:
-    """One run: of a method, or the noise of a split."""
-    return run_method(path, job) if "method" in job else estimate_noise(path, job)
+                self._report(self.comparison(results), f"{done} of {total} runs are finished")
 
 
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:

@@ -15,11 +15,11 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation
 
-EXAMPLES = 6
+NUM_EXAMPLES = 6
 """Test rows that are shown."""
-MOST_ROWS = 200
+MAX_JUDGED_ROWS = 200
 """Test rows by which columns are judged."""
-MOST_COLUMNS = 30
+MAX_JUDGED_COLUMNS = 30
 """Columns that are judged; of more, those that vary together with the target most."""
 
 
@@ -45,7 +45,7 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
         probs = prediction.class_probs.numpy()
         keys, columns = ("guess", "probability"), (probs.argmax(1), probs.max(1))
         order = np.argsort(-probs.max(1), kind="stable")
-    count = min(EXAMPLES, len(order))
+    count = min(NUM_EXAMPLES, len(order))
     chosen = order[[round((place + 0.5) * len(order) / count - 0.5) for place in range(count)]]
     return [
         {
@@ -81,8 +81,8 @@ def importance(
     share of rows that are wrong, in addition.
     """
     generator = np.random.default_rng(seed)
-    if len(rows) > MOST_ROWS:
-        rows = np.sort(generator.choice(rows, MOST_ROWS, replace=False))
+    if len(rows) > MAX_JUDGED_ROWS:
+        rows = np.sort(generator.choice(rows, MAX_JUDGED_ROWS, replace=False))
     before = predict(preparation(features, rows))
     start, classes, found = _error(before, values[rows]), isinstance(before, ClassificationPredictive), {}
     every = columns_of(features)
@@ -90,7 +90,7 @@ def importance(
         name: [*features.numbers[:, numbers].T, *features.codes[:, codes].T.astype(np.float64)]
         for name, (numbers, codes) in every.items()
     }
-    for name in strongest(columns, values, MOST_COLUMNS):
+    for name in strongest(columns, values, MAX_JUDGED_COLUMNS):
         numbers, codes = every[name]
         shuffled = generator.permutation(rows)
         mixed = Features(

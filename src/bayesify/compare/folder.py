@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from bayesify.compare.problems import Problem
+from bayesify.compare.compared_table import ComparedTable
 from bayesify.scale_out.result_files import read_result
 from bayesify.storage import write_file
 from bayesify.storage.locks import InUse, locked
 from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
-FORMAT = 4
+FORMAT = 5
 WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 """How settings are called in messages."""
 
 
 @contextmanager
-def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
+def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
     """Hold the folder, ready for runs: data and settings are in it, and nothing that does not belong to them.
 
     Yields:
@@ -40,9 +40,9 @@ def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, 
         try:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder / LOCK))
-            _check(folder, wanted := {"format": FORMAT, "fingerprint": problem.fingerprint, **settings}, resume)
+            _check(folder, wanted := {"format": FORMAT, "fingerprint": table.fingerprint, **settings}, resume)
             buffer = io.BytesIO()
-            np.savez(buffer, **problem.arrays())  # type: ignore[arg-type]
+            np.savez(buffer, **table.arrays())  # type: ignore[arg-type]
             write_file(folder / DATA, buffer.getvalue())
             write_file(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         except InUse as error:

@@ -9,23 +9,23 @@ import numpy as np
 from bayesify.tables.columns import DAYS, Features
 from bayesify.tables.targets import Task
 
-NEAR = 1e-3
+MAX_COPY_DISTANCE = 1e-3
 """Standard deviations by which near-copies differ in each number, at most."""
-BY_CHANCE = 5.0
+MIN_COPIES_RATIO = 5.0
 """Times as many pairs of near-copies as chance would make from which on they are taken for copies."""
-GIVES_AWAY = 0.99
+GIVEAWAY_SHARE = 0.99
 """Share of the target's variance, or of the labels, that a single column predicts from which on it is named."""
-LOOKED_AT = 2000
+MAX_JUDGED_ROWS = 2000
 """Rows by which columns are judged."""
-MOST_TRIED, MOST_NAMED = 50, 3
+MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
 """Columns that are tried, those that vary together with the target most, and that are named."""
 
 
 def find_copies(features: Features) -> np.ndarray | None:
     """Rows that are copies or near-copies of others in all their inputs, as groups: numbers, [N]; `None` where there are none.
 
-    Two rows are near-copies if no number differs by more than `NEAR` of its deviation and no category differs. In a table of few or
-    coarse columns rows are equal by chance; they are left alone there: where the number of pairs is not far above
+    Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` of its deviation and no category differs. In a
+    table of few or coarse columns rows are equal by chance; they are left alone there: where the number of pairs is not far above
     $\\binom N2 \\prod_c P_c$, with $P_c$ the share of pairs that are equal in column c.
     """
     scaled = _comparable(features)
@@ -34,16 +34,16 @@ def find_copies(features: Features) -> np.ndarray | None:
     same = float((counts * (counts - 1.0)).sum()) / 2
     chance = _pairs_by_chance(scaled)
     found, groups = same, np.arange(len(distinct))
-    if BY_CHANCE * chance < len(scaled):  # else near-copies are everywhere
+    if MIN_COPIES_RATIO * chance < len(scaled):  # else near-copies are everywhere
         from scipy.sparse import coo_matrix
         from scipy.sparse.csgraph import connected_components
         from scipy.spatial import cKDTree
 
-        pairs = cKDTree(distinct).query_pairs(NEAR, p=np.inf, output_type="ndarray")
+        pairs = cKDTree(distinct).query_pairs(MAX_COPY_DISTANCE, p=np.inf, output_type="ndarray")
         found += float((counts[pairs[:, 0]] * counts[pairs[:, 1]]).sum())
         shape = (len(distinct), len(distinct))
         _, groups = connected_components(coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape), False)
-    return groups[number].astype(np.int64) if found > BY_CHANCE * chance else None
+    return groups[number].astype(np.int64) if found > MIN_COPIES_RATIO * chance else None
 
 
 def _comparable(features: Features) -> np.ndarray:
@@ -64,7 +64,7 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
     log_share = 0.0
     for column in scaled.T:
         ordered = np.sort(column)
-        near = np.searchsorted(ordered, ordered + NEAR, side="right") - np.arange(rows) - 1
+        near = np.searchsorted(ordered, ordered + MAX_COPY_DISTANCE, side="right") - np.arange(rows) - 1
         share = near.sum() / (rows * (rows - 1) / 2) if rows > 1 else 0.0
         if share <= 0:
             return 0.0
@@ -86,7 +86,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-    rows = np.random.default_rng(seed).permutation(len(values))[:LOOKED_AT]
+    rows = np.random.default_rng(seed).permutation(len(values))[:MAX_JUDGED_ROWS]
     learn, check = rows[::2], rows[1::2]
     if task == "regression":
         values = values / np.abs(values).max()
@@ -94,7 +94,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     found = []
     named = dict(zip(features.number_names, features.numbers.T, strict=True))
     named |= dict(zip(features.code_names, features.codes.T.astype(np.float64), strict=True))
-    for name in strongest({name: [column] for name, column in named.items()}, values, MOST_TRIED):
+    for name in strongest({name: [column] for name, column in named.items()}, values, MAX_TRIED_COLUMNS):
         column = named[name]
         filled = np.where(np.isnan(column), -1e12, column)[:, None]
         # A step for every few rows would miss a line through them: a linear fit is tried too.
@@ -102,7 +102,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
         share = _explained(values[check], guess, task)
         if task == "regression":
             share = max(share, _explained(values[check], _linear(column, values, learn, check), task))
-        if share >= GIVES_AWAY:
+        if share >= GIVEAWAY_SHARE:
             found.append((name, share))
     return sorted(found, key=lambda entry: -entry[1])
 
@@ -175,7 +175,7 @@ def describe(
             f"{copies:,} of {len(groups):,} rows are copies or near-copies of other rows; all copies of a row are on the same "
             "side of every split, as a model would else be tested on what it has seen."
         )
-    for name, share in find_giveaways(features, values, task, seed)[:MOST_NAMED]:
+    for name, share in find_giveaways(features, values, task, seed)[:MAX_NAMED_COLUMNS]:
         words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
         notes.append(
             f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}: if it is made from {target} or known "

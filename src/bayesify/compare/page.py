@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bayesify.compare.comparison import Comparison
+from bayesify.compare.contestants import title_of
 from bayesify.compare.explanation import columns_of
-from bayesify.compare.models import HIDDEN
 from bayesify.compare.panels import axes_of, figures
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
-from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
-from bayesify.compare.tuning import APART, title_of
+from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING, Column, MethodRow, cell, show, significant
 from bayesify.compare.verdict import recalls
+from bayesify.sklearn.recipe import HIDDEN_BY_NAME
 from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.version import __version__
 
@@ -31,11 +30,11 @@ OOD = {
 """How measures of uncertainty are called in the table of other inputs."""
 REFERENCE = "boosted_trees"
 """The method that is dashed in the figures of all others."""
-EXAMPLE_COLUMNS = 3
+NUM_EXAMPLE_COLUMNS = 3
 """Columns beside example rows: those that matter most."""
-MOST_COLUMNS = 15
+MAX_LISTED = 15
 """Columns, and classes, that are listed."""
-SHOWN_PANELS = 4
+NUM_OPEN_PANELS = 4
 """Methods whose figures are open."""
 
 
@@ -55,7 +54,7 @@ def render(comparison: Comparison, running: str = "") -> str:
         comparison: What was found; it may be unfinished, with at least one finished run.
         running: How far runs are, while they go on.
     """
-    summary, problem, question = comparison.summary, comparison.problem, comparison.question
+    summary, table, question = comparison.summary, comparison.table, comparison.question
     columns = COLUMNS[summary.task]
     verdict = comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
@@ -63,20 +62,20 @@ def render(comparison: Comparison, running: str = "") -> str:
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
     return _template().render(
         version=__version__,
-        name=problem.name,
-        target=problem.target,
+        name=table.name,
+        target=table.target,
         task=summary.task,
-        rows_total=len(problem),
-        num_columns=problem.features.num_columns,
-        classes=list(problem.classes),
+        rows_total=len(table),
+        num_columns=table.features.num_columns,
+        classes=list(table.classes),
         splits=len(summary.splits),
         parts=next((result["rows"] for result in comparison.results.values() if "rows" in result), {}),
-        hidden=HIDDEN[0],
+        hidden=HIDDEN_BY_NAME[0],
         seed=question.seed,
         quick=question.quick,
-        standard=bool(problem.standard),
-        notes=list(problem.notes),
-        cautions=list(problem.cautions),
+        standard=bool(table.standard),
+        notes=list(table.notes),
+        cautions=list(table.cautions),
         verdict=verdict,
         shown=shown,
         running=running,
@@ -85,7 +84,7 @@ def render(comparison: Comparison, running: str = "") -> str:
         examples=None if shown is None else _examples(shown, comparison),
         importance=[] if shown is None else _importance(shown, comparison),
         recalls=[] if shown is None else _recalls(shown, comparison),
-        worth=WORTH,
+        worth=MIN_NAMED_NATS,
         constant=summary.row("constant") is not None,
         trees=summary.row(REFERENCE) is not None,
         unfinished=[title_of(name) for name in comparison.unfinished],
@@ -98,35 +97,34 @@ def render(comparison: Comparison, running: str = "") -> str:
         levels=[f"{100 * level:.0f}" for level in LEVELS],
         ood=_ood(summary.ranked),
         panels=_panels(comparison),
-        shown_panels=SHOWN_PANELS,
-        choices=_choices(comparison),
+        shown_panels=NUM_OPEN_PANELS,
     )
 
 
-def _first_run(row: Row, comparison: Comparison, key: str) -> Any:
+def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
     """What only the run of the first split has."""
     return comparison.results.get((row.name, 0), {}).get(key)
 
 
-def _examples(row: Row, comparison: Comparison) -> dict[str, Any] | None:
-    problem, found = comparison.problem, _first_run(row, comparison, "examples")
+def _examples(row: MethodRow, comparison: Comparison) -> dict[str, Any] | None:
+    table, found = comparison.table, _first_run(row, comparison, "examples")
     if not found:
         return None
-    leading = list(_first_run(row, comparison, "importance") or {})[:EXAMPLE_COLUMNS]
-    columns = {name: place for name, place in columns_of(problem.features).items() if name in leading}
-    regression = problem.task == "regression"
+    leading = list(_first_run(row, comparison, "importance") or {})[:NUM_EXAMPLE_COLUMNS]
+    columns = {name: place for name, place in columns_of(table.features).items() if name in leading}
+    regression = table.task == "regression"
     headings = [*leading, "predicted", "90 % range" if regression else "sure to", "truth"]
     rows = []
     for one in found:
-        cells = [_cell(problem.features, *columns[name], one["row"]) for name in leading]
+        cells = [_cell(table.features, *columns[name], one["row"]) for name in leading]
         if regression:
             ends = f"{significant(one['lower'])} to {significant(one['upper'])}"
             inside = one["lower"] <= one["truth"] <= one["upper"]
             cells += [significant(one["mean"]), ends, significant(one["truth"]) + ("" if inside else ", outside")]
         else:
-            labels = [problem.classes[int(one[key])] for key in ("guess", "truth")]
+            labels = [table.classes[int(one[key])] for key in ("guess", "truth")]
             cells += [labels[0], f"{100 * one['probability']:.0f} %", labels[1]]
-        number = one["row"] if problem.origin is None else int(problem.origin[one["row"]])
+        number = one["row"] if table.origin is None else int(table.origin[one["row"]])
         rows.append({"name": f"row {number + 1}", "cells": cells})
     return {"headings": headings, "rows": rows}
 
@@ -143,9 +141,9 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
     return f"{value:.6g}"
 
 
-def _importance(row: Row, comparison: Comparison) -> list[dict[str, str]]:
+def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
     found: dict[str, float] = _first_run(row, comparison, "importance") or {}
-    regression = comparison.problem.task == "regression"
+    regression = comparison.table.task == "regression"
     most = max(found.values(), default=0.0)
     if most <= 0:
         return []
@@ -157,16 +155,16 @@ def _importance(row: Row, comparison: Comparison) -> list[dict[str, str]]:
             if regression
             else f"{100 * value:+.1f} points of error".replace("-0.0 ", "+0.0 "),
         }
-        for name, value in list(found.items())[:MOST_COLUMNS]
+        for name, value in list(found.items())[:MAX_LISTED]
     ]
 
 
-def _recalls(row: Row, comparison: Comparison) -> list[list[str]]:
-    classes = comparison.problem.classes
+def _recalls(row: MethodRow, comparison: Comparison) -> list[list[str]]:
+    classes = comparison.table.classes
     if not classes:
         return []
     found = recalls(row, comparison.summary, comparison.results, classes)
-    order = sorted(found, key=lambda entry: -entry[1])[:MOST_COLUMNS]
+    order = sorted(found, key=lambda entry: -entry[1])[:MAX_LISTED]
     return [
         [label, f"{100 * share:.1f}", *(MISSING if value is None else f"{100 * value:.0f}" for value in values)]
         for label, share, *values in order
@@ -184,7 +182,7 @@ def _ranking(comparison: Comparison) -> str:
     return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row: further left is better")
 
 
-def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, Any]:
+def _table_row(row: MethodRow, columns: Sequence[Column], rows: Sequence[MethodRow]) -> dict[str, Any]:
     ranked = [other for other in rows if not other.failure]
     cells = []
     for column in columns:
@@ -200,7 +198,7 @@ def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict
     }
 
 
-def _is_best(row: Row, column: Column, ranked: Sequence[Row]) -> bool:
+def _is_best(row: MethodRow, column: Column, ranked: Sequence[MethodRow]) -> bool:
     values = [value for other in ranked if (value := other.means.get(column.key)) is not None]
     mine = row.means.get(column.key)
     if mine is None or len(values) < 2:
@@ -211,7 +209,7 @@ def _is_best(row: Row, column: Column, ranked: Sequence[Row]) -> bool:
     return abs(mine - goal) <= min(abs(value - goal) for value in values) + 1e-9
 
 
-def _interval_row(row: Row, task: str) -> dict[str, Any]:
+def _interval_row(row: MethodRow, task: str) -> dict[str, Any]:
     groups = []
     for level in LEVELS:
         name = f"{100 * level:.0f}"
@@ -226,7 +224,7 @@ def _interval_row(row: Row, task: str) -> dict[str, Any]:
     return {"title": row.title, "groups": groups, "thirds": thirds}
 
 
-def _ood(ranked: Sequence[Row]) -> dict[str, Any] | None:
+def _ood(ranked: Sequence[MethodRow]) -> dict[str, Any] | None:
     keys = [key for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
     if not keys:
         return None
@@ -265,19 +263,3 @@ def _panels(comparison: Comparison) -> list[dict[str, Any]]:
         }
         for row in summary.ranked
     ]
-
-
-def _choices(comparison: Comparison) -> list[tuple[str, str]]:
-    """What validation rows chose, for each ranked method."""
-    found = []
-    for row in (row for row in comparison.summary.ranked if row.name not in APART):
-        words = Counter(_choice(comparison.results[row.name, split]["choice"]) for split in row.splits)
-        found.append((row.title, "; ".join(f"{text} ({count} of {len(row.splits)})" for text, count in words.items())))
-    return found
-
-
-def _choice(choice: dict[str, Any]) -> str:
-    options = [f"{key.replace('_', ' ')} {value:g}" for key, value in choice["options"].items()]
-    if choice["noise_factor"] != 1:
-        options.append(f"noise × {choice['noise_factor']:g}")
-    return ", ".join([f"prior scale {choice['prior_scale']:g}", *options])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bayesify.compare.plots import FAINT, LINE, SECOND, Plot
-from bayesify.compare.scores import POINTS, SHARPNESS
+from bayesify.compare.scores import NUM_POINTS, SHARPNESS_LEVELS
 from bayesify.tables.targets import Task
 
 Curves = Sequence[Mapping[str, Any]]
@@ -88,14 +88,14 @@ def _sharpness(curves: Curves, axes: Axes, task: Task, title: str) -> str:
     plot = Plot(axes.sharpness, (0, 1), label, "rows, %", f"{title}: {label} over test rows",
                 "xy" if task == "classification" else "y")  # fmt: skip
     values = np.clip(_mean(curves, "sharpness"), *axes.sharpness)
-    return plot.line(values, SHARPNESS).points(values, SHARPNESS).svg()
+    return plot.line(values, SHARPNESS_LEVELS).points(values, SHARPNESS_LEVELS).svg()
 
 
 def _rejection(curves: Curves, axes: Axes, task: Task, title: str, reference: Curves | None) -> str:
     label = "accuracy of the rest, %" if task == "classification" else "error of the rest"
     plot = Plot((0, 1), axes.rejection, "rows turned away, %", label, f"{title}: {label} by share turned away",
                 "xy" if task == "classification" else "x")  # fmt: skip
-    shares = [step / POINTS for step in range(POINTS)]
+    shares = [step / NUM_POINTS for step in range(NUM_POINTS)]
     if reference is not None:
         plot.line(shares, np.clip(_mean(reference, "rejection"), *axes.rejection), SECOND, dash="5 3", width=1.5)
     return plot.line(shares, np.clip(_mean(curves, "rejection"), *axes.rejection)).svg()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayesify.arguments.checks import checked
+from bayesify.compare.contestants import ALWAYS, AUTO, BASELINES, FULL, PORTFOLIO, QUICK, RIVALS, Extent
 from bayesify.compare.rivals import installed
-from bayesify.compare.tuning import ALWAYS, APART, AUTO, BASELINES, Effort, effort, portfolio
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
 from bayesify.tables.errors import InputError
@@ -25,7 +25,7 @@ class Question:
         data: A path, or the name of a data set.
         target: The column to predict; not needed for a name.
         task: `"regression"` or `"classification"`, if it is not to be detected.
-        methods: Names from the registry, or `"all"` (default: a small portfolio). Baselines and rivals are added.
+        methods: Names of methods, or `"all"` (default: a small portfolio). Baselines and rivals are added.
         ignore: Columns to leave out.
         ood: A table of out-of-distribution inputs.
         splits: How many; by `quick` if `None`.
@@ -69,9 +69,9 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = [AUTO, *all_methods()] if "all" in self.methods else self.methods or portfolio()
+        wanted = [AUTO, *all_methods()] if "all" in self.methods else self.methods or PORTFOLIO
         try:
-            names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
+            names = [name if name in (*BASELINES, *RIVALS, AUTO) else get_method(name).name for name in wanted]
         except ValueError as error:
             raise InputError(f"--methods: {error}") from error
         return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
@@ -82,6 +82,6 @@ class Question:
         return short_name(self.data)
 
     @property
-    def effort(self) -> Effort:
-        """How much work runs do."""
-        return effort(self.quick)
+    def extent(self) -> Extent:
+        """How much is looked at, where nothing else is said."""
+        return QUICK if self.quick else FULL

@@ -17,15 +17,15 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
 
     Numbers that are not known are `None`. `times` differ from run to run; all else is the same for the same seed.
     """
-    summary, problem, question = comparison.summary, comparison.problem, comparison.question
+    summary, table, question = comparison.summary, comparison.table, comparison.question
     verdict = comparison.verdict
     return {
         "bayesify": __version__,
-        "data": problem.name,
-        "target": problem.target,
+        "data": table.name,
+        "target": table.target,
         "task": summary.task,
-        "classes": list(problem.classes),
-        "rows": len(problem),
+        "classes": list(table.classes),
+        "rows": len(table),
         "seed": question.seed,
         "quick": question.quick,
         "splits": len(summary.splits),
@@ -47,8 +47,8 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
             }
             for row in summary.rows
         ],
-        "cautions": list(problem.cautions),
-        "notes": list(problem.notes),
+        "cautions": list(table.cautions),
+        "notes": list(table.notes),
     }
 
 

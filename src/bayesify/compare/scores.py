@@ -16,9 +16,9 @@ from bayesify.predictive.regression import RegressionPredictive
 LEVELS = (0.5, 0.9, 0.95)
 THIRDS = ("low", "middle", "high")
 """Of test rows, by what is predicted for them."""
-BINS, POINTS = 10, 20
+NUM_BINS, NUM_POINTS = 10, 20
 """Bins of error against uncertainty, and points of a rejection curve."""
-SHARPNESS = (0.05, 0.25, 0.5, 0.75, 0.95)
+SHARPNESS_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles over test rows that say how sharp predictions are."""
 
 Scores = dict[str, float | None]
@@ -67,7 +67,7 @@ def score_regression(
     curves = {
         "levels": curve.expected.tolist(),
         "observed": curve.observed.tolist(),
-        "sharpness": np.quantile(std, SHARPNESS).tolist(),
+        "sharpness": np.quantile(std, SHARPNESS_LEVELS).tolist(),
         "bins": [
             {"uncertainty": float(std[rows].mean()), "error": float(np.sqrt(errors[rows].mean())), "count": len(rows)}
             for rows in _bins(std)
@@ -114,12 +114,12 @@ def score_classification(
         "count": diagram.count.tolist(),
         "confidence": (diagram.confidence.nan_to_num(0.0) * diagram.count).tolist(),
         "correct": (diagram.accuracy.nan_to_num(0.0) * diagram.count).tolist(),
-        "sharpness": np.quantile(_flat(test.confidence), SHARPNESS).tolist(),
+        "sharpness": np.quantile(_flat(test.confidence), SHARPNESS_LEVELS).tolist(),
         "bins": [
             {"uncertainty": float(entropy[part].mean()), "error": float(wrong[part].mean()), "count": len(part)}
             for part in _bins(entropy)
         ],
-        "rejection": metrics.rejection_curve(test, targets, num_points=POINTS).accuracy.tolist(),
+        "rejection": metrics.rejection_curve(test, targets, num_points=NUM_POINTS).accuracy.tolist(),
         "losses": _losses(test, targets),
         "confusion": np.bincount(labels * len(probs[0]) + probs.argmax(1), minlength=len(probs[0]) ** 2).tolist(),
     }
@@ -144,16 +144,16 @@ def _flat(values: torch.Tensor) -> np.ndarray:
 def _bins(uncertainty: np.ndarray) -> list[np.ndarray]:
     """Row numbers in bins of equal counts, from certain to uncertain."""
     order = np.argsort(uncertainty, kind="stable")
-    return [part for part in np.array_split(order, min(BINS, max(1, len(order) // 5))) if len(part)]
+    return [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error after the least certain k / POINTS of the rows are turned away, k = 0..POINTS-1.
+    """Root of the mean error after the least certain k / NUM_POINTS of the rows are turned away, k = 0..NUM_POINTS-1.
 
     Equally certain rows are turned away in random order, of which this is the expectation of the mean.
     """
     _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]
     running = np.cumsum(expected) / np.arange(1, len(expected) + 1)
-    kept = [len(expected) - step * len(expected) // POINTS for step in range(POINTS)]
+    kept = [len(expected) - step * len(expected) // NUM_POINTS for step in range(NUM_POINTS)]
     return [float(np.sqrt(running[count - 1])) for count in kept]

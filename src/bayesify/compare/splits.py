@@ -1,4 +1,4 @@
-"""Splits of a table's rows into four parts: by fold, with groups kept together, or by time."""
+"""Splits of a table's rows into three parts: by fold, with groups kept together, or by time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from bayesify.tables.errors import InputError
 from bayesify.training.random_streams import derive_seed
 
-LEAST_ROWS = 20
+MIN_ROWS = 20
 """Rows below which a comparison makes no sense."""
-SMALL = 2000
+MAX_SMALL_ROWS = 2000
 """Rows below which a fifth is for testing, and from which on a tenth."""
-HELD = 0.12
-"""Share of the rows that are not for testing which go to validation, and again to calibration."""
-LEAST_HELD = 3
-LEAST_GROUPS = 5
-"""Different groups that splits need: one for testing, validation and calibration each, and some to train on."""
+CALIBRATION_SHARE = 0.12
+"""Share of the rows that are not for testing which go to calibration."""
+MIN_CALIBRATION_ROWS = 3
+MIN_GROUPS = 5
+"""Different groups that splits need: one for testing and one for calibration, and some to train on."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,12 @@ class Parts:
     """Row numbers of one split; no row is in two parts.
 
     Args:
-        fit: To train on.
-        validation: To tune on, and to fit the temperature of the temperature-scaled baseline.
-        calibration: To recalibrate intervals on; nothing else sees them.
-        test: To score on.
+        fit: Rows to train on.
+        calibration: Rows to recalibrate intervals on; nothing else sees them.
+        test: Rows to score on.
     """
 
     fit: np.ndarray
-    validation: np.ndarray
     calibration: np.ndarray
     test: np.ndarray
 
@@ -47,7 +45,7 @@ def thinned(count: int, most: int, seed: int) -> np.ndarray:
 
 def count_folds(rows: int) -> int:
     """Folds of one repetition, and blocks of a split by time."""
-    return 5 if rows < SMALL else 10
+    return 5 if rows < MAX_SMALL_ROWS else 10
 
 
 def make_parts(
@@ -62,8 +60,8 @@ def make_parts(
 ) -> Parts:
     """One split, the same for the same seed however many others there are.
 
-    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. Validation and calibration
-    rows are those that come next in the same random order. Classes have nearly the same shares in all parts. A standard split keeps
+    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. Calibration rows
+    are those that come next in the same random order. Classes have nearly the same shares in all parts. A standard split keeps
     its test rows.
 
     Args:
@@ -74,13 +72,13 @@ def make_parts(
         standard: Pairs of training and test rows, if the data set comes with splits.
         groups: Numbers, [N]; rows of the same number are in the same part.
         times: When each row was, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on
-            all before it; calibration rows are the last of these, validation rows those before them.
+            all before it; calibration rows are the last of these.
 
     Raises:
         InputError: If there are too few rows, groups or blocks.
     """
-    if len(values) < LEAST_ROWS:
-        raise InputError(f"{len(values)} rows with a target; a comparison needs at least {LEAST_ROWS}")
+    if len(values) < MIN_ROWS:
+        raise InputError(f"{len(values)} rows with a target; a comparison needs at least {MIN_ROWS}")
     if times is not None:
         return _by_time(times, index)
     generator = np.random.default_rng(
@@ -88,32 +86,28 @@ def make_parts(
     )
     if standard:
         rest, test = standard[index]
-        return _held(rest[_dealt(values[rest], generator, classes)], test)
+        return _calibrated(rest[_dealt(values[rest], generator, classes)], test)
     if groups is not None:
         return _by_group(values, groups, index, generator, classes)
     order = _dealt(values, generator, classes)
     folds = count_folds(len(order))
     start, end = ((index % folds + step) * len(order) // folds for step in (0, 1))
-    return _held(np.concatenate((order[end:], order[:start])), order[start:end])
+    return _calibrated(np.concatenate((order[end:], order[:start])), order[start:end])
 
 
-def _held(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Validation and calibration rows from the start of an order of rows, cut where a group ends.
+def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
+    """Calibration rows from the start of an order of rows, cut where a group ends.
 
     Args:
         order: Rows that are not for testing.
         test: The others.
         sizes: Rows of each group, in that order; `None` where each row is alone.
     """
-    held = max(LEAST_HELD, round(HELD * len(order)))
-    first, second = held, 2 * held
+    cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)
-        place = min(int(np.searchsorted(ends, held)), len(ends) - 3)
-        first = int(ends[place])
-        second = int(ends[min(max(int(np.searchsorted(ends, first + held)), place + 1), len(ends) - 2)])
-    parts = (order[second:], order[:first], order[first:second], test)
-    return Parts(*(np.sort(part) for part in parts))
+        cut = int(ends[min(int(np.searchsorted(ends, cut)), len(ends) - 2)])
+    return Parts(*(np.sort(part) for part in (order[cut:], order[:cut], test)))
 
 
 def _by_group(
@@ -121,13 +115,13 @@ def _by_group(
 ) -> Parts:
     """Whole groups in random order; folds of about the same number of rows, or of groups where a few hold most rows."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    if len(first) < LEAST_GROUPS:
-        raise InputError(f"{len(first)} different groups of rows; splits need at least {LEAST_GROUPS}")
+    if len(first) < MIN_GROUPS:
+        raise InputError(f"{len(first)} different groups of rows; splits need at least {MIN_GROUPS}")
     order = _dealt(values[first], generator, classes)
     folds = min(count_folds(len(values)), len(first))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
     fold = (middle * folds / len(values)).astype(int)
-    if len(np.unique(fold)) < folds or np.bincount(fold).max() > len(order) - 3:
+    if len(np.unique(fold)) < folds or np.bincount(fold).max() > len(order) - 2:
         fold = np.arange(len(order)) * folds // len(order)
     chosen = index % folds
     turned = np.concatenate((order[fold > chosen], order[fold < chosen]))
@@ -137,7 +131,7 @@ def _by_group(
     def rows(some: np.ndarray) -> np.ndarray:
         return np.concatenate([by_rank[starts[one] : starts[one] + sizes[one]] for one in some])
 
-    return _held(rows(turned), rows(order[fold == chosen]), sizes[turned])
+    return _calibrated(rows(turned), rows(order[fold == chosen]), sizes[turned])
 
 
 def _by_time(times: np.ndarray, index: int) -> Parts:
@@ -148,12 +142,11 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
     cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
     # Rows of the same time stay together where there are times enough.
     whole = [int(np.searchsorted(times[order], times[order[cut]])) for cut in cuts[:-1]] + [len(order)]
-    if len(set(whole)) == len(whole) and whole[0] > 4 * LEAST_HELD:
+    if len(set(whole)) == len(whole) and whole[0] > 4 * MIN_CALIBRATION_ROWS:
         cuts = whole
     before, test = order[: cuts[index]], order[cuts[index] : cuts[index + 1]]
-    held = max(LEAST_HELD, round(HELD * len(before)))
-    parts = (before[: -2 * held], before[-2 * held : -held], before[-held:], test)
-    return Parts(*(np.sort(part) for part in parts))
+    cut = len(before) - max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(before)))
+    return Parts(*(np.sort(part) for part in (before[:cut], before[cut:], test)))
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:

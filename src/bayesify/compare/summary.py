@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from bayesify.compare.contestants import cost_rank, title_of
 from bayesify.compare.paired import Difference, adjusted, paired_difference
-from bayesify.compare.tuning import cost_rank, title_of
 from bayesify.tables.targets import Task
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 """Results of finished runs by method and split."""
-SIGNIFICANCE = 0.05
-DECIDES = "nll"
+SIGNIFICANCE_LEVEL = 0.05
+RANKING_SCORE = "nll"
 """The score that methods are ranked by."""
-PARTS = ("fit", "validation", "calibration", "test")
-WORTH = 0.02
+PARTS = ("fit", "calibration", "test")
+MIN_NAMED_NATS = 0.02
 """Nats per row from which on a difference is worth naming: 2 % more probability for the truth, or intervals 2 % narrower."""
-LEADS, DOUBTFUL, BEHIND = "tied with the best", "not clearly behind", "behind"
+LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Column:
     """A column of the table.
 
     Args:
-        key: In `Row.means`.
+        key: In `MethodRow.means`.
         heading: For readers.
         unit: For readers; empty for none.
         factor: From the stored number to the shown one.
@@ -72,7 +72,7 @@ COLUMNS: dict[Task, tuple[Column, ...]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method in the table.
 
     Args:
@@ -110,7 +110,9 @@ class Row:
     @property
     def tied(self) -> bool:
         """Whether it is within a standard error of the best method, or too little behind to be worth naming, or untested."""
-        return self.behind is None or not (self.behind.mean > max(WORTH, self.behind.error) or self.clearly_behind)
+        return self.behind is None or not (
+            self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
+        )
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
@@ -120,7 +122,7 @@ def is_clear(difference: Difference, p: float | None = None) -> bool:
         difference: In the score that decides.
         p: In place of its own, where it was one of many.
     """
-    return (difference.p if p is None else p) < SIGNIFICANCE and difference.mean >= WORTH
+    return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Summary:
     """
 
     task: Task
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     splits: tuple[int, ...]
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     losses: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
@@ -146,22 +148,22 @@ class Summary:
     test_share: float = 0.0
 
     @property
-    def ranked(self) -> list[Row]:
+    def ranked(self) -> list[MethodRow]:
         """Methods without a failure, from the best on."""
         return [row for row in self.rows if not row.failure and row.means]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> MethodRow | None:
         """The method with the lowest mean NLL."""
         return self.ranked[0] if self.ranked else None
 
     @property
-    def leading(self) -> list[Row]:
+    def leading(self) -> list[MethodRow]:
         """The best method and those that are tied with it."""
         return [row for row in self.ranked if row.leads]
 
     @property
-    def contenders(self) -> list[Row]:
+    def contenders(self) -> list[MethodRow]:
         """Those of `leading` that are above all others: without methods that are tied because their scores vary so much."""
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
@@ -184,7 +186,7 @@ class Summary:
             return []
         return [names[int(np.delete(table, split, 1).mean(1).argmin())] for split in range(table.shape[1])]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> MethodRow | None:
         """A ranked method by name."""
         return next((row for row in self.ranked if row.name == name), None)
 
@@ -199,7 +201,7 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
     sound = [name for name in methods if finished[name] and not failures[name]]
     common = sorted(set.intersection(*(set(finished[name]) for name in sound))) if sound else []
-    scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
+    scores = {name: [results[name, split]["scores"][RANKING_SCORE] for split in common] for name in sound}
     order = sorted(sound, key=lambda name: (round(float(np.mean(scores[name])), 3), cost_rank(name))) if common else []
     losses = {
         name: [np.array(results[name, split]["curves"]["losses"]) for split in common]
@@ -210,11 +212,11 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     found = Summary(task, (), tuple(common), ranked, losses, _num_rows(results, common), _test_share(results))
     behind = {name: found.difference(name, order[0]) for name in order[1:]}
     p = adjusted({name: difference.p for name, difference in behind.items()})
-    rows: list[Row] = []
+    rows: list[MethodRow] = []
     for name in order:
         row = _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan))
         behind_too = row.clearly_behind or any(above.standing == BEHIND for above in rows)
-        rows.append(replace(row, standing=LEADS if row.tied else BEHIND if behind_too else DOUBTFUL))
+        rows.append(replace(row, standing=LEADS if row.tied else BEHIND if behind_too else UNCLEAR))
     for name in methods:
         if name not in order and (finished[name] or failures[name]):
             good = [split for split in finished[name] if "error" not in results[name, split]]
@@ -232,7 +234,7 @@ def _failure(name: str, splits: Sequence[int], results: Results) -> str:
     return f"failed on {len(wrong)} of {len(splits)} splits, such as split {split + 1}: {reason}"
 
 
-def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Row:
+def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> MethodRow:
     means: dict[str, float | None] = {}
     errors: dict[str, float | None] = {}
     found = [_flat(results[name, split]) for split in splits]
@@ -241,7 +243,7 @@ def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Row
         known = all(value is not None for value in values)
         means[key] = float(np.mean(values)) if known else None
         errors[key] = float(np.std(values, ddof=1) / math.sqrt(len(values))) if known and len(values) > 1 else None
-    return Row(name, title_of(name), tuple(splits), means, errors, **more)
+    return MethodRow(name, title_of(name), tuple(splits), means, errors, **more)
 
 
 def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def _test_share(results: Results) -> float:
 # -- numbers as text ---------------------------------------------------------------------------------------------------
 
 MISSING = "–"
-HUGE = 1e5
+MIN_HUGE_SCORE = 1e5
 """Scores from here on are of a method that went wrong, and shown as powers of ten."""
 
 
@@ -279,7 +281,7 @@ def show(value: float | None, column: Column) -> str:
     if value is None or math.isnan(value):
         return MISSING
     shown = value * column.factor
-    if abs(shown) >= HUGE and column not in COSTS:
+    if abs(shown) >= MIN_HUGE_SCORE and column not in COSTS:
         return f"{shown:.1e}"
     if column.digits is not None:
         return f"{shown:,.{column.digits}f}".replace("-0.000", "0.000")
@@ -294,7 +296,7 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, 2 - magnitude)}f}" if -5 < magnitude < 9 else f"{value:.2e}"
 
 
-def cell(row: Row, column: Column, *, spread: bool = True) -> str:
+def cell(row: MethodRow, column: Column, *, spread: bool = True) -> str:
     """Mean and standard error of a row, as text."""
     mean, error = row.means.get(column.key), row.errors.get(column.key)
     text = show(mean, column)

@@ -8,35 +8,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.scores import LEVELS, POINTS, THIRDS
+from bayesify.compare.contestants import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank, title_of
+from bayesify.compare.scores import LEVELS, NUM_POINTS, THIRDS
 from bayesify.compare.summary import (
     BEHIND,
-    DECIDES,
-    DOUBTFUL,
-    SIGNIFICANCE,
-    WORTH,
+    MIN_NAMED_NATS,
+    RANKING_SCORE,
+    SIGNIFICANCE_LEVEL,
+    UNCLEAR,
+    MethodRow,
     Results,
-    Row,
     Summary,
     is_clear,
     significant,
 )
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank, title_of
 from bayesify.tables.targets import Task
 
-TURNED_AWAY = 4 * POINTS // 20
+REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""
-CALIBRATED, AS_CALIBRATED = 0.05, 0.02
+GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
 """Calibration error up to which uncertainty is good enough, and beyond the least among tied methods up to which it is as good."""
-TOO_FEW = 0.06
+MAX_COVERAGE_ERROR = 0.06
 """Two standard errors of a coverage above which test rows are too few to judge it."""
-SLACK = 0.015
+MIN_COVERAGE_GAP = 0.015
 """Deviation of a coverage from what is stated that is never called wrong."""
-UNEVEN = 0.08
+MIN_THIRD_GAP = 0.08
 """Deviation of a third's coverage from 90 % that is named."""
-NOTICED = 0.8
+MIN_DETECTION_AUROC = 0.8
 """AUROC from which on out-of-distribution rows count as detected."""
-MOST_NAMES = 4
+MAX_NAMES = 4
 WORDS = {
     "constant": "a constant guess",
     "linear": "a linear model",
@@ -111,11 +111,11 @@ def _certainty(summary: Summary) -> str:
     return "clear" if all(row.standing == BEHIND for row in ranked[1:]) else "likely"
 
 
-def _no_guesses(rows: Sequence[Row]) -> list[Row]:
+def _no_guesses(rows: Sequence[MethodRow]) -> list[MethodRow]:
     return [row for row in rows if row.name != "constant"] or list(rows)
 
 
-def why_picked(pick: Row, summary: Summary) -> str:
+def why_picked(pick: MethodRow, summary: Summary) -> str:
     """Why a method is taken among tied ones, in words."""
     rows = _no_guesses(summary.contenders)
     if len(rows) == 1:
@@ -124,12 +124,14 @@ def why_picked(pick: Row, summary: Summary) -> str:
     return f"the cheapest of {'them' if cheapest else 'those whose stated uncertainty is most accurate'}"
 
 
-def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
+def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
     """The cheapest of those whose stated uncertainty is accurate, or about as accurate as that of any."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    enough = max(CALIBRATED, least + AS_CALIBRATED, 1 / math.sqrt(max(1, num_rows)))  # few rows cannot tell
+    enough = max(
+        GOOD_CALIBRATION_ERROR, least + TIED_CALIBRATION_GAP, 1 / math.sqrt(max(1, num_rows))
+    )  # few rows cannot tell
     close = [row for row in rows if (errors[row.name] or 0.0) <= enough]
     return min(close, key=lambda row: cost_rank(row.name))
 
@@ -138,7 +140,12 @@ def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
 
 
 def _headline(
-    certainty: str, best: Row, tied: Sequence[Row], summary: Summary, target: str, majority: tuple[str, float] | None
+    certainty: str,
+    best: MethodRow,
+    tied: Sequence[MethodRow],
+    summary: Summary,
+    target: str,
+    majority: tuple[str, float] | None,
 ) -> str:
     if certainty == "untested":
         return f"{_capital(best)} did best on a single split, which decides nothing yet."
@@ -154,18 +161,18 @@ def _headline(
     if certainty == "likely":
         return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, though not beyond doubt."
     names = _list([_words(row) for row in tied])
-    if len(tied) > MOST_NAMES:
+    if len(tied) > MAX_NAMES:
         names = f"{len(tied)} of {len(summary.ranked)} methods"
     return f"{capital(names)} predict {target} equally well here."
 
 
 def _choice(
-    certainty: str, pick: Row, network: Row | None, tied: Sequence[Row], summary: Summary, target: str
+    certainty: str, pick: MethodRow, network: MethodRow | None, tied: Sequence[MethodRow], summary: Summary, target: str
 ) -> list[str]:
     """Which one to take, and how the best network and the best rival stand to each other."""
     told = []
     if certainty == "tie":
-        if len(tied) > MOST_NAMES:
+        if len(tied) > MAX_NAMES:
             told.append(f"These splits cannot tell {_list([_words(row) for row in tied])} apart.")
         uneven = [_words(row) for row in tied if row not in summary.contenders]
         if uneven:
@@ -175,10 +182,10 @@ def _choice(
             told.append(f"The cheapest of them is {_words(cheapest)}, but its stated uncertainty is less accurate.")
         told.append(f"Take {_words(pick)}: {why_picked(pick, summary)}.")
         widest = summary.difference(tied[-1].name, tied[0].name)
-        if 0 < widest.mean < WORTH and widest.p < SIGNIFICANCE:
+        if 0 < widest.mean < MIN_NAMED_NATS and widest.p < SIGNIFICANCE_LEVEL:
             told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
     if certainty == "likely":
-        near = next(row for row in summary.ranked if row.standing == DOUBTFUL)
+        near = next(row for row in summary.ranked if row.standing == UNCLEAR)
         told.append(
             f"These splits cannot rule out that {_words(near)} {_verb(near, 'predicts', 'predict')} it as well."
         )
@@ -203,7 +210,9 @@ def _more(nats: float) -> str:
     return f"{100 * (ratio - 1):.2g} % more probability" if ratio < 2 else f"{ratio:.2g} times the probability"
 
 
-def _size_of_error(row: Row, summary: Summary, results: Results, target: str, classes: Sequence[str]) -> list[str]:
+def _size_of_error(
+    row: MethodRow, summary: Summary, results: Results, target: str, classes: Sequence[str]
+) -> list[str]:
     """What errors are like, beside those of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
@@ -233,14 +242,14 @@ def _majority(summary: Summary, results: Results, classes: Sequence[str]) -> tup
     return classes[int(counts.argmax())], float(counts.max() / counts.sum())
 
 
-def _confusion(row: Row, summary: Summary, results: Results, number: int) -> np.ndarray:
+def _confusion(row: MethodRow, summary: Summary, results: Results, number: int) -> np.ndarray:
     """Counts by true and by predicted class over all splits, [C, C]."""
     tables = [results[row.name, split]["curves"].get("confusion", [0] * number**2) for split in summary.splits]
     return np.sum(tables, axis=0).reshape(number, number)
 
 
 def recalls(
-    row: Row, summary: Summary, results: Results, classes: Sequence[str]
+    row: MethodRow, summary: Summary, results: Results, classes: Sequence[str]
 ) -> list[tuple[str, float, float | None, float | None]]:
     """Of each class its label, share of the rows, how often it is found, and how often it is right when said (`None`: never)."""
     counts = _confusion(row, summary, results, len(classes))
@@ -256,7 +265,7 @@ def recalls(
     return found
 
 
-def _rare_classes(row: Row, summary: Summary, results: Results, classes: Sequence[str]) -> list[str]:
+def _rare_classes(row: MethodRow, summary: Summary, results: Results, classes: Sequence[str]) -> list[str]:
     if summary.task == "regression" or not classes:
         return []
     missed = [entry for entry in recalls(row, summary, results, classes) if entry[2] is not None and entry[2] < 0.5]
@@ -293,7 +302,7 @@ def _after_choosing(summary: Summary, results: Results, target: str) -> list[str
 # -- uncertainty -------------------------------------------------------------------------------------------------------
 
 
-def _sureness(row: Row, summary: Summary, results: Results, target: str) -> list[str]:
+def _sureness(row: MethodRow, summary: Summary, results: Results, target: str) -> list[str]:
     """How far to trust stated intervals or sets, at every level and over the range of predictions."""
     regression = summary.task == "regression"
     what = "intervals" if regression else "sets of classes"
@@ -320,17 +329,17 @@ def _sureness(row: Row, summary: Summary, results: Results, target: str) -> list
     ]
 
 
-def _fit(row: Row, level: float, cover: float, tested: int, regression: bool) -> str:
+def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bool) -> str:
     name = f"{100 * level:.0f}"
     chance = 2 * max(
         row.errors.get(f"coverage_{name}") or 0.0, math.sqrt(level * (1 - level) / tested) if tested else 0.0
     )
-    if abs(cover - level) > chance + SLACK:
+    if abs(cover - level) > chance + MIN_COVERAGE_GAP:
         if cover < level:
             return "too narrow"
         if regression:
             return "wider than needed"  # sets of whole classes hold more than they state
-    return "about right" if chance <= TOO_FEW else "not wrong as far as these few rows can tell"
+    return "about right" if chance <= MAX_COVERAGE_ERROR else "not wrong as far as these few rows can tell"
 
 
 def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
@@ -339,22 +348,24 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
     return "; ".join(f"{name} % {fit}" for name, fit in zip(names, fits, strict=True))
 
 
-def _thirds(row: Row, summary: Summary, tested: int) -> list[str]:
+def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
     """Whether 90 % intervals hold 90 % for low, middle and high predictions too."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:
         return []
     known = [cover or 0.0 for cover in covers]
-    slack = max(UNEVEN, 3 * math.sqrt(0.9 * 0.1 / (tested / 3)))
+    slack = max(MIN_THIRD_GAP, 3 * math.sqrt(0.9 * 0.1 / (tested / 3)))
     wrong = [place for place, cover in enumerate(known) if abs(cover - 0.9) > slack]
     shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % for low, middle and high predictions"
     if not wrong:
-        return [f"They hold over the whole range: {shown}." if slack < 2 * UNEVEN else f"At 90 % they held {shown}."]
+        return [
+            f"They hold over the whole range: {shown}." if slack < 2 * MIN_THIRD_GAP else f"At 90 % they held {shown}."
+        ]
     words = [f"{'too narrow' if known[place] < 0.9 else 'too wide'} for {THIRDS[place]} ones" for place in wrong]
     return [f"But they do not fit every prediction: 90 % ones held {shown}, {_list(words)}."]
 
 
-def _rejection(row: Row, summary: Summary, results: Results) -> list[str]:
+def _rejection(row: MethodRow, summary: Summary, results: Results) -> list[str]:
     """Whether uncertainty says which rows to look at, of this method or else of one that is as good."""
     if _helps(row, summary, results):
         return [f"If the least certain fifth of rows goes to a human, {_effect(row, summary, results)}."]
@@ -368,41 +379,41 @@ def _rejection(row: Row, summary: Summary, results: Results) -> list[str]:
     return [told]
 
 
-def _ends(row: Row, summary: Summary, results: Results) -> tuple[float, float]:
+def _ends(row: MethodRow, summary: Summary, results: Results) -> tuple[float, float]:
     """Error or accuracy of all rows, and of the most certain four fifths."""
     curves = [results[row.name, split]["curves"]["rejection"] for split in summary.splits]
-    start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, TURNED_AWAY))
+    start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     return start, after
 
 
-def _helps(row: Row, summary: Summary, results: Results) -> bool:
+def _helps(row: MethodRow, summary: Summary, results: Results) -> bool:
     start, after = _ends(row, summary, results)
     return after < 0.97 * start if summary.task == "regression" else after > start + 0.005
 
 
-def _effect(row: Row, summary: Summary, results: Results) -> str:
+def _effect(row: MethodRow, summary: Summary, results: Results) -> str:
     start, after = _ends(row, summary, results)
     if summary.task == "regression":
         return f"the error of the rest falls from {significant(start)} to {significant(after)}"
     return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
 
 
-def _outside(row: Row, summary: Summary) -> list[str]:
+def _outside(row: MethodRow, summary: Summary) -> list[str]:
     """Whether out-of-distribution rows are detected, where there were some: by this method, and by which one most."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:
         return []
     pairs = f"its uncertainty there is higher than on a test row in {100 * mine:.0f} of 100 pairs (50 are chance)"
-    told = f"{'It detects' if mine >= NOTICED else 'It does not detect'} out-of-distribution rows (--ood): {pairs}."
+    told = f"{'It detects' if mine >= MIN_DETECTION_AUROC else 'It does not detect'} out-of-distribution rows (--ood): {pairs}."
     most = max(summary.ranked, key=lambda other: found[other.name] or 0.0)
     highest = found[most.name] or 0.0
-    if mine < NOTICED <= highest:
+    if mine < MIN_DETECTION_AUROC <= highest:
         told += f" {most.title} does, in {100 * highest:.0f} of 100."
     return [told]
 
 
-def _noticed(row: Row) -> float | None:
+def _noticed(row: MethodRow) -> float | None:
     """The highest AUROC of a method's measures of uncertainty."""
     known = [value for key, value in row.means.items() if key.startswith("auroc_") and value is not None]
     return max(known) if known else None
@@ -414,10 +425,10 @@ def _noticed(row: Row) -> float | None:
 def _details(summary: Summary) -> list[str]:
     """Negative log-likelihoods and tests, for readers who know them."""
     best, number = summary.ranked[0], len(summary.splits)
-    error = best.errors.get(DECIDES)
+    error = best.errors.get(RANKING_SCORE)
     over = f"over {number} splits" if number > 1 else "on one split"
     spread = "" if error is None else f" ± {error:.3f}"
-    told = [f"{best.title}: NLL {round(best.means[DECIDES] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
+    told = [f"{best.title}: NLL {round(best.means[RANKING_SCORE] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
     for row in summary.ranked[1:]:
         assert row.behind is not None
         test = "" if math.isnan(row.p) else f", paired test p {_p(row.p)}"
@@ -434,7 +445,7 @@ def words_of(name: str) -> str:
     return WORDS.get(name, title_of(name))
 
 
-def _words(row: Row) -> str:
+def _words(row: MethodRow) -> str:
     return words_of(row.name)
 
 
@@ -443,11 +454,11 @@ def capital(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}"
 
 
-def _capital(row: Row) -> str:
+def _capital(row: MethodRow) -> str:
     return capital(_words(row))
 
 
-def _verb(row: Row, one: str, many: str) -> str:
+def _verb(row: MethodRow, one: str, many: str) -> str:
     return many if row.name in PLURAL else one
 
 

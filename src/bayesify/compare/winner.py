@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import warnings
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from bayesify.compare.compared_table import ComparedTable
+from bayesify.compare.contestants import BASELINES, PORTFOLIO, RIVALS
 from bayesify.compare.models import FAILURES
-from bayesify.compare.problems import Problem
 from bayesify.compare.question import Question
 from bayesify.compare.scores import LEVELS
-from bayesify.compare.splits import thinned
-from bayesify.compare.summary import Results, Row, Summary, significant
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, method_of, portfolio
+from bayesify.compare.summary import MethodRow, Results, Summary, significant
 from bayesify.compare.verdict import PLURAL, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
-from bayesify.training.random_streams import derive_seed
 
 MODEL = "model"
 """The folder of the model, in that of the comparison."""
@@ -45,53 +37,39 @@ class Winner:
 
 
 def train_winner(
-    question: Question,
-    problem: Problem,
-    summary: Summary,
-    results: Results,
-    verdict: Verdict,
-    folder: Path,
-    noises: Mapping[int, float],
+    question: Question, table: ComparedTable, summary: Summary, results: Results, verdict: Verdict, folder: Path
 ) -> Winner | None:
     """Train the recommended network on all rows that were compared and write it; `None` where no network was ranked.
 
-    The method is trained as `bayesify fit` trains it, with the settings that validation rows chose most often; its scores are
-    those of the comparison.
+    The method is trained as `bayesify fit` trains it; its scores are those of the comparison.
 
     Args:
         question: What was asked.
-        problem: With its table.
+        table: With its rows.
         summary: The ranking.
         results: Of the runs behind it.
         verdict: What is recommended.
         folder: Of the comparison.
-        noises: Noise variance of standardized targets by split, of a regression.
     """
-    name, table = verdict.network, problem.table
-    if name is None or table is None:
+    name, frame = verdict.network, table.frame
+    if name is None or frame is None:
         return None
     row = summary.row(name)
     assert row is not None
-    words, amount = _reason(verdict, summary), question.effort
-    notes = [f"bayesify compare: {verdict.headline} {words}", *problem.notes, *problem.cautions]
-    if name != AUTO and method_of(name).is_chain and len(table) > amount.chain_rows:
-        table = table.iloc[thinned(len(table), amount.chain_rows, derive_seed(question.seed, "chain"))]
-        notes.append(f"A Markov chain is slow: a random {len(table):,} of the rows were used.")
+    words = _reason(verdict, summary)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = fit_table(
-                table.reset_index(drop=True),
-                problem.target,
-                name=problem.name,
-                notes=notes,
+                frame,
+                table.target,
+                name=table.name,
+                notes=[f"bayesify compare: {verdict.headline} {words}", *table.notes, *table.cautions],
                 method=name,
-                task=problem.task,
+                task=table.task,
                 seed=question.seed,
                 scored=_scored(row, summary, results),
                 missing=tuple(question.reading.missing),
-                epochs=amount.winner_epochs,
-                **({} if name == AUTO else _settings(name, row, results, noises, problem)),
             )
         made.write(folder / MODEL)
     except FAILURES as error:
@@ -99,18 +77,7 @@ def train_winner(
     return Winner(name, MODEL, words)
 
 
-def _settings(name: str, row: Row, results: Results, noises: Mapping[int, float], problem: Problem) -> dict[str, Any]:
-    """Parameters of the estimator: what was chosen most often, and the noise where the method does not learn it."""
-    texts = Counter(json.dumps(results[row.name, split]["choice"], sort_keys=True) for split in row.splits)
-    choice = json.loads(texts.most_common(1)[0][0])
-    found: dict[str, Any] = {"prior_scale": choice["prior_scale"], "method_options": choice["options"] or None}
-    if noises and not method_of(name).learns_noise:
-        share = float(np.mean([noises[split] for split in row.splits]))
-        found["noise"] = choice["noise_factor"] * share * float(np.var(problem.values))
-    return found
-
-
-def _scored(row: Row, summary: Summary, results: Results) -> Scored:
+def _scored(row: MethodRow, summary: Summary, results: Results) -> Scored:
     """The comparison's scores under the names of a model's."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
@@ -143,27 +110,27 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
     return f"The model is {own}{', by a single split' if verdict.certainty == 'untested' else ''}."
 
 
-def _error(row: Row) -> str:
+def _error(row: MethodRow) -> str:
     if row.means.get("rmse") is not None:
         return f"a typical error of {significant(row.means['rmse'] or 0.0)}"
     return f"{100 * (row.means['accuracy'] or 0.0):.1f} % of rows right"
 
 
-def commands(winner: Winner, summary: Summary, problem: Problem, question: Question, folder: Path) -> list[str]:
+def commands(winner: Winner, summary: Summary, table: ComparedTable, question: Question, folder: Path) -> list[str]:
     """What to type: predictions by the model, and the training of another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
-    other = (others or [name for name in (*portfolio()[1:], AUTO) if name != winner.method])[0]
+    other = (others or [name for name in (*PORTFOLIO[1:], *PORTFOLIO[:1]) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data
     ignored = dict.fromkeys((*question.ignore, *([question.group] if question.group else [])))
     options = {
-        "--target": problem.target,
+        "--target": table.target,
         "--method": other,
         "--task": question.task or "",
         "--ignore": ",".join(ignored),
         "--sheet": question.reading.sheet,
         "--encoding": question.reading.encoding,
         "--missing": ",".join(question.reading.missing),
-        "--out": f"{problem.name}-{other}",
+        "--out": f"{table.name}-{other}",
     }
     fit = " ".join(f"{key} {shlex.quote(value)}" for key, value in options.items() if value)
     found = [f"bayesify fit {shlex.quote(data)} {fit}"]

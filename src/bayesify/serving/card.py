@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bayesify.serving.about import About, Column
 
-if TYPE_CHECKING:
-    from bayesify.serving.folder import About, Column
-
-MOST_TEXTS = 5
+MAX_TEXTS = 5
+"""Texts of a column that the page names."""
 WORDS = {
     "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit",
     "log_loss": "log-loss, in nats per row",
@@ -112,12 +110,12 @@ def _holds(column: Column) -> str:
 
 def _range(column: Column) -> str:
     if column.kind == "text":
-        texts = ", ".join(_text(text) for text in column.texts[:MOST_TEXTS])
-        return f"{column.num_different} texts: {texts}{', ...' if column.num_different > MOST_TEXTS else ''}"
+        texts = ", ".join(_text(text) for text in column.texts[:MAX_TEXTS])
+        return f"{column.num_different} texts: {texts}{', ...' if column.num_different > MAX_TEXTS else ''}"
     return "nothing" if column.low is None else f"{shown(column.low)} to {shown(column.high)}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A number for people; anything else as it is."""
     if not isinstance(value, (int, float)):
         return str(value)

@@ -13,16 +13,26 @@ from bayesify.tables.files import Reading, read_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ROWS = 20_000
+PART_ROWS = 20_000
 """Rows of a part."""
-SMALL = 4 << 20
+MAX_WHOLE_BYTES = 4 << 20
 """Bytes up to which a file is read as a whole."""
-WHOLE = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\xff\xfe", b"\xfe\xff", b"[", b"{")
+BINARY_STARTS = (
+    b"PK\x03\x04",
+    b"\xd0\xcf\x11\xe0",
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"\xff\xfe",
+    b"\xfe\xff",
+    b"[",
+    b"{",
+)
 """First bytes of files that are not text line by line."""
 
 
 def read_parts(
-    path: Path, rows: int = ROWS, reading: Reading | None = None
+    path: Path, rows: int = PART_ROWS, reading: Reading | None = None
 ) -> Iterator[tuple[int, DataFrame, list[str]]]:
     """Parts of a table in order: the number of rows before each, its rows, and notes about how they were read.
 
@@ -33,12 +43,12 @@ def read_parts(
         InputError: As `read_table`; of a part with the rows that it holds.
     """
     start = b""
-    if path.is_file() and path.stat().st_size > SMALL:
+    if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:
         with path.open("rb") as file:
             start = file.read(8)
     if start.startswith(b"PAR1"):
         yield from _parquet(path, rows)
-    elif start and not start.removeprefix(b"\xef\xbb\xbf").startswith(WHOLE):
+    elif start and not start.removeprefix(b"\xef\xbb\xbf").startswith(BINARY_STARTS):
         yield from _lines(path, rows, reading)
     else:
         frame, notes = read_table(path, reading)

@@ -26,6 +26,7 @@ def fit(
     sheet: terminal.Sheet = "",
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
 ) -> None:
@@ -60,6 +61,7 @@ def fit(
             ignore=names_of(ignore),
             seed=seed,
             missing=names_of(missing),
+            effort="quick" if quick else "full",
         )
         model.write(folder)
     except (InputError, FileNotFoundError) as error:

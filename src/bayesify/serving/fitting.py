@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.serving.folder import About, Column, ModelFolder
+from bayesify.serving.about import About, Column
+from bayesify.serving.folder import ModelFolder
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.scores import LEVELS, Scores
+from bayesify.sklearn.settings import AUTO
 from bayesify.tables.columns import date_of, kind_of, times_of
 from bayesify.tables.errors import InputError
-from bayesify.tables.targets import Task, find_column, read_target
+from bayesify.tables.targets import Target, Task, find_column, read_target
 from bayesify.tables.written_numbers import DECIMAL_COMMAS
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-AUTO = "auto"
-HELD = 5
+HELD_OUT_FRACTION = 5
 """One row in this number is held out to score a method by name."""
-LEAST_ROWS = 20
-SHOWN = 20
+MIN_ROWS = 20
+MAX_TEXTS = 20
 """Texts of a column that the folder names."""
 
 
@@ -65,66 +66,68 @@ def fit_table(
     Args:
         frame: The table.
         target: The column to predict.
-        name: Of the table.
-        notes: How it was read, in sentences.
-        method: `"auto"`, or a name from the registry.
+        name: Name of the table.
+        notes: How the table was read, in sentences.
+        method: `"auto"`, or the name of a method.
         task: If it is not to be detected.
         ignore: Columns to leave out.
-        seed: Of everything random.
+        seed: Seed of everything random.
         scored: How well the method does on rows that it has not seen, where that is known.
         missing: Texts that stand for empty cells, in the table and in those to predict.
-        options: More parameters of the estimator.
+        options: More parameters of the estimator, such as `effort`.
 
     Raises:
         InputError: If table, target, method or columns do not fit.
     """
     target = find_column(frame, target, name)
+    found, inputs = _read(frame, target, name, task, ignore)
+    values = np.array(found.classes)[found.values] if found.classes else found.values
+    make = BayesianClassifier if found.classes else BayesianRegressor
+    cells = as_cells(inputs)
+    try:
+        if method != AUTO and scored is None:
+            scored = _hold_out(make(method, random_state=seed, **options), cells, values, seed)
+        estimator = make(method, random_state=seed, **options).fit(cells, values)
+    except (ValueError, ImportError) as error:
+        raise InputError(str(error).removeprefix(f"{make.__name__}: ")) from error
+    choices = _plain(estimator.choices_)
+    if scored is None:
+        scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")
+    columns = _describe_all(inputs, choices["left_out"])
+    target_column = describe(target, frame[target].iloc[found.rows], classes=found.classes)
+    commas = tuple(column for column in frame.attrs.get(DECIMAL_COMMAS, ()) if column in inputs or column == target)
+    about = About(
+        name, target, found.task, len(values), fingerprint(inputs, values), columns, target_column, choices,
+        scored.scores, scored.where, (*notes, *found.notes), seed, tuple(missing), commas,
+    )  # fmt: skip
+    return ModelFolder(estimator, about)
+
+
+def _read(
+    frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
+) -> tuple[Target, DataFrame]:
+    """The target, and the inputs of the rows that have one."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))
             raise InputError(f"--ignore {column}: {name} has no such column to leave out; {what}")
     found = read_target(frame[target], task)
-    if len(found.rows) < LEAST_ROWS:
-        raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {LEAST_ROWS}")
-    inputs = frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
-    values = np.array(found.classes)[found.values] if found.classes else found.values
-    make = BayesianClassifier if found.classes else BayesianRegressor
-    estimator: Any = make(method, random_state=seed, **options)
-    cells = as_cells(inputs)
-    try:
-        if method != AUTO and scored is None:
-            scored = _hold_out(make(method, random_state=seed, **options), cells, values, seed)
-        estimator.fit(cells, values)
-    except (ValueError, ImportError) as error:
-        raise InputError(str(error).removeprefix(f"{make.__name__}: ")) from error
-    choices = _plain(estimator.choices_)
-    unused = [
-        name for name in inputs if any(note.startswith(f"Column {name!r} was left out") for note in choices["left_out"])
-    ]
-    if scored is None:
-        scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")
-    about = About(
-        name,
-        target,
-        found.task,
-        len(values),
-        fingerprint(inputs, values),
-        tuple(describe(name, inputs[name]) for name in inputs.columns if name not in unused),
-        describe(target, frame[target].iloc[found.rows], classes=found.classes),
-        choices,
-        scored.scores,
-        scored.where,
-        (*notes, *found.notes),
-        seed,
-        tuple(missing),
-        tuple(name for name in frame.attrs.get(DECIMAL_COMMAS, ()) if name in inputs or name == target),
-    )
-    return ModelFolder(estimator, about)
+    if len(found.rows) < MIN_ROWS:
+        raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {MIN_ROWS}")
+    return found, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
 
 
-def _hold_out(estimator: Any, cells: DataFrame, values: np.ndarray, seed: int) -> Scored:
+def _describe_all(inputs: DataFrame, left_out: Sequence[str]) -> tuple[Column, ...]:
+    """What the columns hold that the estimator uses."""
+    unused = [name for name in inputs if any(note.startswith(f"Column {name!r} was left out") for note in left_out)]
+    return tuple(describe(name, inputs[name]) for name in inputs.columns if name not in unused)
+
+
+def _hold_out(
+    estimator: BayesianRegressor | BayesianClassifier, cells: DataFrame, values: np.ndarray, seed: int
+) -> Scored:
     """Scores of a first training without some rows, on these."""
-    held = np.random.default_rng(seed).permutation(len(values)) % HELD == 0
+    held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])
     if isinstance(estimator, BayesianClassifier):
         probs, labels = estimator.predict_proba(cells[held]), list(map(str, estimator.classes_))
@@ -149,7 +152,7 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     kind = "text" if classes else kind_of(name, column)
     if kind == "text":
         counts = column.dropna().astype(str).value_counts()
-        texts = tuple(classes[:SHOWN]) or tuple(str(text)[:80] for text in counts.index[:SHOWN])
+        texts = tuple(classes[:MAX_TEXTS]) or tuple(str(text)[:80] for text in counts.index[:MAX_TEXTS])
         return Column(name, kind, None, None, texts, len(classes) or len(counts), missing)
     present = column.dropna()
     if not len(present):

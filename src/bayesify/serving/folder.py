@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bayesify.arguments.plain import Plain
+from bayesify.serving.about import FORMAT, About
 from bayesify.serving.card import render_card
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.storage import write_file
@@ -19,76 +19,6 @@ from bayesify.version import __version__
 
 MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
 """Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
-FORMAT = 3
-
-
-@dataclass(frozen=True)
-class Column(Plain):
-    """A column of the training rows.
-
-    Args:
-        name: Of the column.
-        kind: `"number"`, `"date"` or `"text"`.
-        low: Its smallest number or date.
-        high: Its largest number or date.
-        texts: Its most frequent texts.
-        num_different: Different cells.
-        num_missing: Empty cells.
-    """
-
-    name: str
-    kind: str
-    low: float | str | None = None
-    high: float | str | None = None
-    texts: tuple[str, ...] = ()
-    num_different: int = 0
-    num_missing: int = 0
-
-
-@dataclass(frozen=True)
-class About(Plain):
-    """What is known about a model in a folder.
-
-    Args:
-        table: Name of the file that it was trained on.
-        target: The column that it predicts.
-        task: `"regression"` or `"classification"`.
-        num_rows: Rows that it was trained on.
-        fingerprint: A hash of these rows.
-        columns: What they hold, without the target.
-        target_column: What the target holds.
-        choices: Method, likelihood and transform that were chosen, and what they scored.
-        scores: On rows that the model had not seen, by name.
-        scored_on: Which rows these were, in words.
-        notes: How the table was read, in sentences.
-        seed: Of the training.
-        missing: Texts that stand for empty cells, beside the usual ones.
-        commas: Columns whose numbers the table writes with a decimal comma.
-        version: Of bayesify.
-        format: Of the folder.
-    """
-
-    table: str
-    target: str
-    task: str
-    num_rows: int
-    fingerprint: str
-    columns: tuple[Column, ...]
-    target_column: Column
-    choices: Mapping[str, Any]
-    scores: Mapping[str, float]
-    scored_on: str
-    notes: tuple[str, ...] = ()
-    seed: int = 0
-    missing: tuple[str, ...] = ()
-    commas: tuple[str, ...] = ()
-    version: str = __version__
-    format: int = FORMAT
-
-    @property
-    def remarks(self) -> list[str]:
-        """How the table was read and which columns were left out, each sentence once."""
-        return list(dict.fromkeys((*self.notes, *self.choices.get("left_out", ()))))
 
 
 @dataclass(frozen=True)
@@ -156,7 +86,7 @@ def read_about(folder: Path) -> About:
         if found["format"] != FORMAT:
             raise InputError(
                 f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
-                f"reads format {FORMAT}; train again, or use that version"
+                f"reads format {FORMAT}; fit again with this version, or use that one"
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")

@@ -12,7 +12,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from bayesify.serving.chunks import ROWS, read_parts
+from bayesify.serving.chunks import PART_ROWS, read_parts
 from bayesify.serving.folder import ModelFolder
 from bayesify.sklearn import BayesianClassifier
 from bayesify.sklearn.scores import Scores
@@ -25,9 +25,9 @@ from bayesify.tables.written_numbers import is_number
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """What begins a cell that a spreadsheet would run."""
-UNUSUAL = 0.01
+UNUSUAL_SHARE = 0.01
 """Share of rows like the training rows that are called unusual."""
 
 
@@ -56,7 +56,7 @@ def predict_table(
     out: Path,
     *,
     level: float = 0.9,
-    rows: int = ROWS,
+    rows: int = PART_ROWS,
     reading: Reading | None = None,
 ) -> Outcome:
     """Predict the rows of a table and write them, in order, as CSV.
@@ -83,42 +83,60 @@ def predict_table(
     if out.exists() and new.exists() and out.samefile(new):
         raise InputError(f"--out {out}: is the table itself; give another file")
     draft = out.with_name(f".{out.name}.{os.getpid()}")
-    total, unusual, scores = 0, 0, Scores()
-    notes: dict[str, None] = {}
-    warnings: dict[str, None] = {}
-    unseen: dict[str, tuple[int, str]] = {}
-    reading = _as_in_training(model, reading or Reading())
+    found = _Predicted(model, level)
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(_header(model))
-            for first, frame, remarks in read_parts(new, rows, reading):
-                notes |= dict.fromkeys((*remarks, *_others(model, frame)))
+            for first, frame, remarks in read_parts(new, rows, _as_in_training(model, reading or Reading())):
                 try:
-                    inputs, found = _fitting(model, frame)
-                    warnings |= dict.fromkeys(found)
-                    for name, (count, text) in _unseen(model, frame).items():
-                        before, example = unseen.get(name, (0, text))
-                        unseen[name] = before + count, example
-                    with catch_warnings(record=True) as told:  # they belong to the outcome
-                        simplefilter("always")
-                        cells, flags, part = _predict(model, inputs, frame, level)
-                    owner = f"{type(model.estimator).__name__}: "
-                    warnings |= dict.fromkeys(f"{str(entry.message).removeprefix(owner)}." for entry in told)
+                    writer.writerows(found.add(frame, remarks))
                 except ValueError as error:
                     reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
                     where = f"{new.name}" if not first else f"{new.name}, in the rows from {first + 1:,} on"
                     raise InputError(f"{where}: {reason}") from error
-                writer.writerows(cells)
-                total, unusual, scores = total + len(frame), unusual + int(flags.sum()), scores + part
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
-    warnings |= dict.fromkeys(
-        f"column {name!r}: {count:,} cells hold texts that training never had, such as {example[:40]!r}."
-        for name, (count, example) in unseen.items()
-    )
-    return Outcome(total, unusual, scores, tuple(notes), tuple(warnings))
+    return found.outcome()
+
+
+class _Predicted:
+    """Predictions of the parts of a table so far."""
+
+    def __init__(self, model: ModelFolder, level: float) -> None:
+        self._model, self._level = model, level
+        self._num_rows, self._num_unusual, self._scores = 0, 0, Scores()
+        self._notes: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
+        self._unseen: dict[str, tuple[int, str]] = {}
+
+    def add(self, frame: DataFrame, remarks: Sequence[str]) -> Iterator[Sequence[Any]]:
+        """Cells of the file for one more part."""
+        self._notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
+        inputs, found = _fitting(self._model, frame)
+        self._warnings |= dict.fromkeys(found)
+        for name, (count, text) in _unseen(self._model, frame).items():
+            before, example = self._unseen.get(name, (0, text))
+            self._unseen[name] = before + count, example
+        with catch_warnings(record=True) as told:  # they belong to the outcome
+            simplefilter("always")
+            cells, flags, part = _predict(self._model, inputs, frame, self._level)
+        owner = f"{type(self._model.estimator).__name__}: "
+        self._warnings |= dict.fromkeys(f"{str(entry.message).removeprefix(owner)}." for entry in told)
+        self._num_rows += len(frame)
+        self._num_unusual += int(flags.sum())
+        self._scores += part
+        return cells
+
+    def outcome(self) -> Outcome:
+        """What was predicted in all."""
+        unseen = (
+            f"column {name!r}: {count:,} cells hold texts that training never had, such as {example[:40]!r}."
+            for name, (count, example) in self._unseen.items()
+        )
+        warnings = (*self._warnings, *unseen)
+        return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self._notes), warnings)
 
 
 def _header(model: ModelFolder) -> list[str]:
@@ -133,7 +151,7 @@ def _predict(
     """Cells of the file, which rows are unusual, and scores of those with a target."""
     estimator, target = model.estimator, model.about.target
     # Among few rows the most unusual one is a larger share than usual.
-    flags = estimator.unusual(inputs, max(UNUSUAL, 1.01 / (model.about.num_rows + 1)))
+    flags = estimator.unusual(inputs, max(UNUSUAL_SHARE, 1.01 / (model.about.num_rows + 1)))
     if isinstance(estimator, BayesianClassifier):
         probs = estimator.predict_proba(inputs)
         labels = [_cell(label) for label in estimator.classes_[probs.argmax(1)]]
@@ -229,4 +247,4 @@ def _texts(values: np.ndarray) -> list[str]:
 def _cell(text: object) -> str:
     """A text for a cell: one that a spreadsheet would run begins with an apostrophe."""
     found = str(text)
-    return f"'{found}" if found.startswith(FORMULA) and not is_number(found) else found
+    return f"'{found}" if found.startswith(FORMULA_STARTS) and not is_number(found) else found

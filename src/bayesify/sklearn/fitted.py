@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify.arguments.plain import Plain
+from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -18,7 +19,6 @@ from bayesify.predictor import Predictor
 from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.training import Start
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.sklearn.unusual import MAX_KEPT_ROWS, Neighbors
 from bayesify.storage.serializers import STORED, stored_name
@@ -62,7 +62,7 @@ class FittedTable:
         classes: The labels, sorted; `None` for a regression.
         flat: Whether targets were [N], and not [N, O].
         neighbors: What tells unusual rows.
-        start: Where `partial_fit` goes on from, without its rows; not in files.
+        settled: Network and likelihood that settled the noise, from which `partial_fit` goes on; not in files.
         kept: Training rows for `partial_fit`; not in files.
     """
 
@@ -78,7 +78,7 @@ class FittedTable:
     classes: np.ndarray | None = None
     flat: bool = True
     neighbors: Neighbors | None = None
-    start: Start | None = None
+    settled: tuple[nn.Module, Likelihood] | None = None
     kept: Rows | None = None
 
     def encode(self, inputs: np.ndarray) -> Tensor:
@@ -147,7 +147,7 @@ class FittedTable:
         return cls(
             str(config["method"]),
             str(config["likelihood"]),
-            model.eval() if isinstance(model, torch.nn.Module) else model,
+            model.eval() if isinstance(model, nn.Module) else model,
             encoding,
             None if units is None else TargetUnits.restore(units),
             network,

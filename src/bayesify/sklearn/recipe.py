@@ -36,7 +36,7 @@ from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO, EFFORTS, FULL_BATCH_ROWS, Settings
 from bayesify.sklearn.settling import recalibrate_by_leverage, settle, settle_further
-from bayesify.sklearn.training import Evidence, Start, scale_temperatures, train_methods, train_posteriors
+from bayesify.sklearn.training import Start, scale_temperatures, train_methods, train_posteriors
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.tables.encoding import Encoding
 from bayesify.training.hold_out import make_folds, train_held_out
@@ -76,8 +76,8 @@ narrow prior costs 15 % of the CRPS on tables with little noise."""
 MEMBER_PATIENCE = 15
 """Looks at the rows held out without a better one after which training ends."""
 MAX_ROWS_FOR_SPLIT_STOPPING = 250
-"""With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the step that
-was best for the other half."""
+"""With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the
+step that was best for the other half."""
 CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300, 5
 """What likelihood and transform are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
 MIN_GAIN_SHARE = 0.005
@@ -114,7 +114,7 @@ class _Trained:
     units: TargetUnits | None
     network: NetworkShape | None
     report: FitReport = field(default_factory=FitReport)
-    start: Start | None = None
+    settled: tuple[nn.Module, Likelihood] | None = None
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
@@ -143,7 +143,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
     return [
         FittedTable(
             own.method_name, one.likelihood, one.model, encoding, one.units, one.network, own.seed, one.report,
-            table.columns, table.classes, table.flat, start=one.start,
+            table.columns, table.classes, table.flat, settled=one.settled,
         )
         for table, own, encoding, one in zip(tables, settings, encodings, trained, strict=True)
     ]  # fmt: skip
@@ -286,16 +286,16 @@ def _begin(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Draft
 
 
 def _recalibrated(trained: _Trained, start: Start) -> _Trained:
-    """With probabilities recalibrated where the evidence tells how, and the start without its rows, for `partial_fit`."""
+    """With probabilities recalibrated where the noise was settled, and what settled it, for `fit_further`."""
     units, settings = trained.units, start.settings
     if start.evidence is not None and units is not None:
         x = torch.from_numpy(start.evidence.rows.x)
         found = predict_scaled(trained.model, x, settings.prediction_draws, settings.seed)
         assert isinstance(found, RegressionPredictive)
-        units = replace(units, recalibration=recalibrate_by_leverage(start.evidence, found))
-    rows = start.rows[np.arange(0)]
-    evidence = None if start.evidence is None else Evidence(rows, torch.empty(0), torch.empty(0))
-    return replace(trained, units=units, start=replace(start, rows=rows, evidence=evidence))
+        recalibration = recalibrate_by_leverage(start.evidence, found)
+        settled = start.network, start.likelihood
+        return replace(trained, units=replace(units, recalibration=recalibration), settled=settled)
+    return trained
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
@@ -306,17 +306,19 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
         table: All rows, old and new.
         settings: As they were.
     """
-    model, start, units = fitted.model, fitted.start, fitted.units
+    model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)
-    assert start is not None
     y = table.rows.y if units is None else units(table.rows.y).numpy()
-    start = replace(start, rows=Rows(fitted.encode(table.rows.x).numpy(), y, table.rows.weights), settings=settings)
-    if start.evidence is not None:
-        start = settle_further(start)
-        model.require_likelihood("partial_fit").load_state_dict(start.likelihood.state_dict())
-    train_posteriors([model], [start.rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
+    rows = Rows(fitted.encode(table.rows.x).numpy(), y, table.rows.weights)
+    likelihood = model.require_likelihood("partial_fit")
+    start = Start(nn.Identity(), likelihood, rows, settings)
+    if fitted.settled is not None:
+        network, settled = fitted.settled
+        start = settle_further(Start(network, settled, rows, settings))
+        likelihood.load_state_dict(start.likelihood.state_dict())
+    train_posteriors([model], [rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
     found = _recalibrated(_Trained(model, fitted.likelihood, units, fitted.network), start)
-    return replace(fitted, units=found.units, start=found.start)
+    return replace(fitted, units=found.units, settled=found.settled)
 
 
 # -- the default method ------------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from bayesify.training.task import TrainingTask
 
 LEARNING_RATE = 0.03
 NUM_FOLDS, NUM_FOLDS_OF_FEW, MAX_FEW_ROWS = 3, 6, 200
-"""Parts of the rows that a temperature is fitted to, each predicted from the others; up to `MAX_FEW_ROWS` rows there are more. Of data
-that do not fit into a batch one part is predicted."""
+"""Parts of the rows that a temperature is fitted to, each predicted from the others; up to `MAX_FEW_ROWS` rows there are more. Of
+data that do not fit into a batch one part is predicted."""
 NUM_INDUCING_ROWS = 100
 """Rows that global inducing inputs start at, where their number is not given."""
 MAX_SCALING = 5.0

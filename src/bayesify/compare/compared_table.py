@@ -13,8 +13,8 @@ import numpy as np
 from bayesify.arguments.suggestions import suggest
 from bayesify.compare.leakage import describe, find_copies
 from bayesify.compare.question import Question
-from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts, thinned
-from bayesify.serving.sources import read_source
+from bayesify.compare.splits import MIN_ROWS, Parts, make_parts, thinned
+from bayesify.serving.sources import Source, read_source
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
@@ -24,12 +24,14 @@ from bayesify.training.random_streams import derive_seed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST_OOD_ROWS = 2000
+MAX_OOD_ROWS = 2000
+Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
+"""Training and test rows of splits that a data set comes with."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A prediction problem.
+class ComparedTable:
+    """The table of a comparison.
 
     Args:
         name: Of the file or data set.
@@ -45,7 +47,7 @@ class Problem:
         times: When each row was, [N], where splits are by time.
         cautions: What makes scores look better than they are, in sentences.
         origin: Numbers of the rows in the file, [N]; only known to whoever read it.
-        table: The rows themselves with the target, without columns that are no inputs; only known to whoever read them.
+        frame: The rows themselves with the target, without columns that are no inputs; only known to whoever read them.
     """
 
     name: str
@@ -55,13 +57,13 @@ class Problem:
     values: np.ndarray
     classes: tuple[str, ...] = ()
     outside: Features | None = None
-    standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    standard: Standard = ()
     notes: tuple[str, ...] = field(default=())
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
     cautions: tuple[str, ...] = ()
     origin: np.ndarray | None = None
-    table: DataFrame | None = field(default=None, repr=False, compare=False)
+    frame: DataFrame | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -104,7 +106,7 @@ class Problem:
         return found
 
     @classmethod
-    def read(cls, path: Path) -> Problem:
+    def read(cls, path: Path) -> ComparedTable:
         """From a file that `numpy.savez` made of `arrays`."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
@@ -134,80 +136,103 @@ class Problem:
 # -- from files and names ----------------------------------------------------------------------------------------------
 
 
-def read_problem(question: Question) -> Problem:
-    """The problem that the file or the data set of a question poses.
+def read_compared_table(question: Question) -> ComparedTable:
+    """The table that the file or the data set of a question holds.
 
     Raises:
         InputError: If data, target or task do not fit.
         FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
     """
     source = read_source(question.data, question.reading)
-    frame, where, standard, notes = source.frame, source.where, source.standard, list(source.notes)
-    ignore, group, time, seed = question.ignore, question.group, question.time, question.seed
-    max_rows = question.max_rows or question.effort.max_rows
-    if len(frame) < LEAST_ROWS:
-        raise InputError(
-            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {LEAST_ROWS}"
-        )
-    target = find_column(frame, question.target or source.target, where)
-    if group is not None and time is not None:
-        raise InputError("--group and --time: give one of them")
-    for option, column in (*(("ignore", name) for name in ignore), ("group", group), ("time", time)):
-        if column is not None and column not in frame.columns:
-            raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
-        if column == target:
-            raise InputError(f"--{option} {column}: that is the target; name another column")
+    frame, notes = source.frame, list(source.notes)
+    target = _check_columns(question, source)
     found = read_target(frame[target], question.task or source.task)
-    inputs = frame.drop(columns=[target, *ignore, *([] if group is None or group in ignore else [group])])
-    rows, values = found.rows, found.values
-    if time is not None:
-        when = times_of(frame[time])
+    rows, values, times = found.rows, found.values, None
+    if question.time is not None:
+        when = times_of(frame[question.time])
         known = ~np.isnan(when[rows])
         if not known.all():
-            notes.append(f"{int((~known).sum()):,} rows without a {time} were left out.")
+            notes.append(f"{int((~known).sum()):,} rows without a {question.time} were left out.")
         rows, values = rows[known], values[known]
-    if len(rows) != len(frame):
-        standard = ()
+    standard = source.standard if len(rows) == len(frame) else ()
+    max_rows = question.max_rows or question.extent.max_rows
     if len(rows) > max_rows:
-        chosen = thinned(len(rows), max_rows, derive_seed(seed, "rows"))
+        chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(
             f"Of {len(rows):,} rows a random {max_rows:,} were used, to keep the time short; --max-rows takes more."
         )
         rows, values, standard = rows[chosen], values[chosen], ()
+    if question.time is not None:
+        times = when[rows]
+        notes.append(f"Splits are by time: trained on earlier rows by {question.time!r}, tested on later ones.")
+    # In the order of the estimators, whose labels are sorted as texts.
+    classes, codes = np.unique(found.classes, return_inverse=True) if found.classes else ((), None)
+    if codes is not None:
+        values = codes[values]
+    inputs = frame.drop(columns=list({target, *question.ignore, *([question.group] if question.group else [])}))
     features = read_features(inputs.iloc[rows])
-    groups, cautions = None, []
-    if group is not None:
-        groups, standard = frame[group].iloc[rows].astype(str).factorize()[0].astype(np.int64), ()
-        notes.append(
-            f"Rows with the same {group} ({groups.max() + 1:,} different) are on the same side of every split."
-        )
-    elif time is not None:
-        standard = ()
-        notes.append(f"Splits are by time: trained on earlier rows by {time!r}, tested on later ones.")
-    if not standard:
-        copies = find_copies(features) if group is None and time is None else None
-        groups = copies if groups is None else groups
-        seed_of_trees = derive_seed(seed, "giveaways") % 2**31
-        cautions = describe(
-            features, values, found.task, copies, target=target, by_time=time is not None, seed=seed_of_trees
-        )
-    problem = Problem(
-        source.name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
-        (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions), rows,
+    groups, standard, more, cautions = _sides(question, frame, rows, features, values, found.task, standard, target)
+    table = ComparedTable(
+        source.name, found.task, target, replace(features, notes=()), values, tuple(map(str, classes)), None, standard,
+        (*notes, *more, *found.notes, *features.notes), groups, times, tuple(cautions), rows,
         frame[[*inputs.columns, target]].iloc[rows].reset_index(drop=True),
     )  # fmt: skip
-    problem.parts(0, seed)
-    return problem if question.ood is None else _with_outside(problem, Path(question.ood), question)
+    table.parts(0, question.seed)
+    return table if question.ood is None else _with_outside(table, Path(question.ood), question)
 
 
-def _with_outside(problem: Problem, path: Path, question: Question) -> Problem:
+def _check_columns(question: Question, source: Source) -> str:
+    """The target, once all columns that a question names are known to be there."""
+    frame, where, group, time = source.frame, source.where, question.group, question.time
+    if len(frame) < MIN_ROWS:
+        raise InputError(
+            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {MIN_ROWS}"
+        )
+    target = find_column(frame, question.target or source.target, where)
+    if group is not None and time is not None:
+        raise InputError("--group and --time: give one of them")
+    for option, column in (*(("ignore", name) for name in question.ignore), ("group", group), ("time", time)):
+        if column is not None and column not in frame.columns:
+            raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
+        if column == target:
+            raise InputError(f"--{option} {column}: that is the target; name another column")
+    return target
+
+
+def _sides(
+    question: Question,
+    frame: DataFrame,
+    rows: np.ndarray,
+    features: Features,
+    values: np.ndarray,
+    task: Task,
+    standard: Standard,
+    target: str,
+) -> tuple[np.ndarray | None, Standard, list[str], list[str]]:
+    """Which rows stay on the same side of every split, the splits that the data set comes with, notes and cautions."""
+    group, by_time = question.group, question.time is not None
+    if group is not None or by_time:
+        standard = ()
+    elif standard:
+        return None, standard, [], []
+    groups, notes = None, []
+    if group is not None:
+        groups = frame[group].iloc[rows].astype(str).factorize()[0].astype(np.int64)
+        notes = [f"Rows with the same {group} ({groups.max() + 1:,} different) are on the same side of every split."]
+    copies = find_copies(features) if group is None and not by_time else None
+    seed = derive_seed(question.seed, "giveaways") % 2**31
+    cautions = describe(features, values, task, copies, target=target, by_time=by_time, seed=seed)
+    return copies if groups is None else groups, standard, notes, cautions
+
+
+def _with_outside(table: ComparedTable, path: Path, question: Question) -> ComparedTable:
     frame, notes = read_table(path, replace(question.reading, sheet=""))
-    frame = frame.drop(columns=[problem.target], errors="ignore")
-    if len(frame) > MOST_OOD_ROWS:
-        frame = frame.iloc[thinned(len(frame), MOST_OOD_ROWS, derive_seed(question.seed, "outside"))]
-        notes.append(f"Of {path.name} a random {MOST_OOD_ROWS:,} rows were used.")
+    frame = frame.drop(columns=[table.target], errors="ignore")
+    if len(frame) > MAX_OOD_ROWS:
+        frame = frame.iloc[thinned(len(frame), MAX_OOD_ROWS, derive_seed(question.seed, "outside"))]
+        notes.append(f"Of {path.name} a random {MAX_OOD_ROWS:,} rows were used.")
     try:
-        outside = read_features(frame, like=problem.features)
+        outside = read_features(frame, like=table.features)
     except InputError as error:
         raise InputError(f"--ood {path.name}: {error}") from error
-    return replace(problem, outside=outside, notes=(*problem.notes, *notes))
+    return replace(table, outside=outside, notes=(*table.notes, *notes))

@@ -1,0 +1,94 @@
+"""What is compared: the estimators' default, methods by name, and rivals from other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bayesify.methods import Method, all_methods, get_method
+from bayesify.sklearn.recipe import HIDDEN_BY_NAME
+from bayesify.sklearn.settings import AUTO, TEMPERATURE
+
+BASELINES = ("point", TEMPERATURE)
+"""The network without a posterior; always run."""
+RIVALS = {
+    "constant": "Constant guess",
+    "linear": "Linear model",
+    "boosted_trees": "Boosted trees",
+    "lightgbm": "LightGBM",
+    "xgboost": "XGBoost",
+    "catboost": "CatBoost",
+}
+"""What is no network, with names for readers; the first three always run, the others where they are installed."""
+ALWAYS = tuple(RIVALS)[:3]
+PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
+"""Methods that a comparison runs by default: they differ in kind and are cheap enough for many splits."""
+FROM_CHEAP_TO_DEAR = ("laplace", "swag", "dropout", "mean_field", "ensemble")
+"""Methods in the order of what they train and store; all others come after them."""
+MAX_LAYER_WEIGHTS: Mapping[str, int] = {"full_covariance": 3000}
+"""Number of weights of one layer above which a method is too large."""
+MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
+"""Number of all weights above which a method is too slow."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much a comparison looks at, where the user does not say.
+
+    Args:
+        splits: Splits; half as many of tables from `splits.MAX_SMALL_ROWS` rows on.
+        max_rows: Rows of a table.
+    """
+
+    splits: int
+    max_rows: int
+
+
+FULL, QUICK = Extent(10, 20_000), Extent(5, 5_000)
+
+
+def method_of(name: str) -> Method:
+    """The method that a network of the comparison is trained by."""
+    return get_method("point" if name == TEMPERATURE else name)
+
+
+def trains_together(name: str) -> bool:
+    """Whether all splits of a method are one run: rivals are quick, and stacks of networks train side by side."""
+    if name in RIVALS or name == AUTO:
+        return name != AUTO
+    method = method_of(name)
+    return method.fit is None or method.make is not None or method.starts_at_point
+
+
+def title_of(name: str) -> str:
+    """A method's name for readers."""
+    known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", AUTO: "bayesify default", **RIVALS}
+    return known[name] if name in known else method_of(name).title
+
+
+def work_of(name: str) -> float:
+    """How long a run of one split takes, roughly and relative to others, to tell the time that is left."""
+    if name in RIVALS:
+        return 0.1 if name in ("constant", "linear") else 1.0
+    if name == AUTO:
+        return 12.0
+    return 6.0 if method_of(name).is_chain else 4.0 if method_of(name).slow else 1.5
+
+
+def cost_rank(name: str) -> int:
+    """Place among all methods from cheap to dear, by what is trained and stored: measured times would differ between runs."""
+    return (*RIVALS, *BASELINES, *FROM_CHEAP_TO_DEAR, AUTO, *all_methods()).index(name)
+
+
+def obstacle(name: str, num_inputs: int, num_outputs: int) -> str:
+    """Why a method cannot be had for a network of that size; empty if it can."""
+    if name in RIVALS or name == AUTO:
+        return ""
+    layers = [d_out * (d_in + 1) for d_in, d_out in pairwise((num_inputs, *HIDDEN_BY_NAME, num_outputs))]
+    method = method_of(name)
+    if max(layers) > MAX_LAYER_WEIGHTS.get(name, max(layers)):
+        return f"left out: it is too large for a layer of {max(layers):,} weights"
+    if sum(layers) > MAX_WEIGHTS.get(name, sum(layers)):
+        return f"left out: it is too slow for {sum(layers):,} weights"
+    return "" if method.status == "ready" else f"left out: it {method.status}; pip install 'bayesify[all]'"
