@@ -79,7 +79,7 @@ def rows_of(path):
 
 def test_three_commands_from_a_table_to_a_csv(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bayesify.sklearn.training.Plan.count_epochs", lambda plan, batches: 40)
+    monkeypatch.setattr("bayesify.sklearn.settings.Settings.count_epochs", lambda settings, batches: 40)
     table().drop(columns="kind").to_csv("houses.csv", index=False)
     made = run("fit", "houses.csv", "--target", "price", "--method", "point")
     assert made.exit_code == 0, made.output

@@ -72,8 +72,7 @@ def run_jobs(
         function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module; what a result
             does not depend on, such as the place of a file, is bound by `functools.partial` and is no part of the job.
         jobs: By name: what JSON can hold, or a dataclass of it. A name is a file name, or several with `/` between. Where later
-            jobs depend on results, a plan: from the results so far to the jobs; it is asked again whenever all its jobs are
-            finished.
+            jobs depend on results, a plan: from the results so far to the jobs, asked again whenever all its jobs are finished.
         folder: Where results lie.
         engine: `"local"`, processes of this machine; `"dask"`, the cluster of the present `distributed.Client`, of
             `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.

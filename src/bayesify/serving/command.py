@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,22 +13,32 @@ from rich.console import Console
 from bayesify.serving import terminal
 from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse, say
 
+if TYPE_CHECKING:
+    from bayesify.serving.about import About
+
+Table = Annotated[
+    str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, - for standard input.")
+]
+MethodName = Annotated[str, typer.Option(help="auto, a name from 'bayesify methods', or temperature_scaled.")]
+FolderOut = Annotated[Path | None, typer.Option(help="Folder of the model (default: bayesify-model-NAME).")]
+Quick = Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")]
+
 
 def fit(
-    table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, - for standard input.")
-    ],
+    table: Table,
     target: terminal.Target = "",
-    method: Annotated[str, typer.Option(help="auto, a name from 'bayesify methods', or temperature_scaled.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder of the model (default: bayesify-model-NAME).")] = None,
+    method: MethodName = "auto",
+    out: FolderOut = None,
     task: terminal.TaskName = None,
     ignore: terminal.Ignore = "",
     sheet: terminal.Sheet = "",
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
+    quick: Quick = False,
+    seed: Seed = 0,
+    force: Force = False,
 ) -> None:
     """Train on a table and keep the model in a folder, for bayesify predict.
 
@@ -52,17 +62,9 @@ def fit(
 
         say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
         model = fit_table(
-            source.frame,
-            column,
-            name=source.where,
-            notes=source.notes,
-            method=method,
-            task=task or source.task,
-            ignore=names_of(ignore),
-            seed=seed,
-            missing=names_of(missing),
-            effort="quick" if quick else "full",
-        )
+            source.frame, column, name=source.where, notes=source.notes, method=method, task=task or source.task,
+            ignore=names_of(ignore), seed=seed, missing=names_of(missing), effort="quick" if quick else "full",
+        )  # fmt: skip
         model.write(folder)
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify fit: {error}", 2)
@@ -70,7 +72,11 @@ def fit(
         refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED)
-    console, about = Console(), model.about
+    _print_fitted(model.about, folder)
+
+
+def _print_fitted(about: About, folder: Path) -> None:
+    console = Console()
     for note in about.remarks:
         say(console, note, style="dim", soft_wrap=True)
     _print_scores(console, about.scores, about.scored_on)
