@@ -173,6 +173,8 @@ bayesianize, posteriors.MeanField
 import bayesify.adapters, bayesify.datasets, bayesify.metrics
 dir(bayesify.adapters)
 more = set(sys.modules) - before - added
+from bayesify.storage.serializers import find_stored
+assert find_stored("BayesianRegressor").__module__ == "bayesify.sklearn.regressor"  # a file may hold one
 print(json.dumps([list(before), list(added), list(more), middle - start, end - middle]))
 """
 
