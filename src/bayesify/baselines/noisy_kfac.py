@@ -284,7 +284,8 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
     damped = widened(matrix) + torch.diag(widened(damping).expand(len(matrix)))
     upper = stable_cholesky(damped.flip(0, 1), "NoisyKFAC: a damped factor of the Fisher").flip(0, 1)  # damped = U U^T
     identity = torch.eye(len(matrix), dtype=upper.dtype, device=matrix.device)
-    return torch.linalg.solve_triangular(upper, identity, upper=True).T.to(matrix.dtype)
+    inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+    return inverse.T.to(matrix.dtype)
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:

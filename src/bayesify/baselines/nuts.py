@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def nuts(
         ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
     """
     try:
-        from pyro import infer
+        infer: Any = import_module("pyro.infer")
     except ImportError as error:
         raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
     check_inputs(*as_inputs(x))

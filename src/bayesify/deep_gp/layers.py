@@ -97,7 +97,7 @@ class Layer(nn.Module):
 
     def covariance(self, inputs: Tensor, jitter: bool = True) -> Tensor:
         """K at inducing inputs [..., M, D], with the jitter on its diagonal: [..., M, M]."""
-        kernel = self.kernel(inputs, inputs)
+        kernel: Tensor = self.kernel(inputs, inputs)
         if not jitter:
             return kernel
         diagonal = kernel.diagonal(dim1=-2, dim2=-1)

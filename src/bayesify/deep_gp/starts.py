@@ -77,10 +77,9 @@ def projection(x: Tensor, width: int) -> Tensor:
     if width >= size:
         return eye
     centered = (x - x.mean(0)).double()
-    _, _, axes = torch.linalg.svd(centered, full_matrices=False)
+    axes: Tensor = torch.linalg.svd(centered, full_matrices=False)[2][:width]
     if len(axes) < width:
         return eye
-    axes = axes[:width]
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     return (axes * largest.sign()).T.contiguous().to(x.dtype)  # signs that do not depend on the machine
 

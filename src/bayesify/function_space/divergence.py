@@ -57,8 +57,8 @@ def dense_kl(
         )
         factor = _factorize(covariance, share, "the linearized network's")
         prior_factor = _factorize(prior_covariance, share, "the prior's")
-    scaled = torch.linalg.solve_triangular(prior_factor, factor, upper=False)
-    shift = torch.linalg.solve_triangular(prior_factor, (mean - prior_mean).unsqueeze(-1), upper=False)
+    scaled: Tensor = torch.linalg.solve_triangular(prior_factor, factor, upper=False)
+    shift: Tensor = torch.linalg.solve_triangular(prior_factor, (mean - prior_mean).unsqueeze(-1), upper=False)
     log_det = _log_diagonal(prior_factor) - _log_diagonal(factor)
     return 0.5 * (scaled.square().sum() + shift.square().sum() - mean.numel()) + log_det.sum()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -41,11 +42,8 @@ def output_covariance(
         `"diagonal"`: [K, B]. `"full"`: between examples, [K, B, B]. `"example"`: between vectors, [B, K, K]. `"joint"`: between
         all of them, examples slowest, [B K, B K].
     """
-    terms = [term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory)]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    terms = (term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory))
+    return reduce(torch.add, terms)
 
 
 def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
@@ -78,8 +76,7 @@ def _of_dense(
     pieces = _pieces(size, rows * flat.element_size(), memory)
 
     def dense() -> Tensor:
-        found: Any = sum(use.rule.dense(use.leaf, kept, g) for use, kept, g in calls)
-        return found.flatten(2)
+        return reduce(torch.add, [use.rule.dense(use.leaf, kept, g) for use, kept, g in calls]).flatten(2)
 
     if len(pieces) == 1:
         yield contribution(dense(), flat, kind)
@@ -88,11 +85,11 @@ def _of_dense(
         index = torch.arange(piece.start, piece.stop, device=flat.device)
 
         def part(*tensors: Tensor, index: Tensor = index) -> Tensor:
-            found: Any = sum(
+            parts = [
                 use.rule.columns(use.leaf, tensors[2 * place], tensors[2 * place + 1], index)
                 for place, (use, _, _) in enumerate(calls)
-            )
-            return contribution(found, tensors[-1], kind)
+            ]
+            return contribution(reduce(torch.add, parts), tensors[-1], kind)
 
         given = [tensor for _, kept, g in calls for tensor in (kept, g)]
         yield _again(part, *given, flat[piece])
@@ -110,7 +107,7 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
     rows, inputs = g.shape[0] * g.shape[1], a.shape[-1]
     pieces = _pieces(variance.shape[0], rows * inputs * a.element_size(), memory)
     if kind == "diagonal":
-        yield _SquaredSums.apply(g, a, variance, pieces)
+        yield squared_sums(g, a, variance, pieces)
         return
     for piece in pieces:
 
@@ -128,7 +125,7 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
     """
     positions = a.shape[1]
     pairs = a.unsqueeze(1) * a.unsqueeze(2)  # [B, T, T, d_in]
-    inner = (pairs.flatten(1, 2) @ variance.T).unflatten(1, (positions, positions))  # [B, T, T, d_out]
+    inner = torch.unflatten(pairs.flatten(1, 2) @ variance.T, 1, (positions, positions))  # [B, T, T, d_out]
     slopes = g.permute(1, 3, 0, 2)  # [B, d_out, K, T]
     return ((slopes @ inner.permute(0, 3, 1, 2)) * slopes).sum((1, 3)).T
 
@@ -218,3 +215,6 @@ class _SquaredSums(torch.autograd.Function):
             if by_a is not None:
                 by_a += g[..., piece].permute(1, 2, 0, 3).flatten(2) @ slope
         return by_g, by_a, by_variance, None
+
+
+squared_sums: Callable[..., Tensor] = _SquaredSums.apply

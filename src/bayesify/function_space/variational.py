@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
 from bayesify.draws import Draws
-from bayesify.function_space import checks
 from bayesify.function_space.captured_divergence import DivergenceCapture
 from bayesify.function_space.contexts import Box, Context, restore_context
 from bayesify.function_space.divergence import check_kl, gaussian_kl
@@ -22,6 +21,7 @@ from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
+from bayesify.posteriors import KTied, MeanField
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
@@ -41,9 +41,13 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
+from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import first_parameter
 
 DEFAULT_PRIOR_VARIANCE = 10.0
+INDEPENDENT_POSTERIORS = (MeanField, KTied)
+"""Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
+sum_of_pieces: Callable[..., Tensor] = SumOfPieces.apply
 
 
 @register_predictor
@@ -97,7 +101,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         jitter: Probability | None = None,
         memory: Budget = None,
     ) -> None:
-        checks.check_network(bnn)
+        _check_network(bnn)
         self.bnn, self.output = bnn, bnn.output
         self.context = context if context is not None else Box()
         self.covariance, self.layers, self.jitter = covariance, layers, jitter
@@ -144,7 +148,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     @property
     def memory(self) -> int:
         """The budget in bytes."""
-        return self._memory if self._memory is not None else checks.default_memory(next(self.bnn.parameters()).device)
+        return self._memory if self._memory is not None else _default_memory(next(self.bnn.parameters()).device)
 
     def _means(self) -> dict[str, Tensor]:
         """Means of all weights under the posterior, as the network takes them."""
@@ -243,7 +247,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             rows = self._rows(args, kwargs, means, self.memory)
             part, given = self._kl_of(means, variances)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
-                kl = SumOfPieces.apply(part, list(split_rows(args, kwargs, rows)), *given)
+                kl = sum_of_pieces(part, list(split_rows(args, kwargs, rows)), *given)
             elif self._records:
                 kl = self._capture(part, (args, dict(kwargs)), given)
             else:
@@ -318,7 +322,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
         check_deterministic(self.bnn.network)
-        checks.check_trainable(self.bnn)
+        _check_trainable(self.bnn)
         draws = self.bnn.draw(num_draws, generator=generator, num_data=num_data)
         data, _ = self.bnn.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
         with full_precision(first_parameter(self.bnn.posteriors).device.type):
@@ -438,3 +442,32 @@ class FunctionSpaceVI(Drawable, Trainable):
             f"FunctionSpaceVI({type(self.prior).__name__} prior, {type(self.context).__name__} of {self.context.n}, "
             f"covariance={self.covariance!r}, layers={self.layers!r})"
         )
+
+
+def _check_network(bnn: BayesianNetwork) -> None:
+    """Raise `ValueError` for a posterior other than independent Gaussian weights, or a prior that draws its scale."""
+    for part in bnn.posteriors:
+        if not isinstance(part, INDEPENDENT_POSTERIORS):
+            raise ValueError(
+                f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
+                "variances; use MeanField or KTied"
+            )
+    if not bnn.prior.typical().fixed:
+        raise ValueError(
+            "FunctionSpaceVI: the weights' prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+        )
+
+
+def _check_trainable(bnn: BayesianNetwork) -> None:
+    """Raise for a layer under the posterior that torch cannot differentiate twice."""
+    for name in bnn.weights:
+        if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
+            raise ValueError(
+                f"FunctionSpaceVI: {name} belongs to an EmbeddingBag, which torch cannot differentiate twice; use nn.Embedding and "
+                "a sum over words, or leave it out of the posterior"
+            )
+
+
+def _default_memory(device: torch.device) -> int:
+    """Bytes that linearization may take where nobody says: an eighth of a GPU's memory, 1 GiB on a CPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30

@@ -124,8 +124,8 @@ class ConvRule(Rule):
         sizes = tuple(g.shape[3:])
         columns = self.patches(kept, sizes).reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c k, P]
         rows = g.reshape(kernels, batch, groups, -1, math.prod(sizes)).movedim(0, 2)  # [B, G, K, o, P]
-        product = rows.flatten(2, 3) @ columns.transpose(-1, -2)  # [B, G, K o, c k]
-        return product.unflatten(2, (kernels, -1)).movedim(2, 0).reshape(kernels, batch, *self._shape)
+        product: Tensor = rows.flatten(2, 3) @ columns.transpose(-1, -2)  # [B, G, K o, c k]
+        return torch.unflatten(product, 2, (kernels, -1)).movedim(2, 0).reshape(kernels, batch, *self._shape)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class LookupRule(Rule):
         g = as_float(g).reshape(*g.shape[:2], -1, g.shape[-1])
         if self.module.padding_idx is None:
             return g
-        return g * (kept != self.module.padding_idx).unsqueeze(-1).to(g.dtype)
+        return g * torch.ne(kept, self.module.padding_idx).unsqueeze(-1).to(g.dtype)
 
 
 class NormRule(Rule):
@@ -286,7 +286,7 @@ def fold_product(g: Tensor, a: Tensor) -> Tensor:
     if a.shape[1] == 1:
         return g * a
     product = g.movedim(0, 1).flatten(1, 2) @ a  # [B, K i, j]
-    return product.unflatten(1, (g.shape[0], -1)).movedim(1, 0)
+    return torch.unflatten(product, 1, (g.shape[0], -1)).movedim(1, 0)
 
 
 def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

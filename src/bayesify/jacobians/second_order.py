@@ -71,8 +71,7 @@ class DifferentiableLayers(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != dims + 2 or not plain:
             return func(input, weight, bias, stride, padding, dilation, groups)
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
-        found: Tensor = _Convolution.apply(input, weight, bias, *sizes, groups, self._pulling)
-        return found
+        return convolve(input, weight, bias, *sizes, groups, self._pulling)
 
 
 def _normalize(
@@ -137,3 +136,6 @@ class _Convolution(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 by_bias = g.flatten(2).sum((0, 2))
         return by_x, by_weight, by_bias, None, None, None, None, None
+
+
+convolve: Callable[..., Tensor] = _Convolution.apply

@@ -165,7 +165,8 @@ class FullCovariance(WeightCovariance):
         """Gradients times the inverse transposed factor: [B, K, S]."""
         rows = self._rows(gradients)
         flat = rows.reshape(-1, rows.shape[-1])
-        return torch.linalg.solve_triangular(self._factor, flat.T, upper=False).T.reshape(rows.shape).movedim(1, 0)
+        white: Tensor = torch.linalg.solve_triangular(self._factor, flat.T, upper=False)
+        return white.T.reshape(rows.shape).movedim(1, 0)
 
     def joint(self, gradients: Gradients) -> Tensor:
         """One product of whitened rows."""
@@ -175,7 +176,8 @@ class FullCovariance(WeightCovariance):
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
         """Solves with the transposed factor."""
         noise = self.noise(num_draws, len(self.prior), generator=generator)
-        return torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True).T
+        drawn: Tensor = torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True)
+        return drawn.T
 
     def dense(self) -> Tensor:
         """The inverse by the factor."""

@@ -29,7 +29,8 @@ def _own(
     r"""What the noise of weights and bias adds to the variance of their outputs, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
     if weight is not None:
         second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
-        return layer(second, weight, bias)
+        noise: Tensor = layer(second, weight, bias)
+        return noise
     if bias is None:
         return torch.zeros_like(like)
     return bias.view(-1, *[1] * (like.ndim - 2)).expand_as(like) if layer is not F.linear else bias.expand_as(like)
@@ -62,7 +63,7 @@ def _passed(variance: Tensor, weight: Tensor, block: int) -> Tensor:
     if block == 0:
         return F.linear(variance.sqrt(), weight).square()
     std = variance.sqrt().unflatten(-1, (-1, block)).flatten(0, -3)  # [B, C, P]
-    moved = std.transpose(0, 1) @ weight.unflatten(1, (-1, block)).permute(1, 2, 0)  # [C, B, O]
+    moved: Tensor = std.transpose(0, 1) @ weight.unflatten(1, (-1, block)).permute(1, 2, 0)  # [C, B, O]
     return moved.square().sum(0).view(*variance.shape[:-1], len(weight))
 
 
@@ -127,7 +128,7 @@ for _convolve in (F.conv1d, F.conv2d, F.conv3d):
 
 
 @Moments.rule(F.embedding)
-def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Moments:
+def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     if isinstance(x, Moments) or not isinstance(weight, Moments):
         return NotImplemented
     use(weight)

@@ -245,7 +245,7 @@ class Derivative:
         """J diag(v) J^T for units that vary together in blocks: [B, O, O]."""
         if block != 1:
             moved = self._whole() * variance.sqrt().unsqueeze(1)
-            moved = moved.unflatten(-1, (-1, block or variance.shape[1])).sum(-1)
+            moved = torch.unflatten(moved, -1, (-1, block or variance.shape[1])).sum(-1)
             return moved @ moved.mT.contiguous()  # a transposed view is up to a hundred times slower on ARM
         if self.shared is None or self.own is not None:
             whole = self._whole()
