@@ -75,9 +75,9 @@ def test_noise_alone_is_hardly_ever_taken_for_a_trend():
     999 of 1,000 cases), however heavy the tails."""
     generator = torch.Generator().manual_seed(0)
     series = torch.randn(2000, 30, generator=generator) / torch.rand(2000, 30, generator=generator)
-    beyond = sum(rules.trend(row.tolist())[1] < -rules.SIGNIFICANT for row in series)
+    beyond = sum(rules.trend(row.tolist())[1] < -rules.TREND_SIGNIFICANCE_STDS for row in series)
     assert beyond <= 8
-    assert NormalDist().cdf(-rules.SIGNIFICANT) == pytest.approx(0.00135, abs=1e-5)
+    assert NormalDist().cdf(-rules.TREND_SIGNIFICANCE_STDS) == pytest.approx(0.00135, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_watching_changes_no_bit(data, trained, monkeypatch):
         shuffled = DataLoader(data[0].dataset, batch_size=64, shuffle=True, generator=generator)
         validation = DataLoader(data[1].dataset, batch_size=64, shuffle=True, generator=generator)
         if quiet:
-            monkeypatch.setattr("bayesify.training.watch.FEWEST_STEPS", 10**9)
+            monkeypatch.setattr("bayesify.training.watch.MIN_WATCHED_STEPS", 10**9)
         net = nn.Sequential(copy.deepcopy(trained[0]), nn.Dropout(0.2), *copy.deepcopy(trained[1:]))
         bnn, history = train(net, posteriors.MeanField(), shuffled, 3, validation=validation)
         results.append((bnn, [{**row, "seconds": 0} for row in history]))
@@ -326,7 +326,7 @@ def test_findings_and_lines_without_a_terminal(data, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if not line.startswith("fit: ")] == []  # a short training
     assert any(line.startswith("fit: not converged") for line in lines)
-    monkeypatch.setattr("bayesify.training.progress.FIRST_LINE", 1e-9)
+    monkeypatch.setattr("bayesify.training.progress.FIRST_LINE_SECONDS", 1e-9)
     train(fresh(), posteriors.Point(), data[0], 4, progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("fit: ")]
     assert lines

@@ -108,8 +108,8 @@ def test_a_step_waits_for_nothing():
     from bayesify.predictor import Trainable
     from bayesify.training.distributed import Processes
     from bayesify.training.schedules import KLSchedule
-    from bayesify.training.state import Settings
-    from bayesify.training.step import Step, Update
+    from bayesify.training.state import Run, Settings
+    from bayesify.training.step import Step
 
     class Plain(Trainable):
         """The objective without looks at values."""
@@ -129,7 +129,7 @@ def test_a_step_waits_for_nothing():
     net = torch.nn.Linear(3, 1).cuda()
     settings = Settings(48, 1, 0, 1.0, KLSchedule(), 1, 2, 1.0, "float32", None, 1, "epoch")
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
-    step = Step(Plain(net), optimizer, None, settings, Processes(), 0, Update())
+    step = Step(Plain(net), optimizer, None, Run(settings, 0), Processes())
     parts = [(batch.to("cuda"), 8, 8) for batch in map(parse_batch, guard.batches())]
     step("variational", parts[:2], 1.0, 0.0, 1)
     torch.cuda.set_sync_debug_mode("error")

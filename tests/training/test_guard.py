@@ -500,7 +500,7 @@ def test_an_epoch_without_a_step_has_no_losses(tmp_path):
 
 
 def test_progress_of_an_epoch_whose_first_step_is_skipped(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "FIRST_LINE", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", 0.0)
     bnn = network(posteriors.Point(), norm=False)
     bayesify.fit(bnn, batches(bad=0), epochs=1, seed=0, steps=Steps(skip_not_finite=True), progress=True)
     lines = capsys.readouterr().err.splitlines()

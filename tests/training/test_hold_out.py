@@ -11,7 +11,7 @@ from bayesify.posteriors import Point
 from bayesify.predictor import Batch
 from bayesify.priors import Neal
 from bayesify.training.batches import StackedBatch
-from bayesify.training.hold_out import _Halves, make_folds, train_held_out
+from bayesify.training.hold_out import StoppedSteps, _Halves, make_folds, train_held_out
 from bayesify.training.stack import ModelStack
 
 ROWS, FOLDS = 60, 3
@@ -111,7 +111,7 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
 
     before = errors()
     steps, judged = train_held_out(
-        members, x, torch.stack([y] * FOLDS), held, max_steps=200, check_every=10, learning_rate=0.02
+        members, x, torch.stack([y] * FOLDS), held, StoppedSteps(max_steps=200, check_every=10, learning_rate=0.02)
     )
     assert all(after < 0.3 * start for after, start in zip(errors(), before, strict=True))
     assert judged is None

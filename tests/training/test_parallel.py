@@ -152,7 +152,7 @@ def test_parts_of_a_batch_make_up_the_batch(workers):
 def test_generators_of_draws_differ_between_processes_for_local_noise_only():
     from bayesify.training.loop import TrainingLoop
     from bayesify.training.schedules import KLSchedule
-    from bayesify.training.state import Settings
+    from bayesify.training.state import Run, Settings
 
     class Rank(FabricProcesses):
         def wrap(self, module):
@@ -164,7 +164,7 @@ def test_generators_of_draws_differ_between_processes_for_local_noise_only():
         for rank in (0, 1):
             bnn = network(local)
             optimizer = torch.optim.SGD(bnn.parameters(), lr=0.1)
-            loop = TrainingLoop(bnn, loader(), optimizer, None, settings, seed=0, processes=Rank(Fake(rank)))
+            loop = TrainingLoop(bnn, loader(), optimizer, None, Run(settings, 0), Rank(Fake(rank)))
             states.append(loop.step.generator.get_state())
         assert torch.equal(*states) != local
 

@@ -24,7 +24,7 @@ from bayesify.training.batches import count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
-from bayesify.training.step import Update
+from bayesify.training.update import Update
 
 FIT_OPTIONS = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
 """Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""

@@ -29,7 +29,7 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
-from bayesify.training.step import Update
+from bayesify.training.update import Update
 from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix

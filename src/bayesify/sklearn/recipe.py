@@ -39,7 +39,7 @@ from bayesify.sklearn.settling import recalibrate_by_leverage, settle, settle_fu
 from bayesify.sklearn.training import Start, scale_temperatures, train_methods, train_posteriors
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.tables.encoding import Encoding
-from bayesify.training.hold_out import make_folds, train_held_out
+from bayesify.training.hold_out import StoppedSteps, make_folds, train_held_out
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
 
@@ -420,11 +420,14 @@ def _train_members(
         x,
         torch.stack([target for target in targets for _ in range(count)]),
         held,
+        StoppedSteps(
+            batch_size,
+            min(CHOICE_MAX_STEPS, steps) if brief else steps,
+            patience=CHOICE_PATIENCE if brief else MEMBER_PATIENCE,
+            learning_rate=settings.learning_rate
+            or (MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE),
+        ),
         weights=torch.from_numpy(rows.weights),
-        batch_size=batch_size,
-        max_steps=min(CHOICE_MAX_STEPS, steps) if brief else steps,
-        patience=CHOICE_PATIENCE if brief else MEMBER_PATIENCE,
-        learning_rate=settings.learning_rate or (MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE),
         seed=settings.seed,
         progress=settings.progress,
         halves=len(rows) <= MAX_ROWS_FOR_SPLIT_STOPPING,

@@ -7,7 +7,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.stack import ModelStack
-from bayesify.training.step import Update
+from bayesify.training.update import Update
 
 __all__ = [
     "Checkpointing",

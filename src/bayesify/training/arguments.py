@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bayesify.arguments.checks import Count, Device, Positive, checked
+from bayesify.network import BayesianNetwork
 from bayesify.predictor import Trainable
 from bayesify.training.batches import check_repeatable, count_batches
 
@@ -115,13 +116,17 @@ class Validation:
             raise ValueError("fit: the validation loader yields no examples; give one with data, or none")
 
 
-def check_model(model: Trainable, map_epochs: int) -> None:
-    """Raise if a model cannot be trained, or has no MAP phase where one is asked for."""
+def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool) -> None:
+    """Raise if a model cannot be trained, or has no MAP phase or no draws to take in turn where they are asked for."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad on some")
     if map_epochs and "map" not in model.phases:
         raise ValueError(f"fit: {type(model).__name__} has no MAP phase; use map_epochs=0")
+    if draws_in_turn and not isinstance(model, BayesianNetwork):
+        raise ValueError(
+            f"fit: {type(model).__name__} has no draws to take in turn; leave Steps(draws_in_turn=True) out"
+        )
 
 
 def check_precision(precision: str) -> None:

@@ -20,7 +20,7 @@ from bayesify.predictor import Batch, Predictor, Trainable
 from bayesify.training import rules
 from bayesify.training.batches import BatchReader, count_examples, first_batches
 from bayesify.training.validation import Totals, predict_plain, validated
-from bayesify.training.watch import MOST_WINDOWS, member_nll, relative_spread
+from bayesify.training.watch import MAX_WINDOWS, member_nll, relative_spread
 
 
 @torch.no_grad()
@@ -125,6 +125,6 @@ def _information(prediction: Predictive) -> float:
 def _convergence(losses: Sequence[float]) -> list[Finding]:
     """Whether one's own objective still falls: its values in windows, so that long series are no more work."""
     values = [float(value) for value in losses]
-    width = -(-len(values) // MOST_WINDOWS)
+    width = -(-len(values) // MAX_WINDOWS)
     windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]
     return rules.convergence([], windows)

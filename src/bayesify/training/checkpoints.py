@@ -17,9 +17,9 @@ from bayesify.training.fingerprints import are_other_data
 from bayesify.training.state import Settings
 from bayesify.version import __version__
 
-DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
+SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
 """Settings that checkpoints from before them do not have."""
-NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
+OPTIONAL_ENTRIES = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class Checkpoint:
                 f"{ours.get(place, 'missing')} here; give another path, or Checkpointing(path, resume=False) to overwrite it"
             )
         for key in dict.fromkeys((*self.settings, *settings)):
-            if (key in settings) != (key in self.settings) and key.split(" ")[0] in NOT_ALWAYS_TOLD:
+            if (key in settings) != (key in self.settings) and key.split(" ")[0] in OPTIONAL_ENTRIES:
                 continue
-            before, now = (given.get(key, DEFAULTS.get(key)) for given in (self.settings, settings))
+            before, now = (given.get(key, SETTINGS_DEFAULTS.get(key)) for given in (self.settings, settings))
             if before != now:
                 raise ValueError(
                     f"{path}: was written with {key}={before!r}, this run has {now!r}; "

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from bayesify.running.generators import own_generators
 from bayesify.training.random_streams import loader_generators_kept, seeded_globals
 
-ROWS = 8
+FINGERPRINT_ROWS = 8
 """Rows that are looked at, the first and the last among them."""
 
 
@@ -46,7 +46,7 @@ def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
 
 
 def _places(count: int) -> list[int]:
-    return sorted({round(place * (count - 1) / (ROWS - 1)) for place in range(ROWS)})
+    return sorted({round(place * (count - 1) / (FINGERPRINT_ROWS - 1)) for place in range(FINGERPRINT_ROWS)})
 
 
 def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +12,8 @@ from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, checked
-from bayesify.network import BayesianNetwork
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
-from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import (
     Checkpointing,
     Devices,
@@ -27,11 +26,11 @@ from bayesify.training.batches import BatchReader, check_num_data, check_repeata
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.training.distributed import FabricProcesses, Processes, count_nodes, make_fabric
 from bayesify.training.history import History
-from bayesify.training.loop import Callback, TrainingLoop
+from bayesify.training.loop import TrainingLoop
 from bayesify.training.optimizers import make_optimizer, make_scheduler
 from bayesify.training.schedules import KLSchedule
-from bayesify.training.state import Settings
-from bayesify.training.step import Update
+from bayesify.training.state import Callback, Run, Settings
+from bayesify.training.update import Update
 from bayesify.training.validation import validated
 
 Parameters = Iterable[nn.Parameter]
@@ -133,14 +132,10 @@ def fit(
         ImportError: If `Devices` need Lightning Fabric and it is not installed.
         KeyboardInterrupt: After Ctrl-C.
     """
-    check_model(model, map_epochs)
+    check_model(model, map_epochs, steps.draws_in_turn)
     check_precision(precision)
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
-    if steps.draws_in_turn and not isinstance(model, BayesianNetwork):
-        raise ValueError(
-            f"fit: {type(model).__name__} has no draws to take in turn; leave Steps(draws_in_turn=True) out"
-        )
     if patience is not None and validation is None:
         raise ValueError(f"fit: patience={patience} needs a validation loader; pass validation=")
     if validation is not None:
@@ -148,7 +143,6 @@ def fit(
         validation = validation if isinstance(validation, Validation) else Validation(validation)
     if checkpoint is not None and not isinstance(checkpoint, Checkpointing):
         checkpoint = Checkpointing(checkpoint)
-    devices = device if isinstance(device, Devices) else Devices(1, None if device is None else str(device))
     check_repeatable(train_loader)
     check_num_data(num_data, min_examples(train_loader))
     settings = Settings(
@@ -167,43 +161,33 @@ def fit(
         falling_rate=scheduler is None and optimizer is None,
         skip_not_finite=steps.skip_not_finite,
     )
-    path = Path(checkpoint.path) if checkpoint is not None else None
-    stored = Checkpoint.read(path) if checkpoint and path and checkpoint.resume and path.exists() else None
+    stored = _stored(checkpoint)
     if seed is None:
         seed = int(stored.settings["seed"] if stored is not None else torch.randint(2**63 - 1, ()))
+    run = Run(
+        settings, seed, validation, read_batch, checkpoint, callbacks, progress, num_data is not None,
+        update or Update(), steps.capture, steps.draws_in_turn,
+    )  # fmt: skip
 
     def train(processes: Processes) -> History:
         if device is not None or processes.count > 1:
             model.module.to(processes.device(None if devices.kind is None else torch.device(devices.kind)))
-        own = update is not None and update.takes_steps
-        made = None if own else make_optimizer(optimizer, model.module, learning_rate)
-        loop = TrainingLoop(
-            model,
-            train_loader,
-            made,
-            make_scheduler(None if scheduler == "constant" else scheduler, made),
-            settings,
-            seed=processes.agree(seed),
-            validation=validation,
-            reader=read_batch,
-            processes=processes,
-            checkpoint=checkpoint,
-            callbacks=callbacks,
-            progress=progress,
-            num_data_given=num_data is not None,
-            update=update,
-            capture=steps.capture,
-            in_turn=steps.draws_in_turn,
-        )
-        if path is not None and processes.rank == 0:
-            remove_leftovers(path)
-        if stored is not None and path is not None:
-            stored.check_fits(path, loop.description, loop.data, model.module, settings.total_epochs)
+        made = None if run.update.takes_steps else make_optimizer(optimizer, model.module, learning_rate)
+        scheduled = make_scheduler(None if scheduler == "constant" else scheduler, made)
+        loop = TrainingLoop(model, train_loader, made, scheduled, replace(run, seed=processes.agree(seed)), processes)
         return loop.run(stored)
 
+    devices = device if isinstance(device, Devices) else Devices(1, None if device is None else str(device))
     if devices.count == 1 and count_nodes() == 1:
         return train(Processes())
     return _train_together(model.module, train, make_fabric(devices, unused=map_epochs > 0), devices.launch)
+
+
+def _stored(checkpoint: Checkpointing | None) -> Checkpoint | None:
+    """The run to continue, if there is one."""
+    if checkpoint is None or not checkpoint.resume or not Path(checkpoint.path).exists():
+        return None
+    return Checkpoint.read(Path(checkpoint.path))
 
 
 def _train_together(module: nn.Module, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bayesify.predictor import norms_by_model
 
-CHECK_EVERY = 64
+STEPS_BETWEEN_CHECKS = 64
 """Steps on a GPU between two looks at the flag that says whether all of them were finite."""
 
 

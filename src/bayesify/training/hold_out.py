@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
 from bayesify.training.stack import ModelStack
@@ -21,40 +26,65 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
     return folds
 
 
+@checked
+@dataclass(frozen=True)
+class StoppedSteps:
+    """Steps of Adam that end where rows that were held out are no longer predicted better.
+
+    Args:
+        batch_size: Rows of each network in a step, at most.
+        max_steps: Steps, at most.
+        check_every: Steps between two looks at the rows held out.
+        patience: Looks without a better one after which training ends.
+        learning_rate: Learning rate at the first step; it falls to a twentieth as half a cosine.
+    """
+
+    batch_size: Count = 256
+    max_steps: Count = 3000
+    check_every: Count = 20
+    patience: Count = 15
+    learning_rate: Positive = 5e-3
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(parameters, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """The falling learning rate, one step for each look."""
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.looks, eta_min=self.learning_rate / 20)
+
+    @property
+    def looks(self) -> int:
+        """Looks, at most."""
+        return -(-self.max_steps // self.check_every)
+
+
 def train_held_out(
     members: ModelStack,
     x: Tensor,
     y: Tensor,
     held: np.ndarray,
+    steps: StoppedSteps = StoppedSteps(),  # noqa: B008 (frozen)
     *,
     weights: Tensor | None = None,
-    batch_size: int = 256,
-    max_steps: int = 3000,
-    check_every: int = 20,
-    patience: int = 15,
-    learning_rate: float = 5e-3,
     seed: int = 0,
     progress: bool = False,
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
     r"""Train R networks at once by `fit`, each on the rows that it does not hold out, in place.
 
-    The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Every
-    `check_every` steps each network's `Likelihood.held_out_score` of the rows that it holds out is compared with its best so far;
-    training ends where none has become better for some time, and each network goes back to the weights of its own best.
+    The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Now and then each
+    network's `Likelihood.held_out_score` of the rows that it holds out is compared with its best so far; training ends where none
+    has become better for some time, and each network goes back to the weights of its own best.
 
     Args:
         members: The networks, at point estimates.
         x: Inputs, [N, D].
         y: Targets of each network, [R, N, ...].
         held: True for the rows that a network does not see, [R, N].
+        steps: Batches, learning rate, and when training ends.
         weights: How many examples each row stands for, [N].
-        batch_size: Rows of each network in a step, at most.
-        max_steps: Of the optimizer.
-        check_every: Steps between two looks at the rows held out.
-        patience: Looks without a better one after which training ends.
-        learning_rate: Of Adam, at the first step; it falls to a twentieth as half a cosine.
-        seed: Of batches and dropout.
+        seed: Seed of batches and dropout.
         progress: Whether to show a progress bar.
         halves: Whether to tell what each half of the rows that a network holds out is predicted to be at the step that is best
             for the other half: at its own best few rows look better than they are.
@@ -63,12 +93,7 @@ def train_held_out(
         The step at which each network was best, [R], and with `halves` these outputs, [R, N, outputs], 0 for rows seen.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
-    used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
-    means = [float(omega[rows].mean()) for rows in used]
-    num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
-    scaled = omega * torch.tensor([1 / mean for mean in means], dtype=x.dtype).unsqueeze(1)  # of mean 1: [R, N]
-    batches = StackedBatches(x.expand(len(y), *x.shape), y, batch_size, check_every, scaled, used)
-    num_data, total = batches.size * batches.steps, -(-max_steps // check_every)
+    batches, num_examples = _batches(x, y, omega, held, steps)
     outside = _padded(x, y, omega, held)
     best, judged = _Best(members, outside), _Halves(outside, held) if halves else None
 
@@ -79,23 +104,41 @@ def train_held_out(
             if judged is not None:
                 judged.look(members)
         members.train()
-        return best.looks - best.last >= patience
+        return best.looks - best.last >= steps.patience
 
     members.train()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products this small lose time on more, ten times as much beside other work
-    try:
+    num_data = batches.size * batches.steps
+    with _one_thread():
         fit(
-            members, batches, epochs=total, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
-            optimizer=lambda values: torch.optim.Adam(values, lr=learning_rate, betas=(0.9, 0.99), fused=True),
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total, learning_rate / 20),
-            callbacks=[look], seed=seed, progress=progress,
+            members, batches, epochs=steps.looks, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
+            optimizer=steps.optimizer, scheduler=steps.scheduler, callbacks=[look], seed=seed, progress=progress,
         )  # fmt: skip
-    finally:
-        torch.set_num_threads(threads)
     best.restore()
     members.eval()
-    return check_every * best.at, None if judged is None else judged.of_rows()
+    return steps.check_every * best.at, None if judged is None else judged.of_rows()
+
+
+def _batches(
+    x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
+) -> tuple[StackedBatches, float]:
+    """Batches of the rows that each network sees, with weights of mean 1, and how many examples they stand for."""
+    used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
+    means = [float(omega[rows].mean()) for rows in used]
+    num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
+    scaled = omega * torch.tensor([1 / mean for mean in means], dtype=x.dtype).unsqueeze(1)  # [R, N]
+    rows = x.expand(len(y), *x.shape)
+    return StackedBatches(rows, y, steps.batch_size, steps.check_every, scaled, used), num_examples
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products this small lose time on more threads, ten times as much next to other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Best:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +18,9 @@ from bayesify.maths.value_checks import find_not_finite
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Phase, Trainable
 from bayesify.running.generators import own_generators
-from bayesify.training.arguments import Checkpointing, Validation
-from bayesify.training.batches import BatchReader, check_num_data, count_batches, min_examples
+from bayesify.storage.atomic import remove_leftovers
+from bayesify.training.arguments import Validation
+from bayesify.training.batches import check_num_data, count_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
@@ -37,20 +38,14 @@ from bayesify.training.random_streams import (
 )
 from bayesify.training.resident import as_resident
 from bayesify.training.rules import Score
-from bayesify.training.state import Position, Settings, describe
-from bayesify.training.step import BatchError, Part, Step, Update
+from bayesify.training.state import Position, Run, describe
+from bayesify.training.step import BatchError, Part, Step
 from bayesify.training.validation import Totals, validate, validated
 from bayesify.training.watch import Watch
 
-Callback = Callable[[Any, History], Any]
-
 
 class TrainingLoop:
-    """One run of `fit` in one process, with its arguments as `fit` has made them.
-
-    The optimizer is `None` where the update takes the steps. `num_data_given`: the number of examples is the caller's, to be
-    compared with those of the first epoch.
-    """
+    """One run of `fit` in one process; the optimizer is `None` where the update takes the steps."""
 
     def __init__(
         self,
@@ -58,38 +53,25 @@ class TrainingLoop:
         loader: Iterable[Any],
         optimizer: torch.optim.Optimizer | None,
         scheduler: Any,
-        settings: Settings,
-        *,
-        seed: int,
-        validation: Validation | None = None,
-        reader: BatchReader | None = None,
+        run: Run,
         processes: Processes | None = None,
-        checkpoint: Checkpointing | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool = False,
-        num_data_given: bool = False,
-        update: Update | None = None,
-        capture: bool = True,
-        in_turn: bool = False,
     ) -> None:
-        self.model, self.loader, self.settings, self.seed = model, loader, settings, seed
-        self.validation, self.reader = validation, reader
-        self.processes, self.update = processes or Processes(), update or Update()
-        self.checkpoint = checkpoint
-        self.callbacks, self.show_progress, self.num_data_given = callbacks, progress, num_data_given
+        self.model, self.loader, self.plan, self.settings = model, loader, run, run.settings
+        self.processes, self.path = processes or Processes(), run.path
         self.history = History()
         self.position = Position()
         self.best_state: dict[str, Any] | None = None
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
-        self.description = describe(model.config() | self.update.identity(), loader, optimizer, scheduler, settings) | {
-            "seed": seed,
+        identity = model.config() | run.update.identity()
+        self.description = describe(identity, loader, optimizer, scheduler, run.settings) | {
+            "seed": run.seed,
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
-        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture, in_turn)
+        self.step = Step(model, optimizer, scheduler, run, self.processes)
         self.device = self.step.device
-        self.data = data_fingerprint(loader) if checkpoint is not None else []
+        self.data = data_fingerprint(loader) if run.checkpoint is not None else []
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -98,24 +80,30 @@ class TrainingLoop:
 
         Raises:
             KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint written.
-            ValueError: If a batch, the objective or a gradient is not valid, with epoch and batch.
+            ValueError: If a batch, the objective or a gradient is not valid, with epoch and batch, or the checkpoint is of another
+                run.
         """
+        if self.path is not None and self.processes.rank == 0:
+            remove_leftovers(self.path)
+        if resumed is not None and self.path is not None:
+            epochs = self.settings.total_epochs
+            resumed.check_fits(self.path, self.description, self.data, self.model.module, epochs)
         with ExitStack() as stack:
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(own_generators(devices))
             if not self.model.keeps_mode:
                 stack.enter_context(_training_mode(self.model.module))
-            torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
+            torch.manual_seed(derive_seed(self.plan.seed, "network", self.processes.rank))
             self.batches = count_batches(self.loader)
             self.watch = Watch(self.model, self.settings, self.batches, self.device)
             if resumed is not None:
                 self._restore(resumed)
-            show = self.show_progress and self.processes.rank == 0
+            show = self.plan.progress and self.processes.rank == 0
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
             if resumed is None and self.processes.rank == 0:
-                self.watch.begin(self._validate_start if self.validation is not None else None)
-            resident = self.processes.count == 1 and self.reader is None
+                self.watch.begin(self._validate_start if self.plan.validation is not None else None)
+            resident = self.processes.count == 1 and self.plan.reader is None
             self.source = as_resident(self.loader, self.device) if resident else self.loader
             try:
                 while self.position.epoch < self.settings.total_epochs and not self.position.stopped:
@@ -140,7 +128,7 @@ class TrainingLoop:
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
         phase: Phase = "map" if epoch < self.settings.map_epochs else "variational"
-        seed = derive_seed(self.seed, "data", epoch)
+        seed = derive_seed(self.plan.seed, "data", epoch)
         if position.batches == 0:
             self.shuffle_states = [generator.get_state() for generator in self.shuffles]
         self.step.begin()
@@ -150,7 +138,7 @@ class TrainingLoop:
                 set_epoch(epoch)
         start = time.perf_counter() - position.seconds
         with seeded_globals(seed):
-            parts = self.processes.batches(self.source, DataStream(seed).iterate, self.reader)
+            parts = self.processes.batches(self.source, DataStream(seed).iterate, self.plan.reader)
             for _ in range(position.batches):
                 if next(parts, None) is None:
                     raise ValueError(
@@ -161,19 +149,19 @@ class TrainingLoop:
                 self._step(phase, window)
                 position.seconds = time.perf_counter() - start
                 self.bar.step(epoch + 1, position.batches, self._running_means)
-                every = self.checkpoint.every if self.checkpoint is not None else None
+                every = self.plan.checkpoint.every if self.plan.checkpoint is not None else None
                 self._pause(due=every is not None and self.step.taken % every == 0)
             if position.batches == 0:
                 raise ValueError(
                     f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts again each "
                     "epoch (drop_last drops a batch that is not full)"
                 )
-            if epoch == 0 and self.num_data_given:
+            if epoch == 0 and self.plan.num_data_given:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
             self._check_finite()
-            row = self._row(phase) | self.update.after_epoch()
-            if self.validation is not None:
-                row |= self._validate(self.validation)
+            row = self._row(phase) | self.plan.update.after_epoch()
+            if self.plan.validation is not None:
+                row |= self._validate(self.plan.validation)
         row["seconds"] = time.perf_counter() - start
         self._close_epoch(phase, row)
 
@@ -264,7 +252,7 @@ class TrainingLoop:
         return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
     def _validate(self, validation: Validation) -> dict[str, float]:
-        generator = torch.Generator(self.device).manual_seed(derive_seed(self.seed, "validation draws"))
+        generator = torch.Generator(self.device).manual_seed(derive_seed(self.plan.seed, "validation draws"))
         options: dict[str, Any] = {"num_draws": validation.num_draws, "generator": generator}
         predictor = validated(self.model)
         try:
@@ -274,7 +262,7 @@ class TrainingLoop:
         return {f"validation_{key}": value for key, value in scores.items()}
 
     def _scores(self, predict: Callable[[Any], Predictive], validation: Validation) -> Totals:
-        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(validation.loader)
+        batches = DataStream(derive_seed(self.plan.seed, "validation data")).iterate(validation.loader)
 
         def interruptible() -> Iterator[Any]:
             for batch in batches:
@@ -282,13 +270,13 @@ class TrainingLoop:
                 yield batch
 
         with self.step.autocast():
-            return validate(predict, interruptible(), self.device, self.reader)
+            return validate(predict, interruptible(), self.device, self.plan.reader)
 
     def _validate_start(self, predict: Callable[[Any], Predictive]) -> Score:
         """Scores of the starting network on validation data, whose loader is left as it was."""
-        assert self.validation is not None
-        with loader_generators_kept(self.validation.loader), seeded_globals(self.seed):
-            return self._scores(predict, self.validation).score()
+        assert self.plan.validation is not None
+        with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
+            return self._scores(predict, self.plan.validation).score()
 
     def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
         settings, position, scheduler = self.settings, self.position, self.step.scheduler
@@ -309,24 +297,24 @@ class TrainingLoop:
             else:
                 position.waited += 1
                 position.stopped = position.waited >= settings.patience
-        for callback in self.callbacks:
+        for callback in self.plan.callbacks:
             if callback(self.model, self.history) is True:
                 position.stopped = True
         position.stopped = self.processes.any(position.stopped)
         self.bar.epoch(row)
         last = position.stopped or position.epoch == settings.total_epochs
-        self._pause(due=last or self.checkpoint is None or self.checkpoint.every is None)
+        self._pause(due=last or self.plan.checkpoint is None or self.plan.checkpoint.every is None)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _pause(self, due: bool = False) -> None:
         """Write a checkpoint if one is due or Ctrl-C was pressed, and stop in the second case."""
         interrupted = self.processes.any(self.interrupt.requested)
-        if self.checkpoint is not None and (due or interrupted):
+        if self.path is not None and (due or interrupted):
             self._check_finite()
-            self._save(Path(self.checkpoint.path))
+            self._save(self.path)
         if interrupted:
-            where = f"; the run is stored in {self.checkpoint.path}" if self.checkpoint is not None else ""
+            where = f"; the run is stored in {self.path}" if self.path is not None else ""
             raise KeyboardInterrupt(f"fit: stopped at epoch {self.position.epoch + 1}{where}")
 
     def _save(self, path: Path) -> None:
@@ -354,9 +342,8 @@ class TrainingLoop:
     def _restore(self, stored: Checkpoint) -> None:
         """Continue from a checkpoint; one that somebody has altered changes nothing."""
         before = _cloned(model_state(self.model.module))
-        path = Path(self.checkpoint.path) if self.checkpoint is not None else None
         try:
-            with altered(path):
+            with altered(self.path):
                 self._put_back(stored)
         except ValueError:
             set_model_state(self.model.module, before)

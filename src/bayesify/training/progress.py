@@ -11,7 +11,7 @@ from typing import Any
 from bayesify.predictive.findings import Findings
 from bayesify.running.progress import Display
 
-FIRST_LINE, RARELY = 10.0, 60.0
+FIRST_LINE_SECONDS, MAX_SECONDS_BETWEEN_LINES = 10.0, 60.0
 """Seconds before the first line where there is no terminal, and between two lines after a while: each wait is twice the last."""
 
 
@@ -46,7 +46,7 @@ class ProgressBar:
             extra="",
         )
         self._last = time.perf_counter()
-        self._wait = 0.1 if self._terminal else FIRST_LINE
+        self._wait = 0.1 if self._terminal else FIRST_LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
         self._bar.__enter__()
@@ -62,7 +62,7 @@ class ProgressBar:
             done = (epoch - 1) * self._batches + batch if self._batches else None
             self._update(done, epoch, *means())
             return
-        self._wait = min(RARELY, 2 * self._wait)
+        self._wait = min(MAX_SECONDS_BETWEEN_LINES, 2 * self._wait)
         self._print(epoch, *means(), f"  batch {batch}" + (f"/{self._batches}" if self._batches else ""))
 
     def epoch(self, row: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-LARGEST_SHARE = 0.25
-"""Share of a GPU's free memory up to which a data set is held there."""
+MAX_MEMORY_SHARE = 0.25
+"""A data set is held on a GPU if it takes at most this share of its free memory."""
 
 
 class ResidentLoader:
@@ -35,4 +35,4 @@ def as_resident(loader: Any, device: torch.device) -> Any:
     if device.type != "cuda" or not plain or loader.collate_fn is not default_collate or loader.batch_sampler is None:
         return loader
     needed = sum(tensor.numel() * tensor.element_size() for tensor in loader.dataset.tensors)
-    return ResidentLoader(loader, device) if needed <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0] else loader
+    return ResidentLoader(loader, device) if needed <= MAX_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0] else loader

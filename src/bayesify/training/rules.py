@@ -13,25 +13,25 @@ from torch import Tensor
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.findings import Finding
 
-LEAST_GAIN = 0.05
-"""Nats per example within the last third of a training, from which it counts as not converged."""
-LEAST_SHARE = {"NLL": 0.08, "negative bound": 0.15}
-"""The same as a share of the quantity itself: both must be exceeded."""
-SLOW_GAIN, PROGRESS = 0.02, 0.25
-"""Or, of the NLL, fewer nats with this share of all that the training gained: a straight line gains a third in its last
-third. A KL falls so for a long time without much effect on predictions."""
-SIGNIFICANT = 3.0
+MIN_GAIN_NATS = 0.05
+"""A training counts as not converged if it gained more nats per example than this within its last third."""
+MIN_GAIN_SHARES = {"NLL": 0.08, "negative bound": 0.15}
+"""The gain must also exceed this share of the quantity itself."""
+MIN_SLOW_GAIN_NATS, MIN_PROGRESS_SHARE = 0.02, 0.25
+"""A smaller gain of the NLL counts too if it is this share of all that the training gained: a straight line gains a third in its
+last third. A KL falls so for a long time without much effect on predictions."""
+TREND_SIGNIFICANCE_STDS = 3.0
 """Standard deviations of the Mann-Kendall statistic from which a trend is one: at least 7 values, all in order."""
-FEW_WINDOWS = 7
-"""Values that a trend needs to reach `SIGNIFICANT`."""
-NO_SPREAD = 0.01
-"""Standard deviation of the weights, relative to their root mean square, below which they hardly vary."""
-MOVED = 1.0
-"""Change of the logarithm of that spread from which it has moved."""
-NO_INFORMATION = 1e-5
-"""Mean mutual information in nats, or share of the variance that is epistemic, below which draws agree."""
-DWARFED = 10.0
-"""How many times the data term a KL is that dwarfs it."""
+MIN_TREND_WINDOWS = 7
+"""Values that a trend needs to reach `TREND_SIGNIFICANCE_STDS`."""
+MIN_RELATIVE_SPREAD = 0.01
+"""Weights hardly vary if their standard deviation, relative to their root mean square, is below this."""
+MIN_LOG_SPREAD_CHANGE = 1.0
+"""The spread has moved if its logarithm changed by more than this."""
+MIN_INFORMATION = 1e-5
+"""Draws agree if the mean mutual information in nats, or the epistemic share of the variance, is below this."""
+KL_WARNING_RATIO = 10.0
+"""Warn when the KL exceeds this multiple of the data term."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,24 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 def still_falling(values: Sequence[float], share: float) -> float | None:
     """By how much the last third of a series that is minimized still falls, in its own unit; `None` if not significantly."""
-    last = list(values[-max(FEW_WINDOWS, len(values) // 3) :])
-    if len(last) < FEW_WINDOWS or not all(map(math.isfinite, values)):
+    last = list(values[-max(MIN_TREND_WINDOWS, len(values) // 3) :])
+    if len(last) < MIN_TREND_WINDOWS or not all(map(math.isfinite, values)):
         return None
     change, certainty = trend(last)
     few = max(1, len(values) // 8)
     end = fmean(values[-few:])
     progress = max(0.0, fmean(values[:few]) - end)
-    slow = share == LEAST_SHARE["NLL"] and -change > SLOW_GAIN and -change > PROGRESS * progress > 0
-    found = certainty < -SIGNIFICANT and (slow or -change > max(LEAST_GAIN, share * abs(end)))
+    slow = (
+        share == MIN_GAIN_SHARES["NLL"] and -change > MIN_SLOW_GAIN_NATS and -change > MIN_PROGRESS_SHARE * progress > 0
+    )
+    found = certainty < -TREND_SIGNIFICANCE_STDS and (slow or -change > max(MIN_GAIN_NATS, share * abs(end)))
     return -change if found else None
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float]) -> list[Finding]:
     """A finding if the NLL per example, or the whole objective per example, still falls at the end."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
-        gain = still_falling(values, LEAST_SHARE[name])
+        gain = still_falling(values, MIN_GAIN_SHARES[name])
         if gain is not None:
             sentence = (
                 f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training, or of "
@@ -122,7 +124,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> li
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
-    if not smooth or kl < DWARFED * max(abs(smooth[-1]), 0.1):
+    if not smooth or kl < KL_WARNING_RATIO * max(abs(smooth[-1]), 0.1):
         return []
     before = min([*smooth, *([start.nll] if start is not None else [])])
     if smooth[-1] - before < max(0.1, 0.25 * abs(before)):
@@ -183,9 +185,9 @@ def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> lis
     Both are standard deviations relative to the root mean square, by weight, before and after the training.
     """
     known = [name for name in after if before.get(name, 0) > 0 and after[name] > 0]
-    if not known or max(after[name] for name in known) > NO_SPREAD:
+    if not known or max(after[name] for name in known) > MIN_RELATIVE_SPREAD:
         return []
-    if max(abs(math.log(after[name] / before[name])) for name in known) > MOVED:
+    if max(abs(math.log(after[name] / before[name])) for name in known) > MIN_LOG_SPREAD_CHANGE:
         return []
     middle = median(after[name] for name in known)
     sentence = (
@@ -198,7 +200,7 @@ def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> lis
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
     """A finding if predictions of different draws are the same in effect; 0, a point estimate, is none."""
-    if not 0 < information < NO_INFORMATION:
+    if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
         f"draws agree in effect: {unit} is {information:.1g}, so that predictions carry no uncertainty of the weights"

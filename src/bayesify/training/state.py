@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.training.batches import batch_size
+from bayesify.training.arguments import Checkpointing, Validation
+from bayesify.training.batches import BatchReader, batch_size
+from bayesify.training.history import History
+from bayesify.training.update import Update
 
-FEW = 64
-"""Numbers of a tensor up to which a description holds them all."""
+Callback = Callable[[Any, History], Any]
+"""A function of model and history, called after each epoch; one that returns `True` ends the training."""
+
+MAX_NUMBERS_IN_DESCRIPTION = 64
+"""A description holds all numbers of a tensor with at most this many, and a hash of larger ones."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,42 @@ class Settings:
     def total_epochs(self) -> int:
         """Those of both phases."""
         return self.map_epochs + self.epochs
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is asked for besides network, data, optimizer and scheduler; see `fit`.
+
+    Args:
+        settings: What decides the result.
+        seed: Seed of everything random.
+        validation: Batches for the validation NLL.
+        reader: A function from what the loader yields to inputs and targets.
+        checkpoint: Where the run is stored.
+        callbacks: Functions of model and history that are called after each epoch.
+        progress: Whether to show a progress bar.
+        num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
+        update: A method's own part in the steps.
+        capture: Whether steps on a GPU run as CUDA graphs.
+        draws_in_turn: Whether draws run one after the other with the memory of one.
+    """
+
+    settings: Settings
+    seed: int
+    validation: Validation | None = None
+    reader: BatchReader | None = None
+    checkpoint: Checkpointing | None = None
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+    num_data_given: bool = False
+    update: Update = field(default_factory=Update)
+    capture: bool = True
+    draws_in_turn: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the checkpoint."""
+        return None if self.checkpoint is None else Path(self.checkpoint.path)
 
 
 @dataclass
@@ -112,7 +155,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.tolist() if value.numel() <= FEW else _digest(value)
+        return value.tolist() if value.numel() <= MAX_NUMBERS_IN_DESCRIPTION else _digest(value)
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,58 +17,15 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
-from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
+from bayesify.training.guard import STEPS_BETWEEN_CHECKS, Guard, NotFiniteError
 from bayesify.training.optimizers import match_layout
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.schedules import falling
-from bayesify.training.state import Settings
+from bayesify.training.state import Run
+from bayesify.training.update import Update
 
 Part = tuple[Batch, int, int]
 """This process's part of a batch, its number of examples, and that of the whole batch."""
-
-
-class Update:
-    """A method's own part in training by `fit`; the base has none.
-
-    Attributes:
-        takes_steps: Whether `take_step` stands in place of gradients and optimizer.
-    """
-
-    takes_steps: ClassVar[bool] = False
-
-    def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
-        """A step from one batch.
-
-        Args:
-            batch: On the model's device.
-            generator: Source of randomness.
-            share: How much of the run is done, from 0 to 1.
-
-        Returns:
-            Negative log-likelihood per example.
-
-        Raises:
-            ValueError: If numbers are not finite; nothing is changed then.
-        """
-        raise NotImplementedError
-
-    def after_step(self) -> None:
-        """Called after each step."""
-
-    def after_epoch(self) -> dict[str, float]:
-        """Called after each epoch; further columns of the history."""
-        return {}
-
-    def identity(self) -> dict[str, Any]:
-        """Choices as plain data, which a run that is continued must have in common with the interrupted one."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the steps change besides the module, as nested data with tensors, for a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
 
 
 class Objective(nn.Module):
@@ -162,31 +119,29 @@ class Step:
         model: Trainable,
         optimizer: torch.optim.Optimizer | None,
         scheduler: Any,
-        settings: Settings,
+        run: Run,
         processes: Processes,
-        seed: int,
-        update: Update,
-        capture: bool = True,
-        in_turn: bool = False,
     ) -> None:
+        settings = run.settings
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.settings, self.processes, self.update = settings, processes, update
+        self.settings, self.processes, self.update = settings, processes, run.update
         self.device = next(model.module.parameters()).device
         # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
         # example's own must differ between them.
         apart = processes.rank if model.noise_per_example else 0
-        self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
-        self.objective = processes.wrap(Objective(model, settings.num_data, settings.num_draws, in_turn))
+        self.generator = torch.Generator(self.device).manual_seed(derive_seed(run.seed, "draws", apart))
+        objective = Objective(model, settings.num_data, settings.num_draws, run.draws_in_turn)
+        self.objective = processes.wrap(objective)
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
         self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
-        own_part = type(update) is not Update
+        own_part = type(run.update) is not Update
         self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
         self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
         self._captured = CapturedSteps(self._run, model.module, self.generator)
         falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
         self._highest = [float(group["lr"]) for group in falls]
-        if not capture:
+        if not run.capture:
             self._captured.reason = "not asked for"
         self._kl_weight = torch.zeros((), device=self.device)
         self._number = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -241,13 +196,14 @@ class Step:
         self.taken += 1
         self._seen = first + len(window) - 1
         self._step_scheduler(batch)
-        if self.taken % CHECK_EVERY == 0 or type(self.update) is not Update:
+        if self.taken % STEPS_BETWEEN_CHECKS == 0 or type(self.update) is not Update:
             self.check()
         self.update.after_step()
 
     def _let_rate_fall(self, share: float) -> None:
         settings = self.settings
-        for highest, group in zip(self._highest, self.optimizer.param_groups if self._highest else (), strict=True):  # type: ignore[union-attr]
+        groups = self.optimizer.param_groups if self.optimizer is not None and self._highest else []
+        for highest, group in zip(self._highest, groups, strict=True):
             rate = highest * falling(share * settings.total_epochs, settings.map_epochs, settings.epochs)
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)

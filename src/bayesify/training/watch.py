@@ -24,17 +24,17 @@ from bayesify.training.state import Settings
 from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.batch_statistics import tracking_layers
 
-MOST_WINDOWS = 96
-"""Windows of steps that the objective is kept of: with twice as many, two become one."""
-FEWEST_STEPS = 30
-"""Steps of a run below which nothing is looked at but the objective."""
-EXAMPLES = 512
+MAX_WINDOWS = 96
+"""Windows of steps that the objective is kept of; above this number, two become one."""
+MIN_WATCHED_STEPS = 30
+"""In runs with fewer steps, only the objective is watched."""
+MAX_SCORED_EXAMPLES = 512
 """Examples that are predicted once before the training and once after it: one batch, and more of them up to this."""
-SHARE = 0.005
+MAX_SCORING_SHARE = 0.005
 """Upper bound on what one draw of more than one batch may cost, relative to the passes of the training."""
-DRAWS = 4
-"""Of the prediction at the end, in evaluation mode: with `EXAMPLES` at most 2,048 passes of single examples, or 2 % of those of the
-training, and always one batch."""
+SCORING_DRAWS = 4
+"""Draws of the prediction at the end, in evaluation mode. With `MAX_SCORED_EXAMPLES` these are at most 2,048 passes of single
+examples, or 2 % of those of the training, and always one batch."""
 
 
 class Trace:
@@ -54,7 +54,7 @@ class Trace:
             return
         self.windows.append((self._since(sums), self._examples))
         self._before, self._rest, self._steps, self._examples = sums.clone(), None, 0, 0
-        if len(self.windows) == MOST_WINDOWS:
+        if len(self.windows) == MAX_WINDOWS:
             pairs = zip(self.windows[::2], self.windows[1::2], strict=True)
             self.windows = [(one + other, count + more) for (one, count), (other, more) in pairs]
             self._every *= 2
@@ -116,9 +116,9 @@ class Watch:
         self.start: Score | None = None
         self.spread: dict[str, float] = {}
         self.first: list[Finding] = []
-        steps = (batches or FEWEST_STEPS) * settings.total_epochs / settings.accumulate
-        self._looks = steps >= FEWEST_STEPS
-        self._allowed = min(EXAMPLES, SHARE * 3 * settings.total_epochs * settings.num_data)
+        steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
+        self._looks = steps >= MIN_WATCHED_STEPS
+        self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
         self._totals: Totals | None = None
         self._network: nn.Module | None = None
         self._last: list[Batch] = []
@@ -220,7 +220,9 @@ class Watch:
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
             parts.append(rules.convergence(self._moving(nll), self._moving(bound)))
-        if 0 < max(self.spread.values(), default=0.0) < math.e * rules.NO_SPREAD:  # else they are large, or have moved
+        if (
+            0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD
+        ):  # else they are large, or have moved
             with self._aside():
                 parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
@@ -280,7 +282,7 @@ class Watch:
 def _settled(held_out: list[float]) -> bool:
     """Whether the NLL of held-out data no longer falls in the last third of the epochs: more of them would not help."""
     last = held_out[-max(2, len(held_out) // 3 + 1) :]
-    return len(last) > 1 and last[-1] > last[0] - rules.LEAST_GAIN
+    return len(last) > 1 and last[-1] > last[0] - rules.MIN_GAIN_NATS
 
 
 def start_network(model: Trainable) -> nn.Module | None:
@@ -316,7 +318,7 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
     for batch in batches:
         part = batch.to(device)
         generator = torch.Generator(device).manual_seed(0)
-        totals.add(predictor.predict(part.x, DRAWS, generator=generator), part)
+        totals.add(predictor.predict(part.x, SCORING_DRAWS, generator=generator), part)
     return totals.score()
 
 
