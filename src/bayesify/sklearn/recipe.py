@@ -377,6 +377,19 @@ def _folds(rows: Rows, settings: Settings, labels: np.ndarray | None = None) -> 
     return make_folds(len(rows), min(count, len(rows)), derive_seed(settings.seed, "folds"), labels)
 
 
+def _member_steps(num_rows: int, settings: Settings, *, classes: bool, brief: bool) -> StoppedSteps:
+    """How members train; see `_train_members`."""
+    rows = MEMBER_BATCH_ROWS if num_rows <= MAX_ROWS_FOR_SMALL_NETWORKS else MEMBER_BATCH_ROWS_OF_MANY
+    steps = settings.epochs or EFFORTS[settings.effort].member_steps
+    rate = MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE
+    return StoppedSteps(
+        settings.batch_size or rows,
+        min(CHOICE_MAX_STEPS, steps) if brief else steps,
+        patience=CHOICE_PATIENCE if brief else MEMBER_PATIENCE,
+        learning_rate=settings.learning_rate or rate,
+    )
+
+
 def _train_members(
     rows: Rows,
     targets: Sequence[Tensor],
@@ -407,9 +420,6 @@ def _train_members(
         if bias is not None:
             with torch.no_grad():
                 cast(nn.Linear, net[-1]).bias[: len(bias)] = bias
-    few, classes = len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS, targets[0].ndim == 1
-    batch_size = settings.batch_size or (MEMBER_BATCH_ROWS if few else MEMBER_BATCH_ROWS_OF_MANY)
-    steps = settings.epochs or EFFORTS[settings.effort].member_steps
     prior = Neal(MEMBER_PRIOR_FACTOR * settings.prior_scale)
     points = [bayesianize(net, Point(), prior=prior) for net in nets]
     members = ModelStack(points, likelihoods=[own.float() for own in likelihoods])
@@ -420,13 +430,7 @@ def _train_members(
         x,
         torch.stack([target for target in targets for _ in range(count)]),
         held,
-        StoppedSteps(
-            batch_size,
-            min(CHOICE_MAX_STEPS, steps) if brief else steps,
-            patience=CHOICE_PATIENCE if brief else MEMBER_PATIENCE,
-            learning_rate=settings.learning_rate
-            or (MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE),
-        ),
+        _member_steps(len(rows), settings, classes=targets[0].ndim == 1, brief=brief),
         weights=torch.from_numpy(rows.weights),
         seed=settings.seed,
         progress=settings.progress,
