@@ -37,8 +37,7 @@ class DivergenceCapture:
         captured = self.captures.find("divergence", state, lambda: _capture(part, inputs, given))
         if captured is None:
             return part(inputs, given)
-        found: Tensor = _Replay.apply(captured, leaves, *given)
-        return found
+        return replay(captured, leaves, *given)
 
     def _suits(self, leaves: Sequence[Any], given: Sequence[Tensor]) -> bool:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -92,3 +91,6 @@ class _Replay(torch.autograd.Function):
         for place, slope in zip(ctx.places, torch._foreach_mul(ctx.saved_tensors, grad), strict=True):
             found[place] = slope
         return None, None, *found
+
+
+replay: Callable[..., Tensor] = _Replay.apply

@@ -19,7 +19,7 @@ from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior, restore_prior
 from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.likelihoods import Likelihood
-from bayesify.maths.pieces import SumOfPieces
+from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import KTied, MeanField
 from bayesify.predictive.base import Predictive
@@ -47,7 +47,6 @@ from bayesify.weights.named_parameters import first_parameter
 DEFAULT_PRIOR_VARIANCE = 10.0
 INDEPENDENT_POSTERIORS = (MeanField, KTied)
 """Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
-sum_of_pieces: Callable[..., Tensor] = SumOfPieces.apply
 
 
 @register_predictor

@@ -194,7 +194,7 @@ def make_fabric(devices: Devices, *, unused: bool) -> Any:
     """
     try:
         from lightning_fabric import Fabric
-        from lightning_fabric.strategies import DDPStrategy
+        from lightning_fabric.strategies.ddp import DDPStrategy
     except ImportError:
         raise ImportError(
             f"fit: Devices({devices.count}) needs Lightning Fabric; install it with pip install 'bayesify[train]'"

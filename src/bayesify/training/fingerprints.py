@@ -62,7 +62,8 @@ def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:
 def _bytes(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor):
         leaf = leaf.detach().cpu().contiguous()
-        return f"{leaf.dtype} {tuple(leaf.shape)}".encode() + leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+        content: bytes = leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{leaf.dtype} {tuple(leaf.shape)}".encode() + content
     if isinstance(leaf, (np.ndarray, np.generic)) or hasattr(leaf, "tobytes"):
         return bytes(leaf.tobytes())
     return repr(leaf).encode() if isinstance(leaf, (bool, int, float, str, bytes)) else type(leaf).__name__.encode()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, checked
 from bayesify.predictor import Trainable

@@ -84,7 +84,7 @@ class Guard:
         found = dict(zip(grads, torch._foreach_norm(values), strict=True))
         zero = self.flag.new_zeros(())
         norms = torch.stack([found.get(name, zero).to(zero.device) for name, _ in self._named])
-        total = torch.linalg.vector_norm(norms)
+        total: Tensor = torch.linalg.vector_norm(norms)
         which = ~torch.isfinite(norms)
         if not self.deferred:
             if not bool(torch.isfinite(total)):
@@ -111,7 +111,8 @@ class Guard:
         if self._may_skip():
             for grad in grads:
                 grad.copy_(_where(self.finite, grad, torch.zeros_like(grad)))
-        return torch.linalg.vector_norm(torch.where(self.finite, norms, 0.0))
+        total: Tensor = torch.linalg.vector_norm(torch.where(self.finite, norms, 0.0))
+        return total
 
     def _may_skip(self) -> bool:
         """Whether a model skips this step; on a GPU always, where looking would wait for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class Perceptrons:
             x: The rows.
             values: Weight [R, O, D] and bias [R, O] of each linear layer in turn.
         """
-        outputs, squares = _Run.apply(x, self, *values)
+        outputs, squares = run_all(x, self, *values)
         return outputs, squares + self._constants.to(squares)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
@@ -92,7 +92,7 @@ class Perceptrons:
         place = 0
         for part in self.layers:
             if isinstance(part, nn.Linear):
-                x = _Affine.apply(x, values[place], values[place + 1])
+                x = affine(x, values[place], values[place + 1])
                 place += 2
             elif not isinstance(part, nn.Dropout):
                 x = part(x)
@@ -167,3 +167,7 @@ class _Affine(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         return torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None, torch.bmm(grad.mT, x), grad.sum(1)
+
+
+run_all: Callable[..., tuple[Tensor, Tensor]] = _Run.apply
+affine: Callable[..., Tensor] = _Affine.apply

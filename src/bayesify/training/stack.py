@@ -142,7 +142,7 @@ class ModelStack(nn.Module, Trainable):
     @property
     def training_draws(self) -> int:
         """Draws per step that suit each model."""
-        return self._template[0].training_draws
+        return int(self._template[0].training_draws)
 
     @property
     def num_models(self) -> int | None:
@@ -156,7 +156,7 @@ class ModelStack(nn.Module, Trainable):
     @property
     def noise_per_example(self) -> bool:
         """Whether the models have noise for each example."""
-        return self._template[0].noise_per_example
+        return bool(self._template[0].noise_per_example)
 
     def check_ready(self) -> None:
         """Raise `ValueError` if something that training needs is missing in a model."""
@@ -257,7 +257,7 @@ class ModelStack(nn.Module, Trainable):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._template[0]._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def get_extra_state(self) -> Tensor | None:
         """Where the models' own random numbers stand."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.draws import Draws
-from bayesify.maths.pieces import SumOfPieces
+from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
@@ -61,7 +61,7 @@ def _terms_in_turn(
         return bnn.terms_of(own, batch.x, batch.y, num_data=num_data, example_weights=batch.weights)[0].sum()
 
     trained = [parameter for parameter in shared if parameter.requires_grad]
-    data: Tensor = SumOfPieces.apply(of_draw, list(range(num_draws)), *draws.weights.values(), *trained)
+    data = sum_of_pieces(of_draw, list(range(num_draws)), *draws.weights.values(), *trained)
     return data / num_draws, draws.kl.mean()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -225,7 +225,7 @@ class CapturedDraw:
             if self.pending is not None and (last := self.pending()) is not None:
                 last.overwritten = True
             self.pending = weakref.ref(use)
-            outputs = list(_Replay.apply(self, use, *self.parameters))
+            outputs = list(replay(self, use, *self.parameters))
             return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
         *pieces, kl = [output.clone() for output in self.forward.replay()]
         found: list[Place] = []
@@ -273,3 +273,6 @@ class _Replay(torch.autograd.Function):
         ctx.use.finished = True
         # Copies: an optimizer that accumulates gradients keeps them past the next replay.
         return None, None, *(None if grad is None else grad.clone() for grad in found)
+
+
+replay: Callable[..., tuple[Tensor, ...]] = _Replay.apply
