@@ -196,7 +196,7 @@ class BoTorchModel(_Model):
 
         def linearized(weights: dict[str, Tensor]) -> Tensor:
             offset = {name: weight - center[name] for name, weight in weights.items()}
-            value, change = torch.func.jvp(run, (center,), (offset,))
+            value, change = torch.func.jvp(run, (center,), (offset,))[:2]
             found: Tensor = value + change
             return found
 

@@ -20,7 +20,7 @@ from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Outputs, Predictive, Result
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Drawable
@@ -97,7 +97,7 @@ class PredictiveGraph(nn.Module):
 class _WholeOutputs(Outputs):
     """Outputs that are never cut: how many rows fit at a time would be fixed in the graph."""
 
-    def map(self, function: Callable[..., Any], *rowwise: Tensor) -> Any:
+    def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
         return function(self.kept, *rowwise)
 
 

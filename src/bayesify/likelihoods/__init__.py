@@ -3,10 +3,8 @@
 from bayesify.likelihoods.base import Likelihood
 from bayesify.likelihoods.bernoulli import Bernoulli
 from bayesify.likelihoods.categorical import Categorical
-from bayesify.likelihoods.gaussian import Gaussian
-from bayesify.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
-from bayesify.likelihoods.negative_binomial import NegativeBinomial
-from bayesify.likelihoods.poisson import Poisson
+from bayesify.likelihoods.counts import NegativeBinomial, Poisson
+from bayesify.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from bayesify.likelihoods.quantiles import Quantiles
 from bayesify.likelihoods.student_t import StudentT
 

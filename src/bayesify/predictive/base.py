@@ -7,13 +7,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 MAX_ELEMENTS_PER_CHUNK = 2**22
 """Entries of an [S, rows, O] array that one reduction works on at a time."""
+
+Result = TypeVar("Result")
+"""A tensor, or a tuple of tensors."""
 
 
 class Outputs:
@@ -52,7 +55,7 @@ class Outputs:
             )
         return vars(self)
 
-    def map(self, function: Callable[..., Any], *rowwise: Tensor) -> Any:
+    def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
         """Apply a function to each chunk and join the results along their first axis, the examples.
 
         Args:
@@ -69,8 +72,8 @@ class Outputs:
             if tensor.shape[0] != start:
                 raise ValueError(f"Predictive: {tensor.shape[0]} targets for {start} predictions; give one per example")
         if isinstance(results[0], tuple):
-            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
-        return torch.cat(results)
+            return cast(Result, tuple(torch.cat(parts) for parts in zip(*results, strict=True)))
+        return cast(Result, torch.cat(cast(list[Tensor], results)))
 
 
 _OF_REGRESSION = {"mean", "variance", "std", "epistemic", "aleatoric", "quantile", "interval", "cdf", "crps"}

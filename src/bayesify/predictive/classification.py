@@ -47,17 +47,14 @@ class ClassificationPredictive(Predictive):
             probs = log_probs.exp()
             return probs.mean(0), _entropy(probs, log_probs).mean(0)
 
-        summary: tuple[Tensor, Tensor] = self._source.map(reduce)
-        return summary
+        return self._source.map(reduce)
 
     @cached_property
     def class_probs(self) -> Tensor:
         """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
         if self._source.kept is None or "_summary" in vars(self):
             return self._summary[0]
-        # Entropies when asked for.
-        probs: Tensor = self._source.map(lambda outputs: self._log_probs(outputs).exp().mean(0))
-        return probs
+        return self._source.map(lambda outputs: self._log_probs(outputs).exp().mean(0))  # entropies when asked for
 
     @property
     def probs(self) -> Tensor:
@@ -98,8 +95,7 @@ class ClassificationPredictive(Predictive):
             TypeError: If this is no mixture over draws, but a closed form.
         """
         self._check_mixture()
-        found: Tensor = self._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1))
-        return found.movedim(0, 1)
+        return self._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1)).movedim(0, 1)
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
@@ -115,8 +111,7 @@ class ClassificationPredictive(Predictive):
             per_draw = per_draw.flatten(2).sum(-1) if per_draw.ndim > 2 else per_draw
             return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
 
-        result: Tensor = self._source.map(score, labels, ignored)
-        return result
+        return self._source.map(score, labels, ignored)
 
     def _elements(self, y: Tensor) -> Tensor:
         if self._ignore_index is None:

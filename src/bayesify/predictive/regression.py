@@ -51,8 +51,7 @@ class RegressionPredictive(Predictive):
             mean, variance = self.family.moments(*self._components(outputs))
             return mean.mean(0), mean.var(0, unbiased=False), variance.expand_as(mean).mean(0)
 
-        moments: tuple[Tensor, Tensor, Tensor] = self._source.map(reduce)
-        return moments
+        return self._source.map(reduce)
 
     @property
     def mean(self) -> Tensor:
@@ -91,8 +90,7 @@ class RegressionPredictive(Predictive):
         def means(outputs: Tensor) -> Tensor:
             return self.family.moments(*self._components(outputs))[0].movedim(0, 1)
 
-        found: Tensor = self._source.map(means)
-        return found.movedim(0, 1)
+        return self._source.map(means).movedim(0, 1)
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
@@ -162,7 +160,7 @@ class RegressionPredictive(Predictive):
             ranks = torch.tensor(order, device=found.device).argsort()
             return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
 
-        result: Tensor = self._source.map(solve).movedim(1, 0)
+        result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
 
     @checked
@@ -188,8 +186,7 @@ class RegressionPredictive(Predictive):
         return self._rowwise(score, y)
 
     def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
-        result: Tensor = self._source.map(function, match_targets(y, self.mean))
-        return result
+        return self._source.map(function, match_targets(y, self.mean))
 
 
 def _composed(
