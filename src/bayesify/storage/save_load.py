@@ -110,9 +110,9 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
                 return restore_module(net, state)
             restored = kind.restore(net, config, state)
     except Exception as error:  # whatever a stranger's configuration sets off
-        raise ValueError(
-            f"{path}: does not fit this network ({_reason(error)}); it was written by bayesify {header['library_version']}"
-        ) from error
+        what = "does not fit this network" if needs_network else "cannot be restored"
+        version = header["library_version"]
+        raise ValueError(f"{path}: {what} ({_reason(error)}); it was written by bayesify {version}") from error
     if map_location is not None and isinstance(restored, nn.Module) and not needs_network:
         restored = restored.to(torch.device(map_location))
     return restored
