@@ -264,8 +264,8 @@ NOT_CALLED = {
     "Draw", "Draws", "Predictive", "BayesianNetwork", "ClassificationPredictive", "RegressionPredictive", "History",
     "CalibrationCurve", "RejectionCurve", "ReliabilityDiagram", "Conditional", "GlobalLayer", "LocalLayer", "DrawRequest",
     "NamedParameters", "PriorDraw", "Candidates", "Selector", "Likelihood", "Posterior", "Prior", "kernel_positions",
-    # bases without arguments of their own, recipes that the registry calls, and what needs an extra
-    "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts",
+    # bases without arguments of their own, functions that the list of methods or an estimator calls, and what needs an extra
+    "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts", "fit_several",
     "InducingPointGP", "RandomFourierFeatures", "ResNet", "BayesianTrainer", "bayesianize_head", "bayesianize_lora",
     "generate", "Generation", "BoTorchModel",
     "Accuracy", "BrierScore", "CRPS", "NLL", "RMSE", "Exported", "Comparison", "PoolRun", "at_random", "InputError", "JobsFailed",

@@ -211,13 +211,13 @@ def compare_nothing(**arguments: Any) -> None:
     def reached(*_: Any, **__: Any) -> None:
         raise Reached
 
-    read, comparison.read_problem = comparison.read_problem, reached
+    read, comparison.read_compared_table = comparison.read_compared_table, reached
     try:
         comparison.compare(**arguments)
     except Reached:
         return
     finally:
-        comparison.read_problem = read
+        comparison.read_compared_table = read
 
 
 def double(job: Any) -> dict[str, Any]:
