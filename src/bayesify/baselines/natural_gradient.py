@@ -71,11 +71,7 @@ class NaturalGradient(ABC):
                 )
             self.check_posterior(part)
         self.likelihood = bnn.require_likelihood(owner)
-        prior = bnn.prior.typical()
-        if not prior.fixed:
-            raise ValueError(
-                f"{owner}: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
-            )
+        prior = bnn.prior.typical().require_fixed(owner)
         self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
         self.bnn, self.num_data = bnn, num_data
         self.learning_rate, self.momentum, self.decay, self.damping = learning_rate, momentum, decay, damping
@@ -91,7 +87,7 @@ class NaturalGradient(ABC):
         ]
         self._optimizer = torch.optim.Adam(self._points, lr=point_learning_rate) if self._points else None
 
-    def check_posterior(self, part: Any) -> None:  # noqa: B027 (most have no limits)
+    def check_posterior(self, part: Posterior) -> None:  # noqa: B027 (most have no limits)
         """Raise `ValueError` for choices of a posterior of the family that the steps do not serve."""
 
     # -- one step --------------------------------------------------------------------------------------------------

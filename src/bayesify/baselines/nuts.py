@@ -83,11 +83,7 @@ class _Potential:
 
     def __init__(self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor]) -> None:
         self.likelihood = bnn.require_likelihood("nuts")
-        self.prior = bnn.prior.draw(1)
-        if not self.prior.fixed:
-            raise ValueError(
-                "nuts: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
-            )
+        self.prior = bnn.prior.draw(1).require_fixed("nuts")
         self.runner = Runner(bnn.network, bnn.weights)
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}

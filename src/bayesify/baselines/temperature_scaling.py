@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -263,7 +263,7 @@ def _nll(
     return torch.stack([term.cpu() for term in terms]).sum() / sum(len(y) for _, y in found)
 
 
-def _minimize(loss: Any, what: str) -> float:
+def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
     """exp of the number in [log MIN_SCALE, log MAX_SCALE] where a loss is least: a grid, then bisection on its derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():

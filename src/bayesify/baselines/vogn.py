@@ -12,6 +12,7 @@ from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, gener
 from bayesify.baselines.natural_gradient import NaturalGradient
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
+from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.mean_field import MeanField
 
 
@@ -62,8 +63,9 @@ class VOGN(NaturalGradient):
 
     family = MeanField
 
-    def check_posterior(self, part: MeanField) -> None:
+    def check_posterior(self, part: Posterior) -> None:
         """Refuses capped, unit-wise and pruned ones."""
+        assert isinstance(part, MeanField)
         if part.max_std is not None:
             raise ValueError(f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
         if part.units != "weight":

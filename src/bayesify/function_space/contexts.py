@@ -83,7 +83,7 @@ class Box(Context):
         if not below:
             raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
         self.n = n
-        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @classmethod
     @checked
@@ -331,5 +331,5 @@ def _until(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
             return
 
 
-def _plain(end: Tensor) -> Any:
+def _plain(end: Tensor) -> float | Tensor:
     return float(end) if end.ndim == 0 else end

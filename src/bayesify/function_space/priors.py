@@ -71,7 +71,7 @@ class Constant(FunctionPrior):
         self.mean, self.variance = (
             torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
         )
-        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         if not bool(torch.isfinite(self.mean).all()) or not self.mean.numel():
             raise ValueError(f"FunctionSpaceVI: prior_mean={mean}; give finite numbers")
         if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()) or not self.variance.numel():

@@ -451,10 +451,7 @@ def _check_network(bnn: BayesianNetwork) -> None:
                 f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
                 "variances; use MeanField or KTied"
             )
-    if not bnn.prior.typical().fixed:
-        raise ValueError(
-            "FunctionSpaceVI: the weights' prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
-        )
+    bnn.prior.typical().require_fixed("FunctionSpaceVI")
 
 
 def _check_trainable(bnn: BayesianNetwork) -> None:

@@ -16,6 +16,8 @@ from bayesify.baselines.swag import SWAG
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Gradients, Jacobians, check_deterministic
+from bayesify.laplace import prior_precision as precisions
+from bayesify.laplace import tuning
 from bayesify.laplace.covariances import (
     MAX_DIAGONALIZED_WEIGHTS,
     DiagonalCovariance,
@@ -36,29 +38,8 @@ from bayesify.laplace.curvature import (
     rows_at_once,
     sum_over_processes,
 )
-from bayesify.laplace.prior_precision import (
-    MAX_SETTLING_ROWS,
-    MAX_TRAINING_LOSS_RISE,
-    POINT_FACTOR,
-    SETTLING_FACTORS,
-    Precision,
-    check_precision,
-    default_precision,
-    precision_of,
-    scaled,
-    stands_alone,
-)
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
-from bayesify.laplace.tuning import (
-    DEFAULT_GRID,
-    NUM_FINE_EVIDENCES,
-    NUM_FINE_SCORES,
-    Score,
-    best_of,
-    fixed_point_noise,
-    search_precision,
-)
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
@@ -181,8 +162,9 @@ class Laplace(Drawable):
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self._default = prior_precision is None  # until the weights are chosen
-        default = default_precision(self.weights, self.values, covariance, self.weights)
-        self.base_precision = check_precision(default if self._default else prior_precision, self.weights, self.values)
+        default = precisions.default_precision(self.weights, self.values, covariance, self.weights)
+        given = default if self._default else prior_precision
+        self.base_precision = precisions.check_precision(given, self.weights, self.values)
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
         self.remarks: tuple[str, ...] = ()
@@ -226,7 +208,8 @@ class Laplace(Drawable):
         self.remarks = tuple(candidates.remarks)
         default, self._default = self._default, False
         if default:
-            self.base_precision = default_precision(self.weights, self.values, self.covariance, self.subset.names)
+            chosen = self.subset.names
+            self.base_precision = precisions.default_precision(self.weights, self.values, self.covariance, chosen)
         if self.covariance == "kronecker":
             self._check_whole(self.subset)
         found, self.data = self._curvature(
@@ -317,7 +300,7 @@ class Laplace(Drawable):
 
     def _prior(self, subset: Subset) -> Tensor:
         """Prior precision of each chosen weight as it was given, before tuning: [S]."""
-        counts = [(subset.count(name), precision_of(self.base_precision, name)) for name in subset.names]
+        counts = [(subset.count(name), precisions.precision_of(self.base_precision, name)) for name in subset.names]
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
@@ -339,20 +322,22 @@ class Laplace(Drawable):
         subset, _ = self.fitted()
         if not self._is_one_layer or self.likelihood.task != "classification" or subset.size > MAX_DIAGONALIZED_WEIGHTS:
             return
-        factors = list(SETTLING_FACTORS)
-        wanted = factors[best_of(self._evidences(factors)) :]
-        batches = [batch.to(self.device) for batch in first_batches(loader, MAX_SETTLING_ROWS, read_batch)]
+        factors = list(precisions.SETTLING_FACTORS)
+        wanted = factors[tuning.best_of(self._evidences(factors)) :]
+        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
-        sums = [count, *(count * value for value in self._densities(batches, [*wanted, POINT_FACTOR], seed))]
+        sums = [count, *(count * value for value in self._densities(batches, [*wanted, precisions.POINT_FACTOR], seed))]
         found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
         losses = ((found[-1] - found[1:-1]) / found[0]).tolist()
-        bearable = (factor for factor, loss in zip(wanted, losses, strict=True) if loss <= MAX_TRAINING_LOSS_RISE)
+        limit = precisions.MAX_TRAINING_LOSS_RISE
+        bearable = (factor for factor, loss in zip(wanted, losses, strict=True) if loss <= limit)
         self.set_prior_factor(next(bearable, factors[-1]))
 
     @property
-    def prior_precision(self) -> Precision:
+    def prior_precision(self) -> precisions.Precision:
         """The prior precision now, after tuning too: a number, or one per name."""
-        return self.base_precision if self.posterior is None else scaled(self.base_precision, self.posterior.factor)
+        factor = 1.0 if self.posterior is None else self.posterior.factor
+        return precisions.scaled(self.base_precision, factor)
 
     def fitted(self) -> tuple[Subset, WeightCovariance]:
         """The chosen weights and the Gaussian over them.
@@ -368,7 +353,7 @@ class Laplace(Drawable):
     def _is_one_layer(self) -> bool:
         """Whether the posterior is a dense Gaussian over one linear map of several, or weights of it."""
         dense = self.covariance == "full" and not self.marginal
-        return self.subset is not None and dense and stands_alone(self.weights, self.subset.names)
+        return self.subset is not None and dense and precisions.stands_alone(self.weights, self.subset.names)
 
     @property
     def link(self) -> Link:
@@ -475,19 +460,18 @@ class Laplace(Drawable):
         _, posterior = self.fitted()
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        if joint:
-            rows = batch_size(args, kwargs) * self.outputs_per_example
-            size = rows * (rows + 2 * posterior.held) * torch.finfo(self.dtype).bits // 8
-            if size > self.memory:
-                raise ValueError(
-                    f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
-                    f"memory={in_words(self.memory)}; give fewer examples"
-                )
-        if joint:
-            ((_, gradients),) = self._linearized(x, 2**62)
-            return self.temperature * posterior.joint(gradients)
-        parts = [posterior.outputs(gradients) for _, gradients in self._linearized(x, self.memory)]
-        return self.temperature * torch.cat(parts)
+        if not joint:
+            parts = [posterior.outputs(gradients) for _, gradients in self._linearized(x, self.memory)]
+            return self.temperature * torch.cat(parts)
+        rows = batch_size(args, kwargs) * self.outputs_per_example
+        size = rows * (rows + 2 * posterior.held) * torch.finfo(self.dtype).bits // 8
+        if size > self.memory:
+            raise ValueError(
+                f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
+                f"memory={in_words(self.memory)}; give fewer examples"
+            )
+        ((_, gradients),) = self._linearized(x, 2**62)
+        return self.temperature * posterior.joint(gradients)
 
     # -- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -555,7 +539,7 @@ class Laplace(Drawable):
         loader: Iterable[Any] | None = None,
         method: Literal["validation", "evidence"] | None = None,
         *,
-        grid: Sequence[Positive] = DEFAULT_GRID,
+        grid: Sequence[Positive] = tuning.DEFAULT_GRID,
         fine: bool = True,
         noise: bool = False,
         prediction: Method = "closed_form",
@@ -592,18 +576,18 @@ class Laplace(Drawable):
         if method == "evidence" or (method is None and loader is None):
             if noise:
                 self._fit_noise()
-            score: Score = self._evidences
-            num_fine = NUM_FINE_EVIDENCES
+            score: tuning.Score = self._evidences
+            num_fine = tuning.NUM_FINE_EVIDENCES
         else:
             if noise:
                 raise ValueError(
                     "tune_prior_precision: noise=True is for method='evidence'; validation data choose the prior only"
                 )
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
-            num_fine = NUM_FINE_SCORES
-        chosen, finding = search_precision(score, base, grid, num_fine if fine else 0)
+            num_fine = tuning.NUM_FINE_SCORES
+        chosen, finding = tuning.search_precision(score, base, grid, num_fine if fine else 0)
         self.findings = () if finding is None else (finding,)
-        if finding is not None and tuple(grid) == DEFAULT_GRID:
+        if finding is not None and tuple(grid) == tuning.DEFAULT_GRID:
             warnings.warn(f"tune_prior_precision: {finding}", stacklevel=4)
         self.set_prior_factor(chosen / base)
         return chosen
@@ -621,7 +605,7 @@ class Laplace(Drawable):
         num_draws: int,
         read_batch: BatchReader | None,
         generator: torch.Generator | None,
-    ) -> Score:
+    ) -> tuning.Score:
         """A function from factors on the prior precisions to mean log predictive densities of a loader's data."""
         if loader is None:
             raise ValueError("tune_prior_precision: method='validation' needs a loader; give one of validation data")
@@ -638,11 +622,10 @@ class Laplace(Drawable):
     def _densities(self, batches: Sequence[Batch], factors: list[float], seed: int) -> list[float]:
         """Weighted mean log predictive densities of some batches, in closed form, under factors on the prior precisions."""
         _, posterior = self.fitted()
-        if (
-            len(factors) > 1 and not posterior.diagonalize()
-        ):  # each factor has a factorization of its own: one at a time
+        diagonal = posterior.diagonalize()
+        if not diagonal and len(factors) > 1:  # one at a time, since each has a factorization of its own
             return [self._densities(batches, [factor], seed)[0] for factor in factors]
-        own = None if posterior.diagonalize() else posterior.rescaled(factors[0])
+        own = None if diagonal else posterior.rescaled(factors[0])
         totals = torch.zeros(len(factors), dtype=torch.float64)
         for batch in batches:
             start, counts = 0, batch.counts
@@ -680,7 +663,7 @@ class Laplace(Drawable):
         if not isinstance(posterior, FullCovariance) or self.marginal:
             raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
         mean = subset.take(self.values).double()
-        variance = fixed_point_noise(
+        variance = tuning.fixed_point_noise(
             posterior.spectrum(),
             posterior.factor,
             float(likelihood.noise.detach()),

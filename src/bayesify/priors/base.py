@@ -47,6 +47,14 @@ class PriorDraw:
         kinds = set(map(type, self.std.values()))
         return not self.factor and not self.mean and not any(issubclass(kind, Tensor) for kind in kinds)
 
+    def require_fixed(self, owner: str) -> PriorDraw:
+        """Itself; a `ValueError` that names `owner` unless it is fixed."""
+        if not self.fixed:
+            raise ValueError(
+                f"{owner}: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+            )
+        return self
+
     def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""What `cross_entropy` needs of a weight's value: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].
 
