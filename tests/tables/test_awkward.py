@@ -224,7 +224,7 @@ def test_no_table_there(data, message):
 
 
 def test_archives_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(packed, "MAX_UNPACKED_BYTES", 1 << 20)
     zeros = b"a,y\n" + b"0,1\n" * (1 << 19)
     for name, content in (
         ("t.csv.gz", gzip.compress(zeros)),

@@ -6,7 +6,7 @@ import pytest
 
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError
-from bayesify.tables.preparation import MOST_LEVELS, SPREAD, Preparation
+from bayesify.tables.preparation import MAX_LEVELS, MAX_RANGES_OUTSIDE, Preparation
 
 ROWS = 40
 
@@ -125,18 +125,18 @@ def test_statistics_come_from_training_rows_alone():
     inputs = prepared(features, np.arange(6))
     # x, its mark, level a, other levels; y is constant over training rows, b occurs once and so has no input of its own.
     assert inputs.shape == (6, 4)
-    assert inputs[:, 0].tolist() == [1.0, 3.0, 3.0, 5.0, 5.0 + SPREAD * 4.0, 3.0]
+    assert inputs[:, 0].tolist() == [1.0, 3.0, 3.0, 5.0, 5.0 + MAX_RANGES_OUTSIDE * 4.0, 3.0]
     assert inputs[:, 1].tolist() == [0, 0, 1, 0, 0, 1]
     assert inputs[:, 2].tolist() == [1, 1, 1, 0, 0, 0]
     assert inputs[:, 3].tolist() == [0, 0, 0, 1, 1, 0]
 
 
 def test_only_frequent_levels_have_inputs_of_their_own():
-    kind = [f"level {index}" for index in range(MOST_LEVELS + 5) for _ in range(4)]
+    kind = [f"level {index}" for index in range(MAX_LEVELS + 5) for _ in range(4)]
     features = read_features(table(kind=kind))
     rows = np.arange(len(kind))
     inputs = Preparation.of(features, rows)(features, rows)
-    assert inputs.shape[1] == MOST_LEVELS + 1
+    assert inputs.shape[1] == MAX_LEVELS + 1
     assert (inputs.sum(1) == 1).all()
 
 

@@ -53,13 +53,13 @@ BOMBS = {
 def test_a_parquet_file_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch, bomb):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("bayesify.tables.files.MOST_BYTES", 1 << 25)
+    monkeypatch.setattr("bayesify.tables.files.MAX_BYTES", 1 << 25)
     path = tmp_path / "bomb.parquet"
     parquet.write_table(pyarrow.table(BOMBS[bomb](pyarrow)), path, compression="zstd")
     assert path.stat().st_size < 1 << 20
     with pytest.raises(InputError, match=r"bomb\.parquet: holds 0\.\d GiB when unpacked, more than"):
         read_table(path)
-    monkeypatch.setattr("bayesify.tables.files.MOST_BYTES", 1 << 31)
+    monkeypatch.setattr("bayesify.tables.files.MAX_BYTES", 1 << 31)
     assert len(read_table(path)[0]) >= 5
 
 

@@ -135,7 +135,8 @@ def _linear(column: np.ndarray, values: np.ndarray, learn: np.ndarray, check: np
     if len(known) < 2 or np.ptp(column[known]) == 0:
         return np.full(len(check), values[learn].mean())
     slope, offset = np.polyfit(column[known], values[known], 1)
-    return np.where(np.isnan(column[check]), values[learn].mean(), slope * column[check] + offset)
+    guess: np.ndarray = np.where(np.isnan(column[check]), values[learn].mean(), slope * column[check] + offset)
+    return guess
 
 
 def _explained(values: np.ndarray, guess: np.ndarray, task: Task) -> float:

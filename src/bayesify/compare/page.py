@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesify.compare.comparison import Comparison
 from bayesify.compare.contestants import title_of
@@ -19,6 +19,9 @@ from bayesify.compare.verdict import recalls
 from bayesify.sklearn.recipe import HIDDEN_BY_NAME
 from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 OOD = {
     "max_probability": "by confidence",
@@ -39,7 +42,7 @@ NUM_OPEN_PANELS = 4
 
 
 @functools.cache
-def _template() -> Any:
+def _template() -> Template:
     """Compiled once: that takes longer than filling it in."""
     from jinja2 import Environment, StrictUndefined
 

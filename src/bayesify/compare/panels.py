@@ -116,4 +116,5 @@ def _errors(curves: Curves, axes: Axes, task: Task, title: str) -> str:
 
 
 def _mean(curves: Curves, key: str) -> np.ndarray:
-    return np.mean([curve[key] for curve in curves], axis=0)
+    found: np.ndarray = np.mean([curve[key] for curve in curves], axis=0)
+    return found

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayesify.arguments.checks import checked
-from bayesify.compare.contestants import ALWAYS, AUTO, BASELINES, FULL, PORTFOLIO, QUICK, RIVALS, Extent
+from bayesify.compare.contestants import ALWAYS, BASELINES, FULL, PORTFOLIO, QUICK, RIVALS, Extent
 from bayesify.compare.rivals import installed
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
+from bayesify.sklearn.settings import AUTO
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task

@@ -131,8 +131,8 @@ def _costs(model: Predictor | None) -> dict[str, int | None]:
     """Trainable scalars, or all stored ones of a model that is no module, and bytes of its file; `None` for what is no network."""
     if model is None:
         return {"parameters": None, "bytes": None}
-    module = isinstance(model, nn.Module)
-    count = count_parameters(model) if module else sum(tensor.numel() for tensor in model.state().values())
+    stored = sum(tensor.numel() for tensor in model.state().values())
+    count = count_parameters(model) if isinstance(model, nn.Module) else stored
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         try:

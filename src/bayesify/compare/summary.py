@@ -259,8 +259,10 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _num_rows(results: Results, splits: Sequence[int]) -> int:
     """Different rows that some splits test: at most all there are."""
-    counts = {split: entry["rows"] for (_, split), entry in results.items() if split in splits and "rows" in entry}
-    tested = sum(rows["test"] for rows in counts.values())
+    counts: dict[int, dict[str, int]] = {
+        split: entry["rows"] for (_, split), entry in results.items() if split in splits and "rows" in entry
+    }
+    tested: int = sum(rows["test"] for rows in counts.values())
     return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts.values())])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.contestants import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank, title_of
+from bayesify.compare.contestants import BASELINES, RIVALS, cost_rank, title_of
 from bayesify.compare.scores import LEVELS, NUM_POINTS, THIRDS
 from bayesify.compare.summary import (
     BEHIND,
@@ -22,6 +22,7 @@ from bayesify.compare.summary import (
     is_clear,
     significant,
 )
+from bayesify.sklearn.settings import AUTO, TEMPERATURE
 from bayesify.tables.targets import Task
 
 REJECTED_POINT = 4 * NUM_POINTS // 20
@@ -245,7 +246,8 @@ def _majority(summary: Summary, results: Results, classes: Sequence[str]) -> tup
 def _confusion(row: MethodRow, summary: Summary, results: Results, number: int) -> np.ndarray:
     """Counts by true and by predicted class over all splits, [C, C]."""
     tables = [results[row.name, split]["curves"].get("confusion", [0] * number**2) for split in summary.splits]
-    return np.sum(tables, axis=0).reshape(number, number)
+    found: np.ndarray = np.sum(tables, axis=0).reshape(number, number)
+    return found
 
 
 def recalls(

@@ -55,7 +55,8 @@ class Engine(ABC):
 
     def result(self, handle: Any) -> Finished:
         """How a job ended; raises if its worker died."""
-        return handle.result()
+        finished: Finished = handle.result()
+        return finished
 
     def cancel(self, handles: Iterable[Any]) -> None:
         """Give up jobs that are on their way."""
@@ -189,7 +190,8 @@ class Ray(Engine):
 
     def result(self, handle: Any) -> Finished:
         """The result itself."""
-        return self._ray.get(handle)
+        finished: Finished = self._ray.get(handle)
+        return finished
 
     def cancel(self, handles: Iterable[Any]) -> None:
         """Cancel tasks."""

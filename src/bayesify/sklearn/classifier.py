@@ -16,7 +16,7 @@ from bayesify.storage.serializers import register_predictor
 
 
 @register_predictor
-class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
     """Classification by Bayesian networks on arrays or data frames, with a softmax over two or more classes.
 
     The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it
@@ -156,8 +156,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Args:
             X: [N, D] numbers, or a data frame.
         """
-        probs: np.ndarray = self.predictive(X).class_probs.detach().double().numpy()
-        return probs / probs.sum(1, keepdims=True)
+        probs = self.predictive(X).class_probs.detach().double()
+        found: np.ndarray = (probs / probs.sum(1, keepdim=True)).numpy()
+        return found
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`: [N, C].
@@ -166,7 +167,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             X: [N, D] numbers, or a data frame.
         """
         probs = self.predict_proba(X)
-        return np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
+        found: np.ndarray = np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
+        return found
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each row: [N].
@@ -175,4 +177,5 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             X: [N, D] numbers, or a data frame.
         """
         best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        found: np.ndarray = self.classes_[best]
+        return found

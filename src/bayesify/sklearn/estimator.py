@@ -42,7 +42,7 @@ class _Read:
     columns: Columns | None
 
 
-class BayesianEstimator(BaseEstimator, Serializable):
+class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
 
     All that was fitted is in `fitted_`. Training rows are not in files, but for the scaled inputs that `unusual` compares with, so

@@ -141,13 +141,16 @@ class FittedTable:
         encoding = Encoding.restore(config["encoding"])
         if units is not None and units["transform"] not in TRANSFORMS:
             raise ValueError(f"transform {units['transform']!r} is unknown")
-        model: Any = STORED[config["type"]].restore(
-            network.make(0, _dtype(encoding)), config["model"], below("model", state)
-        )
+        net = network.make(0, _dtype(encoding))
+        model = STORED[config["type"]].restore(net, config["model"], below("model", state))
+        if isinstance(model, nn.Module):
+            model.eval()
+        if not isinstance(model, Predictor):
+            raise ValueError(f"{config['type']} is no predictor")
         return cls(
             str(config["method"]),
             str(config["likelihood"]),
-            model.eval() if isinstance(model, nn.Module) else model,
+            model,
             encoding,
             None if units is None else TargetUnits.restore(units),
             network,

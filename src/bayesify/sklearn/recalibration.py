@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bayesify.arguments.plain import Plain
+from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
 
-FEW, MANY = 60, 600
+MIN_ROWS, MIN_ROWS_FOR_MORE_KNOTS = 60, 600
 """Rows below which nothing is corrected, and from which on there are more knots."""
-LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
-LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+KNOT_LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
+KNOT_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 PRIOR_ROWS = 30.0
 """Rows in favor of no correction."""
-LEAST_SHARE = 0.25
+MIN_ERROR_SHARE = 0.25
 """Of a member's squared error that its ensemble has left, at least."""
-LIMIT = 6.0
+MAX_NORMAL_SCORE = 6.0
 """Normal scores beyond which a probability is 0 or 1."""
 
 
@@ -49,11 +51,11 @@ class Recalibration(Plain):
             weights: How many examples each row stands for, [N].
         """
         num_rows = float(weights.sum())
-        if num_rows < FEW:
+        if num_rows < MIN_ROWS:
             return cls()
         order = np.argsort(values, kind="stable")
         places = (np.cumsum(weights[order]) - 0.5 * weights[order]) / num_rows
-        levels = np.array(LEVELS_OF_FEW if num_rows < MANY else LEVELS)
+        levels = np.array(KNOT_LEVELS_OF_FEW if num_rows < MIN_ROWS_FOR_MORE_KNOTS else KNOT_LEVELS)
         found = np.interp(levels, places, values[order])
         share = num_rows / (num_rows + PRIOR_ROWS)
         said = share * _scores(found) + (1 - share) * _scores(levels)
@@ -69,7 +71,8 @@ class Recalibration(Plain):
         if not self.said:
             return list(levels)
         scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
-        return torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12).tolist()
+        found: Tensor = torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12)
+        return [float(level) for level in found]
 
     def log_slope(self, u: Tensor) -> Tensor:
         """log G'(u)."""
@@ -90,14 +93,17 @@ class Recalibration(Plain):
 
 
 def _as_scores(u: Tensor) -> Tensor:
-    return torch.special.ndtri(u.double()).clamp(-LIMIT, LIMIT)
+    scores: Tensor = torch.special.ndtri(u.double())
+    return scores.clamp(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE)
 
 
 def _scores(levels: np.ndarray) -> np.ndarray:
     return _as_scores(torch.from_numpy(levels)).numpy()
 
 
-def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray) -> np.ndarray:
+def ensemble_places(
+    likelihood: Likelihood, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray
+) -> np.ndarray:
     r"""P(Z <= z) as an ensemble would say it of rows that none of its K members has seen, [N].
 
     Of a row that one member alone has not seen there is that member's distribution, with the location c. An ensemble of K such
@@ -123,7 +129,9 @@ def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tenso
     z, share = z.to(center), torch.from_numpy(weights / weights.sum())
     others = (places.sum(0) - center) / (count - 1)
     apart = torch.where(mine, 0, places - others)
-    unit = likelihood.predictive(Outputs(kept=own)).aleatoric.clamp_min(1e-12)
+    alone = likelihood.predictive(Outputs(kept=own))
+    assert isinstance(alone, RegressionPredictive)
+    unit = alone.aleatoric.clamp_min(1e-12)
 
     def mean(square: Tensor) -> float:
         return max(float((share * (square / unit)[:, 0]).sum()), 1e-12)
@@ -132,6 +140,6 @@ def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tenso
     between = math.sqrt(upper * lower)
     stretch = math.sqrt(between / mean(apart.square().sum(0) / (count - 1)))
     moved = torch.cat((center + stretch * apart, own[..., 1:].expand(count, -1, -1)), dim=-1)
-    smaller = math.sqrt(max(LEAST_SHARE, 1 - between * (1 - 1 / count) / mean((z - center).square())))
-    found = likelihood.predictive(Outputs(kept=moved)).cdf(center + smaller * (z - center))[:, 0]
-    return found.double().numpy()
+    smaller = math.sqrt(max(MIN_ERROR_SHARE, 1 - between * (1 - 1 / count) / mean((z - center).square())))
+    found: np.ndarray = alone.with_outputs(moved).cdf(center + smaller * (z - center))[:, 0].double().numpy()
+    return found

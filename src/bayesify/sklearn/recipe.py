@@ -224,13 +224,14 @@ def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
 def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: bool) -> NetworkShape:
     """The network that suits a method and a number of rows, where the user does not say."""
     if settings.method is not None:
-        hidden, activation, dropout = HIDDEN_BY_NAME, ACTIVATION_BY_NAME, 0.0
+        activation, dropout = ACTIVATION_BY_NAME, 0.0
     else:
-        hidden = HIDDEN if len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS else HIDDEN_OF_MANY
         activation = ACTIVATION_OF_CLASSES if classes else ACTIVATION
         dropout = DROPOUT_OF_CLASSES if classes else 0.0
-    if settings.hidden is not None:
-        hidden = settings.hidden
+    hidden: tuple[int, ...] | None = settings.hidden
+    if hidden is None:
+        few = len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS
+        hidden = HIDDEN_BY_NAME if settings.method is not None else HIDDEN if few else HIDDEN_OF_MANY
     return NetworkShape(rows.x.shape[1], hidden, settings.activation or activation, num_outputs, dropout)
 
 

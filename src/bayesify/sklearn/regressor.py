@@ -26,7 +26,7 @@ from bayesify.storage.serializers import register_predictor
 
 
 @register_predictor
-class BayesianRegressor(RegressorMixin, BayesianEstimator):
+class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
     r"""Regression by Bayesian networks on arrays or data frames.
 
     The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it

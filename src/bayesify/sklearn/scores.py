@@ -11,7 +11,7 @@ import torch
 
 from bayesify.conformal import credible_sets
 
-LEAST_PROBABILITY = 1e-12
+MIN_PROBABILITY = 1e-12
 LEVELS = (0.5, 0.9, 0.95)
 """Of the intervals and sets that models are judged by."""
 
@@ -72,7 +72,7 @@ class Scores:
         position = {label: index for index, label in enumerate(classes)}
         codes = np.array([position.get(str(value), -1) for value in values], dtype=np.int64)
         known, share = codes >= 0, np.ones(len(codes)) if weights is None else weights
-        given = np.clip(probs[np.arange(len(codes)), codes], LEAST_PROBABILITY, 1)
+        given = np.clip(probs[np.arange(len(codes)), codes], MIN_PROBABILITY, 1)
         sums = {"accuracy": probs.argmax(1) == codes, "log_loss": np.where(known, -np.log(given), 0.0)}
         for level in levels:
             sets = credible_sets(torch.from_numpy(probs), level).numpy()

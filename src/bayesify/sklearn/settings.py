@@ -53,28 +53,13 @@ EFFORTS: dict[EffortName, Effort] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """An estimator's parameters, checked.
+    """An estimator's parameters once they are checked; the others are described there, and `None` is what suits the method.
 
     Args:
         method: The method by name; `None` for the estimators' own.
         temperature: Whether the method is `TEMPERATURE`.
         options: Arguments of the method's posterior or function; the defaults for small problems fill what is missing.
-        likelihood: Name of the targets' distribution, or `AUTO`.
-        transform: Name of the targets' transform, or `AUTO`.
-        noise: Variance of the targets' noise, in their squared unit, where it is known.
-        hidden: Units of each hidden layer; what suits the method if `None`.
-        activation: Activation of the hidden layers; what suits the method if `None`.
-        network: The user's network in place of these, for methods by name.
-        prior_scale: Scale of the `Neal` prior.
-        epochs: Passes over the data in the main phase, or steps of the default method; by the effort if `None`.
-        learning_rate: Learning rate of the first step; what suits the method if `None`.
-        batch_size: Rows of a batch; by the number of rows if `None`.
-        num_draws: Draws of the weights in a step; by the effort if `None`.
-        prediction_draws: Draws of the weights for predictions.
-        standardize: Whether inputs and targets are scaled.
-        effort: How long to train.
-        seed: Seed of everything random.
-        progress: Whether to show a progress bar.
+        epochs: Passes over the data in the main phase, or steps of the default method.
         owner: Name of the estimator, for messages.
     """
 

@@ -64,8 +64,7 @@ def settle(starts: Sequence[Start]) -> list[Start]:
 
 def settle_further(start: Start) -> Start:
     """`settle` from what an earlier one found, on other rows."""
-    assert isinstance(start.likelihood, Gaussian)
-    return _settle_rounds([start], [start.likelihood.noise.detach()])[0][0]
+    return _settle_rounds([start], [_noise(start)])[0][0]
 
 
 def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
@@ -88,10 +87,15 @@ def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) ->
         train_posteriors(bnns, rows, settings, effort=ROUND_EFFORT, start=False)
         for place, start, bnn in zip(list(unsettled), now, bnns, strict=True):
             found[place] = _estimate_noise(replace(start, network=bnn.mean_network()))
-            before, after = (one.likelihood.noise.detach() for one in (start, found[place][0]))  # type: ignore[union-attr]
-            if bool(((after / before).log().abs() < MIN_LOG_CHANGE).all()):
+            change = _noise(found[place][0]) / _noise(start)
+            if bool((change.log().abs() < MIN_LOG_CHANGE).all()):
                 unsettled.remove(place)
     return found
+
+
+def _noise(start: Start) -> Tensor:
+    assert isinstance(start.likelihood, Gaussian)
+    return start.likelihood.noise.detach()
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
@@ -102,8 +106,7 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
     laplace = laplace_around(net, likelihood, [(x, y, weights)], prior=prior, most=MAX_FULL_WEIGHTS)
     found = laplace.predict(x)
     assert isinstance(found, RegressionPredictive)
-    assert isinstance(likelihood, Gaussian)
-    leverage = (found.epistemic / likelihood.noise).clamp(max=MAX_LEVERAGE).detach()
+    leverage = (found.epistemic / _noise(start)).clamp(max=MAX_LEVERAGE).detach()
     residuals, share = (y - found.mean).detach(), weights.unsqueeze(-1)
     noise = (share * residuals.square()).sum(0) / (share * (1 - leverage)).sum(0)
     settled = Gaussian(noise.clamp_min(MIN_NOISE).tolist()).double()

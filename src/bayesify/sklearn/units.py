@@ -62,7 +62,7 @@ class TargetUnits(Plain):
     def __call__(self, y: np.ndarray) -> Tensor:
         """z of targets [N, O]."""
         one = torch.ones(y.shape[1], dtype=torch.float64)
-        t = TargetTransform.scaled(self.transform, 0 * one, one).forward(torch.from_numpy(y))  # type: ignore[arg-type]
+        t = TargetTransform.scaled(self.transform, 0 * one, one).forward(torch.from_numpy(y))
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
     def predictive(self, inner: RegressionPredictive) -> UnitsPredictive:

@@ -62,8 +62,8 @@ class Neighbors:
         """
         x = (torch.from_numpy(inputs).double() - self.center) / self.scale
         found = _nearest(x, self.rows.double(), min(NUM_NEIGHBORS, len(self.rows)))
-        both = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
-        return np.minimum(2 * both, 1.0)
+        both: np.ndarray = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
+        return (2 * both).clip(max=1.0)
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
@@ -81,7 +81,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
     beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha
-    return torch.where(values > known[-1], share * beyond, share).numpy()
+    found: np.ndarray = torch.where(values > known[-1], share * beyond, share).numpy()
+    return found
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:

@@ -18,11 +18,11 @@ from bayesify.tables.written_numbers import is_number
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-MOSTLY = 0.5
+MIN_FITTING_SHARE = 0.5
 """Share of cells that are numbers (or dates) from which on the others are taken for mistakes."""
-MANY_LEVELS = 50
+MAX_SURE_LEVELS = 50
 """Different texts in a column above which it may be free text or an identifier."""
-FEW_TEXTS = 10
+MAX_CHANCE_TEXTS = 10
 """Texts up to which it may be by chance that no two of them are the same."""
 IDENTIFIERS = re.compile(
     r"^(id|index|uuid|guid|pk|key|nr|no|number|account|row|row_?(id|nr|no|number)|unnamed: \d+|.*[_ ](id|nr|no|key|number))$",
@@ -218,11 +218,11 @@ def kind_of(name: str, column: Series) -> str:
     if odd is not None:
         raise InputError(f"column {name!r} holds {type(odd).__name__} values; leave it out with --ignore {name}")
     numeric = np.array([isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for cell in present])
-    if numeric.mean() >= MOSTLY:
+    if numeric.mean() >= MIN_FITTING_SHARE:
         _refuse_others(name, column, numeric, "numbers")
         return "number"
     dated = np.array([not isinstance(cell, str) or DATE.match(cell) is not None for cell in present])
-    if dated.mean() >= MOSTLY:
+    if dated.mean() >= MIN_FITTING_SHARE:
         _refuse_others(name, column, dated, "dates")
         return "date"
     return "text"
@@ -255,9 +255,9 @@ def _useless(name: str, column: Series, kind: str) -> str:
         return "it holds the same value in every row"
     if different == len(column) and IDENTIFIERS.match(name) and (kind == "text" or _whole(cells)):
         return "it numbers the rows"
-    if kind == "text" and different == len(cells) > FEW_TEXTS:
+    if kind == "text" and different == len(cells) > MAX_CHANCE_TEXTS:
         return "it holds another text in every row, as names or free text do"
-    if kind == "text" and different > MANY_LEVELS and different > 0.5 * len(cells):
+    if kind == "text" and different > MAX_SURE_LEVELS and different > 0.5 * len(cells):
         return f"it holds {different:,} different texts in {len(cells):,} rows, as names or free text do"
     return ""
 

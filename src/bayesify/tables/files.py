@@ -27,7 +27,7 @@ MISSING_MARKS = (
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """How pandas says that a line is too long."""
 SEPARATORS = (",", ";", "\t", "|")
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Of a Parquet file when unpacked; a larger one is refused before it fills the memory."""
 KNOWN_BINARIES = {
     b"\xd0\xcf\x11\xe0": "an old spreadsheet; save the sheet as CSV",
@@ -194,9 +194,9 @@ def _text_bytes(chunk: Any) -> int:
 
 
 def _check_size(path: str, size: int) -> None:
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise InputError(
-            f"{path}: holds {size / 2**30:.1f} GiB when unpacked, more than {MOST_BYTES >> 30}; save fewer rows or columns"
+            f"{path}: holds {size / 2**30:.1f} GiB when unpacked, more than {MAX_BYTES >> 30}; save fewer rows or columns"
         )
 
 

@@ -17,9 +17,9 @@ from bayesify.tables.errors import InputError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST_UNPACKED = 1 << 30
+MAX_UNPACKED_BYTES = 1 << 30
 """Bytes of a file when unpacked; a larger one is refused before it fills the memory."""
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -29,8 +29,16 @@ OPENERS: dict[bytes, Callable[..., Any]] = {
 ZIP = b"PK\x03\x04"
 WORKBOOK = "xl/workbook.xml"
 """A file in every archive that is a spreadsheet."""
-HIDDEN = ("__MACOSX/", ".")
-BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+HIDDEN_STARTS = ("__MACOSX/", ".")
+UNPACKING_ERRORS = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
 
 
 def unpack(where: str, content: bytes) -> bytes:
@@ -41,7 +49,7 @@ def unpack(where: str, content: bytes) -> bytes:
         content: Its bytes.
 
     Raises:
-        InputError: If it is damaged, locked by a password, unpacks to more than `MOST_UNPACKED`, or holds no or several files.
+        InputError: If it is damaged, locked by a password, unpacks to more than `MAX_UNPACKED_BYTES`, or holds no or several files.
     """
     try:
         for start, opener in OPENERS.items():
@@ -50,24 +58,26 @@ def unpack(where: str, content: bytes) -> bytes:
                     return unpack(where, _limited(where, stream))  # such as .tar.gz, which is refused later
         if content.startswith(ZIP) and not is_workbook(content):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(HIDDEN)]
+                names = [
+                    name for name in archive.namelist() if not name.endswith("/") and not name.startswith(HIDDEN_STARTS)
+                ]
                 if len(names) != 1:
                     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
                     held = f"{len(names)} files ({shown})" if names else "no file"
                     raise InputError(f"{where}: is an archive with {held}; unpack it, and give one table")
                 with archive.open(names[0]) as stream:
                     return unpack(where, _limited(where, stream))
-    except BROKEN as error:
+    except UNPACKING_ERRORS as error:
         raise InputError(f"{where}: cannot be unpacked: {error}; make it again, or save the table as CSV") from error
     return content
 
 
 def _limited(where: str, stream: IO[bytes]) -> bytes:
     found = io.BytesIO()
-    while chunk := stream.read(CHUNK):
-        if found.tell() + len(chunk) > MOST_UNPACKED:
+    while chunk := stream.read(CHUNK_BYTES):
+        if found.tell() + len(chunk) > MAX_UNPACKED_BYTES:
             raise InputError(
-                f"{where}: unpacks to more than {MOST_UNPACKED / 2**30:g} GiB; unpack it, and save fewer rows or columns"
+                f"{where}: unpacks to more than {MAX_UNPACKED_BYTES / 2**30:g} GiB; unpack it, and save fewer rows or columns"
             )
         found.write(chunk)
     return found.getvalue()
@@ -78,7 +88,7 @@ def is_workbook(content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return WORKBOOK in archive.namelist()
-    except BROKEN:
+    except UNPACKING_ERRORS:
         return False
 
 
@@ -101,9 +111,9 @@ def read_workbook(
 
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-    if size > MOST_UNPACKED:
+    if size > MAX_UNPACKED_BYTES:
         raise InputError(
-            f"{where}: unpacks to {size / 2**30:.1f} GiB, more than {MOST_UNPACKED / 2**30:g}; save it as CSV"
+            f"{where}: unpacks to {size / 2**30:.1f} GiB, more than {MAX_UNPACKED_BYTES / 2**30:g}; save it as CSV"
         )
     if find_spec("openpyxl") is None:
         raise InputError(f"{where}: is a spreadsheet; pip install openpyxl, or save the sheet as CSV")
@@ -120,7 +130,7 @@ def read_workbook(
                     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
                     note = f"Sheet {name!r} was read, of {len(names)} ({shown}); --sheet takes another."
                     return frame.reset_index(drop=True), [note] if len(names) > 1 else []
-    except (*BROKEN, ValueError, KeyError) as error:
+    except (*UNPACKING_ERRORS, ValueError, KeyError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{where}: is a damaged spreadsheet: {error}; save the sheet as CSV") from error

@@ -9,11 +9,11 @@ import numpy as np
 from bayesify.arguments.plain import Plain
 from bayesify.tables.columns import Features
 
-MOST_LEVELS = 20
+MAX_LEVELS = 20
 """Levels of one category that get an input of their own."""
-LEAST_COUNT = 3
+MIN_LEVEL_ROWS = 3
 """Training rows that a level needs for that; rarer ones share an input."""
-SPREAD = 3.0
+MAX_RANGES_OUTSIDE = 3.0
 """Ranges of the training rows by which a number may lie outside them before it is cut: a typing error in one cell of a test row
 else decides a whole score."""
 
@@ -23,8 +23,8 @@ class Preparation(Plain):
     """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level.
 
     A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
-    Numbers are cut at `SPREAD` times the training rows' range beyond it. Inputs that are constant over the training rows
-    are left out. Scaling is the estimators' own.
+    Numbers are cut at `MAX_RANGES_OUTSIDE` times the training rows' range beyond it. Inputs that are constant over the training
+    rows are left out. Scaling is the estimators' own.
 
     Args:
         medians: What a missing number becomes, [D].
@@ -61,7 +61,10 @@ class Preparation(Plain):
             if len(known):
                 medians[index] = np.median(known)
                 width = known.max() - known.min()
-                low[index], high[index] = known.min() - SPREAD * width, known.max() + SPREAD * width
+                low[index], high[index] = (
+                    known.min() - MAX_RANGES_OUTSIDE * width,
+                    known.max() + MAX_RANGES_OUTSIDE * width,
+                )
         marked, full = np.flatnonzero(np.isnan(numbers).any(0)), np.flatnonzero((codes != -1).all(0))
         levels = tuple(_frequent(codes[:, index]) for index in range(codes.shape[1]))
         draft = cls(medians, low, high, tuple(marked.tolist()), tuple(full.tolist()), levels, np.ones(0, bool))
@@ -88,7 +91,7 @@ class Preparation(Plain):
 
     def unseen(self, features: Features) -> np.ndarray:
         """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
-        found = np.any([np.zeros(len(features), bool), *self.new_gaps(features).values()], axis=0)
+        found: np.ndarray = np.any([np.zeros(len(features), bool), *self.new_gaps(features).values()], axis=0)
         place = len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
             place += len(own) + 1
@@ -111,4 +114,4 @@ class Preparation(Plain):
 def _frequent(codes: np.ndarray) -> tuple[int, ...]:
     levels, counts = np.unique(codes[codes >= 0], return_counts=True)
     order = np.lexsort((levels, -counts))
-    return tuple(sorted(int(levels[index]) for index in order[:MOST_LEVELS] if counts[index] >= LEAST_COUNT))
+    return tuple(sorted(int(levels[index]) for index in order[:MAX_LEVELS] if counts[index] >= MIN_LEVEL_ROWS))

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Task = Literal["regression", "classification"]
-FEW_VALUES = 10
+MAX_CLASS_NUMBERS = 10
 """Different whole numbers up to which a target is taken for classes."""
-LEAST_COUNTS, RARE = 4, 0.25
+MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
 """Different whole numbers that counts have at least, and rows of the largest per row of the most frequent, at most."""
-MOST_CLASSES = 100
-LEAST_PER_CLASS = 5
+MAX_CLASSES = 100
+MIN_CLASS_ROWS = 5
 """Rows that a class needs, so that each part of a split can have some."""
 
 
@@ -102,7 +102,7 @@ def read_target(column: Series, task: Task | None = None) -> Target:
     found = task or _detect(column, values, rows)
     if task is None:
         what = "a number to predict" if found == "regression" else "classes to tell apart"
-        if found == "regression" and values is not None and len(np.unique(values[rows])) <= FEW_VALUES:
+        if found == "regression" and values is not None and len(np.unique(values[rows])) <= MAX_CLASS_NUMBERS:
             what = "a count"
         other = "classification" if found == "regression" else "regression"
         hint = "" if values is None else f"; if that is wrong, give --task {other}"
@@ -125,19 +125,19 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
     numbers = values[rows]
     different = len(np.unique(numbers))
     whole = bool((numbers == np.round(numbers)).all())
-    often = len(numbers) >= LEAST_PER_CLASS * different
-    classes = whole and different <= FEW_VALUES and often and not _are_counts(numbers)
+    often = len(numbers) >= MIN_CLASS_ROWS * different
+    classes = whole and different <= MAX_CLASS_NUMBERS and often and not _are_counts(numbers)
     return "classification" if classes else "regression"
 
 
 def _are_counts(numbers: np.ndarray) -> bool:
     """Whether whole numbers are counts of something and not codes of classes: 0, 1, 2, ..., of which the large ones are rare."""
     values, counts = np.unique(numbers, return_counts=True)
-    if len(values) < LEAST_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
+    if len(values) < MIN_DIFFERENT_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
         return False
     top = int(counts.argmax())
     falling = (np.diff(counts[top:]) <= 2 * np.sqrt(counts[top:-1])).all()
-    return bool(top <= 1 and counts[-1] <= RARE * counts[top] and falling)
+    return bool(top <= 1 and counts[-1] <= MAX_LARGEST_SHARE * counts[top] and falling)
 
 
 def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> Target:
@@ -148,20 +148,20 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
         raise InputError(
             f"the target {name!r} is {str(known[0])!r} in every row; a classification needs rows of at least two classes"
         )
-    if len(known) > MOST_CLASSES:
+    if len(known) > MAX_CLASSES:
         raise InputError(
-            f"the target {name!r} has {len(known):,} different values; a classification takes up to {MOST_CLASSES} classes"
+            f"the target {name!r} has {len(known):,} different values; a classification takes up to {MAX_CLASSES} classes"
         )
-    rare, classes = (known[chosen].tolist() for chosen in (counts < LEAST_PER_CLASS, counts >= LEAST_PER_CLASS))
+    rare, classes = (known[chosen].tolist() for chosen in (counts < MIN_CLASS_ROWS, counts >= MIN_CLASS_ROWS))
     kept = np.isin(labels, classes)
     if rare:
         named = ", ".join(repr(label) for label in rare[:5])
         notes.append(
-            f"{int((~kept).sum())} rows were left out, of classes with fewer than {LEAST_PER_CLASS} rows: {named}."
+            f"{int((~kept).sum())} rows were left out, of classes with fewer than {MIN_CLASS_ROWS} rows: {named}."
         )
     if len(classes) < 2:
         raise InputError(
-            f"the target {name!r} has fewer than two classes with {LEAST_PER_CLASS} rows; give more rows of each class"
+            f"the target {name!r} has fewer than two classes with {MIN_CLASS_ROWS} rows; give more rows of each class"
         )
     if all(is_number(label) for label in classes):
         classes.sort(key=float)

@@ -22,7 +22,7 @@ ENGLISH = re.compile(r"^(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?$")
 EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
 DECIMAL_COMMAS = "decimal_commas"
 """Under which a frame's `attrs` name columns that the file writes with a decimal comma."""
-MOSTLY = 0.5
+MIN_FITTING_SHARE = 0.5
 """Share of the cells of a column that must be numbers."""
 
 
@@ -58,7 +58,7 @@ def read_written(
         counts = [sum(isinstance(cell, float) for cell in read) for read in found]
         best = int(np.argmax(counts))
         numbers = [cell for before, cell in zip(cells, found[best], strict=True) if isinstance(before, str)]
-        if sum(isinstance(cell, float) for cell in numbers) < MOSTLY * len(words):
+        if sum(isinstance(cell, float) for cell in numbers) < MIN_FITTING_SHARE * len(words):
             continue
         example = next((text for text in words if not is_number(text) and parse(text, styles[best]) is not text), None)
         if example is None and not known:
