@@ -19,14 +19,9 @@ PANEL_INCHES = (3.0, 2.2)
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:
-    """A regression's prediction: mean, two epistemic and two total standard deviations, data and ground truth.
+    """A regression's prediction as an SVG data URI: mean, two epistemic and two total standard deviations, data and truth.
 
-    Args:
-        data: The problem; all panels of it have the same axes.
-        outcome: What one method found.
-
-    Returns:
-        An SVG as a data URI.
+    All panels of a problem have the same axes.
     """
     figure, axes = _panel()
     grid = data.grid[:, 0].numpy()
@@ -41,14 +36,9 @@ def bands(data: toy.Regression, outcome: Outcome) -> str:
 
 
 def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
-    """A classification's prediction: its entropy as a map, where both classes are equally probable, and the data.
+    """A classification's prediction as a PNG data URI: its entropy, where both classes are equally probable, and the data.
 
-    Args:
-        data: The problem; all maps of it have the same colors.
-        outcome: What one method found.
-
-    Returns:
-        A PNG as a data URI.
+    All maps of a problem have the same colors.
     """
     figure, axes = _panel()
     entropy, probs = (outcome.figure[key].reshape(MAP_SIDE, MAP_SIDE).numpy() for key in ("entropy", "probs"))
