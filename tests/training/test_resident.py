@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
 
+from bayesify.training.batches import ResidentLoader, as_resident
 from bayesify.training.random_streams import DataStream
-from bayesify.training.resident import ResidentLoader, as_resident
 
 X, Y = torch.arange(46.0).view(23, 2), torch.arange(23)
 LOADERS = {

@@ -20,11 +20,11 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, each, explain_shape_errors
 from bayesify.running.runner import Runner
+from bayesify.training.arguments import Update
 from bayesify.training.batches import count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
-from bayesify.training.update import Update
 
 FIT_OPTIONS = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
 """Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""

@@ -26,10 +26,10 @@ from bayesify.priors import Prior
 from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
+from bayesify.training.arguments import Update
 from bayesify.training.batches import BatchReader, count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
-from bayesify.training.update import Update
 from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix

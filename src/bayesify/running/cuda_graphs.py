@@ -25,14 +25,10 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call: the state in which it was called last, and its capture.
+    """One kind of call: the state in which it was called last, how often, and its capture, or that it was refused.
 
-    Args:
-        state: What the capture depends on besides the kind, such as the addresses of the tensors that it reads.
-        calls: Calls in this state.
-        made: The capture, `None` before there is one.
-        refused: Whether a capture was tried in this state and failed.
-        held: What must live as long as the kind is known, such as a generator whose id is part of the kind.
+    The state is what the capture depends on besides the kind, such as the addresses of the tensors that it reads. `held` lives as
+    long as the kind is known, such as a generator whose id is part of the kind.
     """
 
     state: Any

@@ -1,13 +1,12 @@
 """Training: `fit`, the one loop, batches, checkpoints, history, schedules and processes."""
 
-from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
+from bayesify.training.arguments import Checkpointing, Devices, Steps, Update, Validation
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.stack import ModelStack
-from bayesify.training.update import Update
 
 __all__ = [
     "Checkpointing",

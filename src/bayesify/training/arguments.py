@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+import torch
 
 from bayesify.arguments.checks import Count, Device, Positive, checked
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Trainable
+from bayesify.predictor import Batch, Trainable
 from bayesify.training.batches import check_repeatable, count_batches
 
 
@@ -114,6 +116,50 @@ class Validation:
         check_repeatable(self.loader)
         if count_batches(self.loader) == 0:
             raise ValueError("fit: the validation loader yields no examples; give one with data, or none")
+
+
+class Update:
+    """A method's own part in training by `fit`; the base has none.
+
+    Attributes:
+        takes_steps: Whether `take_step` stands in place of gradients and optimizer.
+    """
+
+    takes_steps: ClassVar[bool] = False
+
+    def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
+        """A step from one batch.
+
+        Args:
+            batch: On the model's device.
+            generator: Source of randomness.
+            share: How much of the run is done, from 0 to 1.
+
+        Returns:
+            Negative log-likelihood per example.
+
+        Raises:
+            ValueError: If numbers are not finite; nothing is changed then.
+        """
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Called after each step."""
+
+    def after_epoch(self) -> dict[str, float]:
+        """Called after each epoch; further columns of the history."""
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        """Choices as plain data, which a run that is continued must have in common with the interrupted one."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the steps change besides the module, as nested data with tensors, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
 
 
 def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool) -> None:

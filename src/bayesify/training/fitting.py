@@ -18,6 +18,7 @@ from bayesify.training.arguments import (
     Checkpointing,
     Devices,
     Steps,
+    Update,
     Validation,
     check_model,
     check_precision,
@@ -30,7 +31,6 @@ from bayesify.training.loop import TrainingLoop
 from bayesify.training.optimizers import make_optimizer, make_scheduler
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Callback, Run, Settings
-from bayesify.training.update import Update
 from bayesify.training.validation import validated
 
 Parameters = Iterable[nn.Parameter]

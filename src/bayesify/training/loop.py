@@ -20,7 +20,7 @@ from bayesify.predictor import Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.batches import check_num_data, count_batches, min_examples
+from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
@@ -36,7 +36,6 @@ from bayesify.training.random_streams import (
     seeded_globals,
     set_network_state,
 )
-from bayesify.training.resident import as_resident
 from bayesify.training.rules import Score
 from bayesify.training.state import Position, Run, describe
 from bayesify.training.step import BatchError, Part, Step

@@ -86,10 +86,8 @@ class ModelStack(nn.Module, Trainable):
         if likelihoods is not None:
             self._share(likelihoods)
         self._names = self._register()
-        known = {id(value): self._names[name] for name, value in template.named_parameters()}
-        self._keys = (
-            [] if self._perceptrons is None else [known[id(value)] for value in self._perceptrons.values(template)]
-        )
+        keys = {id(value): self._names[name] for name, value in template.named_parameters()}
+        self._keys = [keys[id(value)] for value in self._perceptrons.values(template)] if self._perceptrons else []
         if likelihoods is not None:
             template.likelihood = likelihoods[0]
         self.train(models[0].training)

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.training.arguments import Checkpointing, Validation
+from bayesify.training.arguments import Checkpointing, Update, Validation
 from bayesify.training.batches import BatchReader, batch_size
 from bayesify.training.history import History
-from bayesify.training.update import Update
 
 Callback = Callable[[Any, History], Any]
 """A function of model and history, called after each epoch; one that returns `True` ends the training."""
@@ -50,20 +49,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is asked for besides network, data, optimizer and scheduler; see `fit`.
+    """What a run is asked for besides network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    Args:
-        settings: What decides the result.
-        seed: Seed of everything random.
-        validation: Batches for the validation NLL.
-        reader: A function from what the loader yields to inputs and targets.
-        checkpoint: Where the run is stored.
-        callbacks: Functions of model and history that are called after each epoch.
-        progress: Whether to show a progress bar.
-        num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
-        update: A method's own part in the steps.
-        capture: Whether steps on a GPU run as CUDA graphs.
-        draws_in_turn: Whether draws run one after the other with the memory of one.
+    `num_data_given`: the number of examples is the caller's, to be compared with those of the first epoch.
     """
 
     settings: Settings

@@ -14,6 +14,7 @@ from bayesify.draws import Draws
 from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
+from bayesify.training.arguments import Update
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
@@ -22,7 +23,6 @@ from bayesify.training.optimizers import match_layout
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.schedules import falling
 from bayesify.training.state import Run
-from bayesify.training.update import Update
 
 Part = tuple[Batch, int, int]
 """This process's part of a batch, its number of examples, and that of the whole batch."""
