@@ -95,7 +95,8 @@ def is_public(path: str) -> bool:
     wanted = {path, defined(path), *(name.rpartition(".")[0] for name in (path, defined(path)))}
     last = {name.rpartition(".")[2] for name in wanted}
     alike = {entry for entry in entries() if entry.rpartition(".")[2] in last}  # the others need not be loaded
-    return bool(wanted & {*alike, *map(defined, alike)})
+    exported = (getattr(resolve(entry), path.rpartition(".")[2], None) is resolve(path) for entry in alike)
+    return bool(wanted & {*alike, *map(defined, alike)}) or any(exported)  # of another path of the same module
 
 
 def names_of_the_library(tree: ast.Module) -> Iterator[str]:
