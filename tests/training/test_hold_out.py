@@ -137,15 +137,12 @@ def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
     class Scripted:
         step = 0
 
-        def __call__(self, _):
-            return torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * self.step
-
-        def held_out_scores(self, batch):
+        def held_out_scores(self, batch, outputs):
             return -(batch.weights * torch.tensor(errors[self.step])).sum(1)
 
     members, judged = Scripted(), _Halves(outside, held.numpy())
     for members.step in (1, 2, 3):
-        judged.look(members)
+        judged.look(members, torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * members.step)
     # first halves are best at steps 1 (errors 5, 10, 14) and 2 (5, 0, 9), second ones at 2 (5, 0, 1) and 3 (5, 9, 0)
     expected = [[20.0, 0, 11, 22, 0], [0, 30, 0, 0, 21]]
     assert torch.equal(judged.of_rows()[..., 0], torch.tensor(expected))

@@ -100,9 +100,10 @@ def train_held_out(
     def look(*_: object) -> bool:
         members.eval()
         with torch.no_grad():
-            best.look()
+            outputs = members(outside.x)
+            best.look(outputs)
             if judged is not None:
-                judged.look(members)
+                judged.look(members, outputs)
         members.train()
         return best.looks - best.last >= steps.patience
 
@@ -157,10 +158,10 @@ class _Best:
         self.looks = self.last = 0
         self.at = np.zeros(len(members), dtype=np.int64)
 
-    def look(self) -> None:
+    def look(self, outputs: Tensor) -> None:
         """Score the networks as they are, and keep the weights of those that are better than before."""
         self.looks += 1
-        scores = self._members.held_out_scores(self._outside)  # [R]
+        scores = self._members.held_out_scores(self._outside, outputs)  # [R]
         better = scores > self._scores
         if not bool(better.any()):
             return
@@ -192,13 +193,12 @@ class _Halves:
         self._best = torch.full((2, len(held)), -torch.inf, dtype=outside.x.dtype)
         self._outputs: Tensor | None = None
 
-    def look(self, members: ModelStack) -> None:
+    def look(self, members: ModelStack, outputs: Tensor) -> None:
         """Take outputs where they are best so far."""
-        outputs = members(self._outside.x)
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             part = StackedBatch(self._outside.x, self._outside.y, self._weights * scored)
-            score = members.held_out_scores(part)
+            score = members.held_out_scores(part, outputs)
             better = score > best
             best[better] = score[better]
             kept = torch.where((better.unsqueeze(1) & told).unsqueeze(-1), outputs, kept)

@@ -280,9 +280,9 @@ class ModelStack(nn.Module, Trainable):
                 found.append(template(rows))
         return torch.stack(found)
 
-    def held_out_scores(self, batch: StackedBatch) -> Tensor:
-        """Mean `Likelihood.held_out_score` of each model over its rows, [R], with their weights."""
-        return self._mean_density(self(batch.x), batch, held_out=True)
+    def held_out_scores(self, batch: StackedBatch, outputs: Tensor | None = None) -> Tensor:
+        """Mean `Likelihood.held_out_score` of each model over its rows, [R], with their weights; outputs where they are known."""
+        return self._mean_density(self(batch.x) if outputs is None else outputs, batch, held_out=True)
 
     def _likelihoods(self) -> list[Likelihood]:
         """The likelihoods, each of equally many models in order."""
