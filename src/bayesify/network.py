@@ -28,6 +28,7 @@ from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
+from bayesify.running.caching import settled
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
@@ -88,12 +89,19 @@ class Road:
         self.num_draws = bnn.posteriors.num_distinct_draws or DEFAULT_NUM_DRAWS
 
     def _way(self, part: Posterior) -> Callable[[DrawRequest], tuple[MutableMapping[str, Tensor], Tensor]]:
-        captures = self.device == "cuda" and part.capturable and not torch.compiler.is_compiling()
-        return partial(self.captured.draw, part) if captures else part.draw
+        if self.device != "cuda" or torch.compiler.is_compiling():
+            return part.draw
+        return partial(self.captured.draw, part) if part.capturable else partial(_draw_settled, part)
 
     def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
         """Whether these are the network and the posteriors that it was decided for."""
         return self.runner.network is network and list(posteriors) == self._parts
+
+
+def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
+    """A draw that compares the parameters once: on a GPU each comparison waits for the device."""
+    with settled():
+        return part.draw(request)
 
 
 class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
@@ -176,7 +184,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             raise ValueError(
                 "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
             )
-        return super()._apply(fn, recurse)
+        return nn.Module._apply(self, fn, recurse)
 
     def __getattr__(self, name: str) -> Any:
         if name == "fit":

@@ -37,7 +37,7 @@ on_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 @pytest.fixture(autouse=True)
 def _kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
-        monkeypatch.setattr(fused_draws, "FAST", False)
+        monkeypatch.setattr(fused_draws, "HAS_FAST_SINES", False)
         monkeypatch.setattr(NoiseSource, "by_kernel", lambda self, like: like.dtype == torch.float32)
 
 

@@ -31,7 +31,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
-        monkeypatch.setattr(fused_draws, "FAST", False)
+        monkeypatch.setattr(fused_draws, "HAS_FAST_SINES", False)
         monkeypatch.setattr(fused_matheron, "CHUNK", 64)  # several parts of a matrix
         monkeypatch.setattr(NoiseSource, "by_kernel", lambda self, like: like.dtype == torch.float32)
 

@@ -116,8 +116,8 @@ def test_a_column_for_the_bias(geometry: Geometry) -> None:
 @pytest.mark.parametrize("geometry", [each for each in GEOMETRIES[::3] if max(each.stride) == 1], ids=name)
 def test_fast_transforms_for_large_maps(geometry: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above a size maps are transformed by fast transforms in place of matrices; here from the smallest size on."""
-    monkeypatch.setattr("bayesify.maths.lag_correlations.LARGEST_MATRIX", 0)
-    monkeypatch.setattr("bayesify.maths.lag_correlations.CHUNK", 64)  # and a few frequencies at a time
+    monkeypatch.setattr("bayesify.maths.lag_correlations.MAX_MATRIX_PERIOD", 0)
+    monkeypatch.setattr("bayesify.maths.lag_correlations.MAX_SPECTRUM_NUMBERS", 64)  # and a few frequencies at a time
     x, v = data(geometry)
     a, t = patches(x, geometry), rows(v, geometry.groups)
     same(convolution_moments(x, v, geometry), (a.mT @ a, a.mT @ t), (x, v))

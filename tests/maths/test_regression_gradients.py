@@ -2,7 +2,7 @@
 
 import torch
 
-from bayesify.maths.regression import Problem, Regression
+from bayesify.maths.regression import Regression, RegressionFactors
 
 
 def weighed(found: Regression, noise: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ def by_cholesky(gram: torch.Tensor, cross: torch.Tensor) -> Regression:
 def test_it_equals_that_of_the_cholesky_factor() -> None:
     gram, cross, noise = problem()
     found = []
-    for solve in (lambda a, b: Problem(a, b).solve(), by_cholesky):
+    for solve in (lambda a, b: RegressionFactors(a, b).solve(), by_cholesky):
         inputs = [gram.clone().requires_grad_(), cross.clone().requires_grad_()]
         value = weighed(solve(*inputs), noise)
         grads = torch.autograd.grad(value, inputs)
@@ -38,7 +38,7 @@ def test_it_equals_that_of_the_cholesky_factor() -> None:
 def test_it_equals_that_under_vmap() -> None:
     gram, cross, noise = problem()
     several = [torch.stack([value, 2 * value]) for value in (gram, cross)]
-    grad = torch.func.grad(lambda a, b: weighed(Problem(a, b).solve(), noise), argnums=(0, 1))
+    grad = torch.func.grad(lambda a, b: weighed(RegressionFactors(a, b).solve(), noise), argnums=(0, 1))
     together = torch.func.vmap(grad)(*several)
     for index in range(2):
         for own, other in zip(together, grad(several[0][index], several[1][index]), strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, priors
-from bayesify.maths.regression import Problem
+from bayesify.maths.regression import RegressionFactors
 from bayesify.posteriors import GlobalInducing, LocalInducing
 from bayesify.posteriors.global_inducing.convolutions import Convolution
 
@@ -79,7 +79,7 @@ def test_beyond_what_float64_holds_variances_stay_below_the_prior() -> None:
     design = 1e12 * design @ torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     gram = (design.mT @ design)[None].requires_grad_()
     with pytest.warns(UserWarning, match="float64 cannot hold"):
-        found = Problem(gram, design.mT[None], "the precision").solve()
+        found = RegressionFactors(gram, design.mT[None], "the precision").solve()
     assert float(found.root.square().sum(-2).detach().max()) < 1 + 1e-9
     found.closed_kl().backward()
     assert gram.grad is not None

@@ -20,7 +20,7 @@ import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
 from bayesify.maths import walsh_hadamard as maths
 from bayesify.maths.noise import NoiseSource
-from bayesify.maths.planar_flow import STILL, invertible, planar
+from bayesify.maths.planar_flow import IDENTITY_PRODUCT, invertible, planar
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.priors import PriorDraw
 from bayesify.running.runner import Runner
@@ -162,7 +162,7 @@ def test_single_outputs_and_inputs_are_one_block() -> None:
 @pytest.fixture
 def multiplying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers of any size multiply through their factors."""
-    monkeypatch.setattr("bayesify.posteriors.walsh_hadamard.posterior.MULTIPLY_FROM", 1)
+    monkeypatch.setattr("bayesify.posteriors.walsh_hadamard.posterior.MIN_SIZE_FOR_PRODUCTS", 1)
 
 
 def wide(covariance: str = "diagonal", **more: Any) -> BayesianNetwork:
@@ -365,7 +365,7 @@ def test_prior_scales_that_are_drawn() -> None:
 
 
 def test_planar_layer() -> None:
-    """Its log-determinant is that of the Jacobian by autograd, whatever u; STILL makes it the identity."""
+    """Its log-determinant is that of the Jacobian by autograd, whatever u; IDENTITY_PRODUCT makes it the identity."""
     for _ in range(20):
         z, u, w, b = numbers(5), 3 * numbers(5), 2 * numbers(5), numbers(1)[0]
         jacobian = torch.func.jacrev(lambda z: planar(z, u, w, b)[0])(z)  # noqa: B023
@@ -373,7 +373,7 @@ def test_planar_layer() -> None:
         assert sign.item() == 1.0
         torch.testing.assert_close(planar(z, u, w, b)[1], log_det, rtol=1e-9, atol=1e-9)
         assert float((w * invertible(u, w)).sum()) > -1
-    still = STILL * w / w.square().sum()
+    still = IDENTITY_PRODUCT * w / w.square().sum()
     torch.testing.assert_close(planar(z, still, w, b)[0], z, rtol=0, atol=1e-12)
 
 

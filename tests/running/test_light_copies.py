@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesify.running.light_copies import CONTAINER_LIMIT, LightCopy
+from bayesify.running.light_copies import MAX_CONTAINER_ENTRIES, LightCopy
 
 
 def network() -> nn.Sequential:
@@ -105,7 +105,7 @@ class Keeps(nn.Module):
         super().__init__()
         self.list, self.dict, self.layer = [1.0], {"a": 1}, nn.Linear(2, 2)
         self.same = self.list
-        self.table = dict.fromkeys(range(CONTAINER_LIMIT + 1))
+        self.table = dict.fromkeys(range(MAX_CONTAINER_ENTRIES + 1))
 
     def forward(self, x: Tensor) -> Tensor:
         self.list.clear()
@@ -137,7 +137,7 @@ class KeepsNested(nn.Module):
         self.state: dict = {"k": [], "n": 0, "deep": [{"a": deque([0], maxlen=2)}]}
         self.state["self"] = self.state
         self.same = self.state["k"]
-        self.tables: list = [{"n": 0}, dict.fromkeys(range(CONTAINER_LIMIT))]
+        self.tables: list = [{"n": 0}, dict.fromkeys(range(MAX_CONTAINER_ENTRIES))]
 
     def forward(self, x: Tensor) -> Tensor:
         self.state["self"]["n"] += 1

@@ -60,8 +60,8 @@ def test_every_way_is_the_same(way: str, size: int) -> None:
 @pytest.mark.parametrize("many", [0, math.inf])
 def test_pieces_of_large_batches(piece: int, many: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows at a time or one, the last piece shorter, with either inner factor."""
-    monkeypatch.setattr(walsh, "PIECE", piece)
-    monkeypatch.setattr(walsh, "MANY", many)
+    monkeypatch.setattr(walsh, "NUMBERS_PER_PIECE", piece)
+    monkeypatch.setattr(walsh, "MIN_NUMBERS_FOR_HALF_FACTOR", many)
     x = torch.randint(-9, 10, (5, 512)).float()
     assert torch.equal(walsh._by_butterflies(x, 1.0).reshape(x.shape), x @ sylvester(512, torch.float32))
 

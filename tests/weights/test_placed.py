@@ -10,7 +10,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.maths.fused_draws import ALIGNED, Joined
+from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined
 from bayesify.posteriors.common.base import DrawRequest
 from bayesify.posteriors.common.captured_draws import CapturedDraw, _in_wide_numbers
 from bayesify.running.inputs_and_outputs import at, each
@@ -60,9 +60,9 @@ def test_those_with_rows_of_one_kind_are_cut_together(num_draws: int) -> None:
     joined = Joined([((num_draws, *shape), (math.prod(shape), *stride)) for shape, stride in layouts])
     assert [len(cut) for cut in joined.cuts] == [5, 5]
     values = [torch.randn(num_draws, *shape) for shape, _ in layouts]
-    flat = joined.join(values, torch.zeros(ALIGNED))
+    flat = joined.join(values, torch.zeros(ALIGNMENT_NUMBERS))
     assert flat.numel() == joined.total
-    assert not any(start % ALIGNED for start in joined.starts)
+    assert not any(start % ALIGNMENT_NUMBERS for start in joined.starts)
     assert all(map(torch.equal, joined.views(flat), values))
     made = PlacedWeights([str(at) for at in range(len(values))], joined.places(flat))
     for index in range(-1, num_draws):

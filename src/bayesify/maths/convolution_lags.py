@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry, Offset
 from bayesify.maths.lag_correlations import Spectra, correlate, correlate_gradient, fast_size
+from bayesify.maths.signatures import Function
 
 
 def lag_moments(
@@ -135,7 +136,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
     return found
 
 
-class _Lagged(torch.autograd.Function):
+class _Lagged(Function):
     """Correlations at lags, [lags, G, C, C], over boxes, [boxes, G, C, C], with the targets, [K, G, C, R], and sums of both.
 
     Each border is cut out of the map once, and all gradients by the map are added up in one place.

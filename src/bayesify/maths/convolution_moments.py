@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry, Offset
 from bayesify.maths.convolution_lags import lag_moments
+from bayesify.maths.signatures import Function
 
 
 def convolution_moments(
@@ -72,7 +73,8 @@ def patch_cross(x: Tensor, targets: Tensor, geometry: Geometry) -> Tensor:
     r"""$A^\top V$: the weight gradient of the convolution at V, [G, D, c_out / G]."""
     padded, bare = geometry.padded(x)
     gradient: Tensor = _Cross.apply(padded, targets, bare)  # [c_out, c_in / G, *k]
-    return gradient.flatten(1).unflatten(0, (geometry.groups, -1)).mT
+    found: Tensor = gradient.flatten(1).unflatten(0, (geometry.groups, -1)).mT
+    return found
 
 
 # -- strided views ---------------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def _view(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
     return x[tuple(index)]
 
 
-class _Cross(torch.autograd.Function):
+class _Cross(Function):
     """The weight gradient of a convolution; its own gradients are a transposed convolution and a convolution."""
 
     @staticmethod
@@ -134,7 +136,7 @@ class _Cross(torch.autograd.Function):
         return by_x, by_targets, None
 
 
-class _Gram(torch.autograd.Function):
+class _Gram(Function):
     """Row by row of the kernel's positions: weight gradients at strided views; the gradient is a convolution for each row."""
 
     @staticmethod
@@ -148,7 +150,8 @@ class _Gram(torch.autograd.Function):
             view = _view(x, offset, geometry)
             if positions == 1:
                 rows = view.unflatten(1, (groups, width)).movedim(0, 2).flatten(2)  # [G, C, M o]
-                return rows @ rows.mT
+                found: Tensor = rows @ rows.mT
+                return found
             gram[:, :, index] = _kernel_gradient(x, view, geometry).flatten(1).unflatten(0, (groups, width))
         return gram.flatten(1, 2)
 

@@ -27,7 +27,9 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     wide = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()
     try:
         values, vectors = torch.linalg.eigh(wide)
-    except torch.linalg.LinAlgError as error:
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         size = matrix.shape[-1]
         raise ValueError(
             f"{what} ({size} x {size}) has no eigenvectors that could be computed; standardize the inputs, or leave out weights "

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.philox import ROUNDS, TILE
-from bayesify.maths.signatures import gradients_again, known_signature
+from bayesify.maths.signatures import Function, gradients_again
 
-ALIGNED = 64
+ALIGNMENT_NUMBERS = 64
 """Numbers that a weight's draws start at a multiple of."""
 
-FAST = True
+HAS_FAST_SINES = True
 """Whether kernels take sines and cosines by the device's own instructions, which an emulation does not have."""
 
 ENABLED = True
 """Whether normal numbers and draws on a GPU come from these kernels where they run."""
 
-WARPS = 4
+WARPS_PER_TILE = 4
 """Groups of 32 threads that make a tile."""
 
-WORTH_CUTTING = 5
+MIN_TENSORS_TO_CUT = 5
 """Tensors with rows of one kind that are cut in less time than as many views take."""
 
 Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
@@ -91,7 +91,7 @@ class Plan:
         self.table = torch.tensor(rows, dtype=torch.int64).to(self.device)
         self.precisions = torch.tensor([std**-2 for std in prior_stds], dtype=torch.float32).to(self.device)
         self.constant = sum(size * (math.log(std) - 0.5) for size, std in zip(sizes, prior_stds, strict=True))
-        self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
+        self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each, and the KL, a scalar; without gradients."""
@@ -102,7 +102,7 @@ class Plan:
         with on_device(self.device):
             draw_kernel[(len(self.owners),)](
                 self.owners, self.table, self.precisions, self.base, seed, out, parts,
-                self.num_draws, self.antithetic, ROUNDS, FAST, num_warps=WARPS,
+                self.num_draws, self.antithetic, ROUNDS, HAS_FAST_SINES, num_warps=WARPS_PER_TILE,
             )  # fmt: skip
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
@@ -116,7 +116,7 @@ class Plan:
         with on_device(self.device):
             gradient_kernel[(len(self.owners),)](
                 self.owners, self.table, self.precisions, self.base, seed, joined, weight, both[0], both[1],
-                self.num_draws, self.antithetic, ROUNDS, FAST, num_warps=WARPS,
+                self.num_draws, self.antithetic, ROUNDS, HAS_FAST_SINES, num_warps=WARPS_PER_TILE,
             )  # fmt: skip
         return [view for part in both for view in self.single.views(part)]
 
@@ -158,7 +158,7 @@ class Places(Sequence[Place]):
 
 
 class Joined:
-    """Tensors in one piece of memory, each at a multiple of `ALIGNED` numbers; those with rows of one kind are side by side.
+    """Tensors in one piece of memory, each at a multiple of `ALIGNMENT_NUMBERS`; those with rows of one kind are side by side.
 
     To cut many at once takes the host a third of the time of as many views.
 
@@ -168,7 +168,7 @@ class Joined:
 
     def __init__(self, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
         counts = [math.prod(size) for size, _ in layouts]
-        self.gaps = [-count % ALIGNED for count in counts]
+        self.gaps = [-count % ALIGNMENT_NUMBERS for count in counts]
         groups: dict[Any, list[int]] = {}
         for at, (size, stride) in enumerate(layouts):
             rows = len(size) > 1 and stride[1] == math.prod(size[2:]) and counts[at] and not self.gaps[at]
@@ -177,7 +177,7 @@ class Joined:
         *starts, self.total = accumulate([counts[at] + self.gaps[at] for at in self.order], initial=0)
         self.starts = [start for _, start in sorted(zip(self.order, starts, strict=True))]
         self.layouts = [(size, stride, start) for (size, stride), start in zip(layouts, self.starts, strict=True)]
-        self.cuts = [group for group in groups.values() if len(group) >= WORTH_CUTTING]
+        self.cuts = [group for group in groups.values() if len(group) >= MIN_TENSORS_TO_CUT]
         self.single = sorted({*self.order}.difference(*self.cuts))
         # Where gradients [S, *shape] are joined: their axes in the order of memory.
         self.orders = [(0, *sorted(range(1, len(size)), key=lambda axis: -stride[axis])) for size, stride in layouts]
@@ -213,7 +213,7 @@ class Joined:
 
         Args:
             values: Of one type.
-            zeros: [ALIGNED] of that type.
+            zeros: [ALIGNMENT_NUMBERS] of that type.
         """
         pieces = []
         for at in self.order:
@@ -292,8 +292,7 @@ Reference = Callable[[Tensor], tuple[list[Tensor], Tensor]]
 """Draws and KL of a seed in operations that torch differentiates."""
 
 
-@known_signature
-class _FusedDraw(torch.autograd.Function):
+class _FusedDraw(Function):
     """Draws and KL of a plan; the backward pass makes the noise again."""
 
     @staticmethod
@@ -352,7 +351,7 @@ def kernel_normals(count: int, seed: Tensor) -> Tensor:
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)
     with on_device(seed.device):
-        normal_kernel[(-(-count // TILE),)](seed, out, count, ROUNDS, FAST, num_warps=WARPS)
+        normal_kernel[(-(-count // TILE),)](seed, out, count, ROUNDS, HAS_FAST_SINES, num_warps=WARPS_PER_TILE)
     return out
 
 

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.maths import fused_draws
-from bayesify.maths.fused_draws import ALIGNED, Joined, Place, kernel_normals, on_device
+from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, kernel_normals, on_device
 from bayesify.maths.matheron import Factors, draw_group
 from bayesify.maths.philox import ROUNDS
-from bayesify.maths.signatures import gradients_again, known_signature
+from bayesify.maths.signatures import Function, gradients_again
 
-LARGEST = 64
+MAX_INDUCING_SIZE = 64
 """Rows or columns of U above which a program's registers do not hold it."""
 
 BLOCK, PART = 64, 16
 """Rows of a matrix that a program takes, and rows of U that a program sums parts of."""
 
-CHUNK, PROGRAMS, MOST_PARTS = 512, 4096, 128
+CHUNK, PROGRAMS, MAX_PARTS = 512, 4096, 128
 """Columns that a program goes through at least, programs above which it goes through more, and parts of a matrix at most, about."""
 
 
@@ -140,7 +140,7 @@ class MatheronPlan:
         self.orders = self._orders([len(matrices)] if stack else counts, stack[2] if stack else None)
         self._tables()
         self.ratios = torch.tensor([one.ratio for one in matrices], dtype=torch.float32).to(device)
-        self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=device)
+        self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=device)
 
     def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
         """Which column of $A_c$ stands at each place of memory, [G, 1, d_in] for each group in which these differ."""
@@ -168,14 +168,14 @@ class MatheronPlan:
         entries = self.num_draws * sum(
             d_out * (self.thin + d_in) for d_out, d_in, *_ in (one.shape for one in self.matrices)
         )
-        least = max(CHUNK, ALIGNED * (entries // (BLOCK * ALIGNED * PROGRAMS)))
+        least = max(CHUNK, ALIGNMENT_NUMBERS * (entries // (BLOCK * ALIGNMENT_NUMBERS * PROGRAMS)))
         for at, one in enumerate(self.matrices):
             (d_out, d_in, *_), outputs = one.shape, len(one.outputs)
             start, bias = self.drawn.starts[place], self.drawn.starts[place + outputs - 1]
             place += outputs
             width = math.prod(one.outputs[0][0]) // d_out
             count, length = -(-d_out // BLOCK), self.thin + d_in
-            chunk = max(least, -(-length * count // (MOST_PARTS * ALIGNED)) * ALIGNED)
+            chunk = max(least, -(-length * count // (MAX_PARTS * ALIGNMENT_NUMBERS)) * ALIGNMENT_NUMBERS)
             pieces = [(begin, min(begin + chunk, length)) for begin in range(0, length, chunk)]
             table.append(
                 [
@@ -216,7 +216,7 @@ class MatheronPlan:
 
     def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
         """What kernels that make noise are compiled for, after the columns of $E_3$."""
-        kind = (low, self.antithetic, ROUNDS, fused_draws.FAST, self.lookups)
+        kind = (low, self.antithetic, ROUNDS, fused_draws.HAS_FAST_SINES, self.lookups)
         return self.thin, self.size, block, SHAPES[low].step, *kind
 
     def draw(
@@ -315,8 +315,7 @@ class MatheronPlan:
         return found
 
 
-@known_signature
-class MatheronDraw(torch.autograd.Function):
+class MatheronDraw(Function):
     """Draws of a plan, W and b of each matrix; the backward pass makes the noise again."""
 
     @staticmethod

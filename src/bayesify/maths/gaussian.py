@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import Function
 from bayesify.maths.value_checks import transforming
 
 UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 """Differential entropy of a standard normal number, in nats."""
 
 
-class _Draw(torch.autograd.Function):
+class _Draw(Function):
     """Draws of many diagonal Gaussians and their summed KL to zero-mean priors, in a few calls for all of them."""
 
     @staticmethod
@@ -97,7 +97,7 @@ def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Ten
     return squares.sum() - torch.stack(logs).sum() + constant
 
 
-class _Moments(torch.autograd.Function):
+class _Moments(Function):
     """Means and variances of many diagonal Gaussians, and their summed KL to zero-mean priors."""
 
     @staticmethod
@@ -200,8 +200,7 @@ def standard_kl(std: Tensor, mean: Tensor | None = None, counts: Tensor | None =
     return found
 
 
-@known_signature
-class _StandardKL(torch.autograd.Function):
+class _StandardKL(Function):
     generate_vmap_rule = True
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 """Of the continued fraction, which takes about the root of the larger parameter."""
 
 
@@ -38,7 +38,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     a, b, x = (part.reshape(-1) for part in (a, b, x))
     below = 1 / _nonzero(1 - (a + b) * x / (a + 1), tiny)
     above, found = torch.ones_like(below), below
-    for step in range(1, MOST_STEPS):
+    for step in range(1, MAX_STEPS):
         double = a + 2 * step
         change = found
         for term in (

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 Lag = tuple[int, ...]
-CHUNK = 2**24
+MAX_SPECTRUM_NUMBERS = 2**24
 """Complex numbers of the spectrum of correlations that are held at once."""
-LARGEST_MATRIX = 64
+MAX_MATRIX_PERIOD = 64
 """Period up to which a transform is a product with a matrix, in the layout that is needed, in place of a fast transform."""
 
 
@@ -148,12 +148,14 @@ def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> N
 
 def _wave_sum(waves: Tensor, product: Tensor) -> Tensor:
     """Sum over frequencies, [lags, F] and [F, ...] -> [lags, ...]."""
-    return (waves @ product.flatten(1)).unflatten(1, product.shape[1:])
+    found: Tensor = (waves @ product.flatten(1)).unflatten(1, product.shape[1:])
+    return found
 
 
 def _lag_sum(waves: Tensor, values: Tensor) -> Tensor:
     """Sum over lags, [lags, F] and [lags, ...] -> [F, ...]."""
-    return (waves.T @ values.flatten(1)).unflatten(1, values.shape[1:])
+    found: Tensor = (waves.T @ values.flatten(1)).unflatten(1, values.shape[1:])
+    return found
 
 
 def fast_size(least: int) -> int:
@@ -170,7 +172,7 @@ def fast_size(least: int) -> int:
 
 
 def _chunks(both: Tensor, channels: int) -> list[slice]:
-    count = max(1, CHUNK // max(1, both.shape[1] * both.shape[-1] * channels))
+    count = max(1, MAX_SPECTRUM_NUMBERS // max(1, both.shape[1] * both.shape[-1] * channels))
     return [slice(start, start + count) for start in range(0, both.shape[0], count)]
 
 
@@ -181,7 +183,7 @@ def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None
     """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R]; half of the first axis's frequencies are kept, all of the others'."""
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
-    if max(sizes) > LARGEST_MATRIX:
+    if max(sizes) > MAX_MATRIX_PERIOD:
         dims, period = (*range(4, x.ndim), 3), (*sizes[1:], sizes[0])
         found = torch.cat([torch.fft.rfftn(maps, s=period, dim=dims).flatten(3) for maps in (x, y)], 2)
         spectrum = torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
@@ -215,7 +217,7 @@ def _maps(
     """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], times [M]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
-    if max(sizes) > LARGEST_MATRIX:
+    if max(sizes) > MAX_MATRIX_PERIOD:
         parts = torch.view_as_complex(spectrum.permute(3, 1, 4, 0, 2).contiguous()).unflatten(3, half)
         found = torch.fft.irfftn(parts, s=(*sizes[1:], sizes[0]), dim=(*range(4, parts.ndim), 3))
     else:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.signatures import gradients_again, known_signature, leading_axes
+from bayesify.maths.signatures import Function, gradients_again, leading_axes
 from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12
@@ -190,8 +190,7 @@ def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
     return found
 
 
-@known_signature
-class _Stacked(torch.autograd.Function):
+class _Stacked(Function):
     """Groups [G, m, d] in one tensor [L, M, D], filled up with zeros."""
 
     @staticmethod
@@ -219,8 +218,7 @@ def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tenso
     return F.pad(value, (0, rest) * axes, value=fill) if rest else value
 
 
-@known_signature
-class _Triangles(torch.autograd.Function):
+class _Triangles(Function):
     r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and $D$ as it was raised, [..., L, M].
 
     With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$, so that
@@ -364,7 +362,8 @@ def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, no
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:
     """[G, S, a, b] @ [G, b, c] as one product per matrix, all draws together: [G, S, a, c]."""
-    return (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])
+    found: Tensor = (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])
+    return found
 
 
 def side_by_side(draw: Callable[..., Tensor], groups: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -408,8 +407,7 @@ def draw_group(
     return (torch.baddbmm(flat, left, col) if keep else flat.baddbmm_(left, col)).view(wide.shape)
 
 
-@known_signature
-class StackDraw(torch.autograd.Function):
+class StackDraw(Function):
     r"""Draws of several groups, one draw of each, or of one group, with their gradients written out.
 
     With $E$ the noise of W's size, s that size, $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V and

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.fused_draws import has_kernel, kernel_normals
-from bayesify.maths.signatures import known_signature, leading_axes
+from bayesify.maths.signatures import Function, leading_axes
 
 
 class NoiseSource:
@@ -137,8 +137,7 @@ class StackedNoise(NoiseSource):
         return made
 
 
-@known_signature
-class _PerModel(torch.autograd.Function):
+class _PerModel(Function):
     """A function of one model's source and tensors under `vmap`, evaluated where the axis of models can be seen."""
 
     @staticmethod

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.fused_draws import has_kernel, on_device
+from bayesify.maths.signatures import Function
 from bayesify.transforms import next_power_of_two
 
-LARGEST = 2**28
+MAX_PATCH_NUMBERS = 2**28
 """Numbers of extracted patches that are held at once."""
 
 
@@ -39,7 +40,7 @@ def patch_products(
     Returns:
         [1, D, D] and [1, D, c_out] in float32, with D = c_in times the kernel's positions, and one more for a bias.
     """
-    size = max(1, LARGEST // (math.prod(targets.shape[2:]) * x.shape[1] * math.prod(geometry.kernel)))
+    size = max(1, MAX_PATCH_NUMBERS // (math.prod(targets.shape[2:]) * x.shape[1] * math.prod(geometry.kernel)))
     parts = [
         _Products.apply(*part, geometry, bias)
         for part in zip(x.split(size), targets.split(size), precision.split(size), strict=True)
@@ -73,7 +74,7 @@ def _multiply(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-class _Products(torch.autograd.Function):
+class _Products(Function):
     r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, columns of A by kernel position, then channel, then the ones: [D, D + R]."""
 
     @staticmethod

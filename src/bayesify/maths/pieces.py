@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.maths.signatures import Function
 
-class SumOfPieces(torch.autograd.Function):
+
+class SumOfPieces(Function):
     """A sum of scalars whose gradients are computed along with them, so that only one piece is held at a time.
 
     `apply(part, pieces, *given)` is the sum over pieces of `part(piece, given)`, which may read those of `given` that are

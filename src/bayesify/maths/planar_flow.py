@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STILL = math.log(math.e - 1)
+IDENTITY_PRODUCT = math.log(math.e - 1)
 """The value of w . u at which the constrained u is 0 along w, and the layer the identity if u is a multiple of w."""
 
 
-ROUNDINGS = 32
+MARGIN_IN_ROUNDINGS = 32
 """How many rounding errors of w . u the constrained product stays above -1."""
 
 
@@ -32,8 +32,9 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
         [..., 1].
     """
     size = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-    least = (ROUNDINGS * torch.finfo(u.dtype).eps * (1 + size)).clamp_max(0.5)
-    return least + (1 - least) * F.softplus((w * u).sum(-1, keepdim=True)) - 1
+    least = (MARGIN_IN_ROUNDINGS * torch.finfo(u.dtype).eps * (1 + size)).clamp_max(0.5)
+    found: Tensor = least + (1 - least) * F.softplus((w * u).sum(-1, keepdim=True)) - 1
+    return found
 
 
 def invertible(u: Tensor, w: Tensor) -> Tensor:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.signatures import known_signature, leading_axes
+from bayesify.maths.signatures import Function, leading_axes
 
 
-@known_signature
-class _InverseAndLogDet(torch.autograd.Function):
+class _InverseAndLogDet(Function):
     """A^-1, its diagonal and log det A; the gradient needs two products and no derivative of a factorization."""
 
     @staticmethod
@@ -44,11 +43,11 @@ def inverse_from_factor(factor: Tensor) -> Tensor:
         return torch.cholesky_inverse(factor)
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-    return root.mT @ root
+    found: Tensor = root.mT @ root
+    return found
 
 
-@known_signature
-class _Forms(torch.autograd.Function):
+class _Forms(Function):
     """k^T w and k^T G k for the columns k of a matrix; the product G k serves the gradient too, to which that of k^T w is added."""
 
     @staticmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.gamma import widened
-from bayesify.maths.signatures import known_signature, leading_axes
+from bayesify.maths.signatures import Function, leading_axes
 from bayesify.maths.value_checks import should_check, transforming
 
 
@@ -66,7 +66,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Problem:
+class RegressionFactors:
     r"""The two matrices that G regressions depend on; they are solved in float64 where the device has it.
 
     In float32 the prior's identity is lost beside B from about $\lVert B \rVert = 10^4$ on; in float64 it is kept up to
@@ -131,11 +131,11 @@ def _floored_factor(precision: Tensor) -> Tensor:
     """Lower factor of the nearest symmetric matrix whose eigenvalues are at least 1; no Cholesky factorization can fail in it."""
     values, vectors = torch.linalg.eigh(precision)
     upper = torch.linalg.qr(values.clamp_min(1).sqrt().unsqueeze(-1) * vectors.mT).R
-    return (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
+    found: Tensor = (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
+    return found
 
 
-@known_signature
-class _InverseFactor(torch.autograd.Function):
+class _InverseFactor(Function):
     r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient of three products.
 
     From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle and half of the diagonal, follows
@@ -177,8 +177,7 @@ class _InverseFactor(torch.autograd.Function):
         return root.mT @ middle @ root, None, None
 
 
-@known_signature
-class _Drawn(torch.autograd.Function):
+class _Drawn(Function):
     r"""$\tilde W$, the closed KL, whether a factorization failed, K and $\tilde m = K^\top K C$.
 
     With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$ the gradient by C is $\bar C = K^\top K \bar m$, and that by $P$ is

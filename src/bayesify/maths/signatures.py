@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-Function = TypeVar("Function", bound=type[Any])
 
+class Function(torch.autograd.Function):
+    """A function with hand-written gradients.
 
-def known_signature(function: Function) -> Function:
-    """Keep the signature of an autograd function's `forward`: torch inspects it at each call, which costs more than small work."""
-    function.forward.__signature__ = inspect.signature(function.forward)
-    return function
+    It keeps the signature of its `forward`: torch inspects it at each call, which costs more than small work.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        forward: Any = cls.forward
+        forward.__signature__ = inspect.signature(forward)
+
+    if TYPE_CHECKING:  # torch's own has no annotations
+
+        @classmethod
+        def apply(cls, *args: Any, **kwargs: Any) -> Any:
+            """The outputs of `forward`."""
 
 
 def gradients_again(

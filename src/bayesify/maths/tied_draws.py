@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bayesify.maths import fused_draws
-from bayesify.maths.fused_draws import ALIGNED, Joined, Place, first_tiles, offset, on_device, tile_owners
+from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, first_tiles, offset, on_device, tile_owners
 from bayesify.maths.philox import ROUNDS
 
 BLOCK, CHUNK = 32, 64
 """Rows or columns whose factors a program gives gradients to, and the entries of each that it takes at a time."""
 
-NUMBERS = 512
+FACTORS_PER_PROGRAM = 512
 """Factors that a program makes positive."""
 
 
@@ -76,7 +76,7 @@ class TiedPlan:
         self.owners = tile_owners(tiles, self.device)
         self.sides = self._blocks([mean.shape for mean in means], BLOCK)
         self.numbers = self._blocks(
-            [(row.numel(), col.numel()) for row, col in zip(raw_rows, raw_cols, strict=True)], NUMBERS
+            [(row.numel(), col.numel()) for row, col in zip(raw_rows, raw_cols, strict=True)], FACTORS_PER_PROGRAM
         )
         self.table = torch.tensor(rows, dtype=torch.int64).to(self.device)
         pairs = [[stds[0] ** -2, stds[-1] ** -2] for stds in prior_stds]
@@ -86,7 +86,7 @@ class TiedPlan:
             for pair, stds in zip(outputs, prior_stds, strict=True)
             for (size, _), std in zip(pair, stds, strict=True)
         )
-        self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
+        self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
         """Matrix, side and number of each block of its two sides: [blocks, 3]."""
@@ -103,7 +103,7 @@ class TiedPlan:
         from bayesify.maths.tied_kernels import positive_kernel
 
         factors = torch.empty(self.factors.total, dtype=torch.float32, device=self.device)
-        positive_kernel[(len(self.numbers),)](self.numbers, self.table, self.base, factors, NUMBERS)
+        positive_kernel[(len(self.numbers),)](self.numbers, self.table, self.base, factors, FACTORS_PER_PROGRAM)
         return factors
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
@@ -115,7 +115,7 @@ class TiedPlan:
         with on_device(self.device):
             tied_draw_kernel[(len(self.owners),)](
                 self.owners, self.table, self.precisions, self.base, self._positive(), seed, out, parts, self.num_draws,
-                self.antithetic, self.rank, ROUNDS, fused_draws.FAST, num_warps=fused_draws.WARPS,
+                self.antithetic, self.rank, ROUNDS, fused_draws.HAS_FAST_SINES, num_warps=fused_draws.WARPS_PER_TILE,
             )  # fmt: skip
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
@@ -133,7 +133,7 @@ class TiedPlan:
             factors = self._positive()
             tied_gradient_kernel[(len(self.owners),)](
                 self.owners, self.table, self.precisions, self.base, factors, seed, joined, weight, to_mean, to_std, self.num_draws,
-                self.antithetic, self.rank, ROUNDS, fused_draws.FAST, num_warps=fused_draws.WARPS,
+                self.antithetic, self.rank, ROUNDS, fused_draws.HAS_FAST_SINES, num_warps=fused_draws.WARPS_PER_TILE,
             )  # fmt: skip
             factor_kernel[(len(self.sides), self.rank)](
                 self.sides, self.table, self.base, factors, to_std, to_factors, self.rank, BLOCK, CHUNK

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import Function
 from bayesify.transforms import hadamard, hadamard_matrix
 
 
@@ -52,8 +52,7 @@ def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
 
 
-@known_signature
-class _Dyadic(torch.autograd.Function):
+class _Dyadic(Function):
     """Entries by exclusive or of the indices; the gradient of c_k sums those with i ^ j = k, by gathers, not scatters."""
 
     @staticmethod
@@ -78,8 +77,7 @@ class _Dyadic(torch.autograd.Function):
         return _Dyadic.apply(c.movedim(in_dims[0], 0)), 0
 
 
-@known_signature
-class _DyadicSums(torch.autograd.Function):
+class _DyadicSums(Function):
     """Sums of the entries of a matrix with equal i ^ j: [..., D, D] -> [..., D]; the transpose of `_Dyadic`."""
 
     @staticmethod

@@ -75,4 +75,5 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
     start = (prior_dof - steps) / 2
     gammas = (torch.lgamma(start) - torch.lgamma(halves)).sum(-1)
     slope = 0.5 * (n - prior_dof) * torch.digamma(halves).sum(-1)
-    return (0.5 * prior_dof * log_det + 0.5 * n * (trace - size) + gammas + slope).to(precision.dtype)
+    found: Tensor = (0.5 * prior_dof * log_det + 0.5 * n * (trace - size) + gammas + slope).to(precision.dtype)
+    return found

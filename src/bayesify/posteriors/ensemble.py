@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -142,5 +142,5 @@ def _reset(module: nn.Module) -> nn.Module | None:
         if callable(getattr(module, method, None)):
             again: Any = copy.deepcopy(module)
             getattr(again, method)()
-            return again
+            return cast(nn.Module, again)
     return None

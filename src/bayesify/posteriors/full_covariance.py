@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import positive, raw_positive, relative_tril, strict_tril
 from bayesify.maths.gaussian import UNIT_ENTROPY
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, fixed_stds
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
-LARGEST_LAYER = 20_000
+MAX_LAYER_WEIGHTS = 20_000
 """Scalars in one layer above which a dense covariance is refused: 20,000 of them take 1.6 GB in float32."""
 
 
@@ -52,7 +52,7 @@ class FullCovariance(Posterior):
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Means at the network's weights, covariances multiples of the identity."""
         for layer in self.layers:
-            if layer.numel > LARGEST_LAYER:
+            if layer.numel > MAX_LAYER_WEIGHTS:
                 raise ValueError(
                     f"FullCovariance: layer {layer.name} has {layer.numel} weights, a covariance of "
                     f"{4 * layer.numel**2 / 2**30:.1f} GiB; select smaller layers, or use MatrixNormal or KTied here"
@@ -115,7 +115,7 @@ class FullCovariance(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, each covariance to the prior's diagonal."""
-        stds = self.fixed_stds(prior)
+        stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.lower[layer.name].zero_()

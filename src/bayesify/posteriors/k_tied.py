@@ -14,7 +14,7 @@ from bayesify.maths.fused_draws import DrawPlan
 from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.philox import TILE
 from bayesify.maths.tied_draws import TiedPlan
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer, fixed_stds
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.weights.layout import strides_of
@@ -91,7 +91,7 @@ class KTied(Posterior):
             return of_one_type and all(len(one.weights) <= 2 and not one.weights[0].transposed for one in self.layers)
 
         suits = kernels_suit(request, first_parameter(self.mean_value))
-        return suits and self.constant(("are_pairs", id(request.layout)), are_pairs)
+        return suits and self.results.constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
         """The same numbers by a kernel for all layers."""
@@ -109,7 +109,7 @@ class KTied(Posterior):
             kind = (request.num_draws, request.antithetic, request.dtype(self.weights[0].name))
             return TiedPlan(means, rows, cols, outputs, lookups, prior_stds, *kind)
 
-        names = self.constant("names", lambda: [weight.name for weight in self.weights])
+        names = self.results.constant(self, "names", lambda: [weight.name for weight in self.weights])
         return draw_by_kernels(self, request, names, [part for values in parts for part in values], make)
 
     def _std_matrices(self) -> dict[str, Tensor]:
@@ -117,16 +117,16 @@ class KTied(Posterior):
 
     def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
         """KL with the standard deviations that a draw has computed already."""
-        moments = self.second_moments(prior, self.by_layer(lambda layer: stds[layer.name].square()))
+        moments = self.second_moments(prior, by_layer(self.layers, lambda layer: stds[layer.name].square()))
         return prior.cross_entropy(moments, self.sizes()) - self._entropy(stds)
 
     def mean(self) -> dict[str, Tensor]:
         """M."""
-        return self.by_layer(lambda layer: self.mean_value[layer.name])
+        return by_layer(self.layers, lambda layer: self.mean_value[layer.name])
 
     def variance(self) -> dict[str, Tensor]:
         """Squared entries of u v^T."""
-        return self.by_layer(lambda layer: self.std_matrix(layer.name).square())
+        return by_layer(self.layers, lambda layer: self.std_matrix(layer.name).square())
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies."""
@@ -139,7 +139,7 @@ class KTied(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, u to 1, v to the prior's standard deviations over the rank."""
-        stds = self.fixed_stds(prior)
+        stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.raw_row[layer.name].fill_(raw_positive(1.0))

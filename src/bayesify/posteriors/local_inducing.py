@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gamma import widened
 from bayesify.maths.gaussian import UNIT_ENTROPY
-from bayesify.maths.regression import Problem, Regression
+from bayesify.maths.regression import Regression, RegressionFactors
 from bayesify.maths.value_checks import should_check
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer
 from bayesify.posteriors.global_inducing.likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
@@ -94,13 +94,13 @@ class LocalInducing(Posterior):
         """Inducing inputs with their ones, [M, D]."""
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
-    def problem(self, layer: Layer, scale: PriorScale) -> Problem:
-        """The regression of one layer's whitened rows, for each draw of the prior, [*S, 1, D, R]; in float64, see `Problem`."""
+    def problem(self, layer: Layer, scale: PriorScale) -> RegressionFactors:
+        """The regression of one layer's whitened rows, for each draw of the prior, [*S, 1, D, R]; in float64."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
         what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
-        return Problem(design.mT @ design, design.mT @ outputs, what)
+        return RegressionFactors(design.mT @ design, design.mT @ outputs, what)
 
     def regression(self, layer: Layer, scale: PriorScale) -> Regression:
         """The posterior over whitened rows of one layer."""
@@ -110,7 +110,7 @@ class LocalInducing(Posterior):
         """One regression per layer, all draws together."""
         noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
         scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
-        by_shape: dict[tuple[int, int], list[tuple[Layer, Problem, Tensor]]] = {}
+        by_shape: dict[tuple[int, int], list[tuple[Layer, RegressionFactors, Tensor]]] = {}
         for layer, part in zip(self.layers, noise, strict=True):
             eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
             entry = (layer, self.problem(layer, scale), eps)
@@ -124,14 +124,14 @@ class LocalInducing(Posterior):
                 weights.update(layer.from_matrix(scale.push(layer, rows.mT).squeeze(-3).to(eps.dtype)))
         return weights, self._stored(sum(kls[1:], kls[0]))
 
-    def _draw_alike(self, problems: list[Problem], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+    def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs; all at once where no value is looked at."""
         if should_check(noise[0]):
             found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
             return [drawn for drawn, _, _ in found], sum(kl for _, kl, _ in found)  # type: ignore[return-value]
         eps, batch = torch.stack(noise), noise[0].shape[:-2]
         grams = torch.stack([each.gram.expand(*batch, -1, -1) for each in problems])
-        problem = Problem(grams, torch.stack([each.cross.expand(*batch, -1, -1) for each in problems]))
+        problem = RegressionFactors(grams, torch.stack([each.cross.expand(*batch, -1, -1) for each in problems]))
         drawn, kl, failed = problem.draw(eps, self.kl_form)
         return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
@@ -142,7 +142,7 @@ class LocalInducing(Posterior):
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
         """The weights by name from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
         scale = self._typical()
-        return self.by_layer(lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
+        return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 
     def _typical(self) -> PriorScale:
         assert self.bound_prior is not None
@@ -171,7 +171,8 @@ class LocalInducing(Posterior):
         layer = next(layer for layer in self.layers if weight in layer.weights)
         blocks = self.covariance(layer)[: weight.matrix_shape[1], : weight.matrix_shape[1]]
         blocks = blocks.unflatten(0, (-1, positions)).unflatten(-1, (-1, positions))  # [c, K, c, K]
-        return layer.rows * blocks.diagonal(dim1=0, dim2=2).sum(-1)
+        found: Tensor = layer.rows * blocks.diagonal(dim1=0, dim2=2).sum(-1)
+        return found
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Closed form; a scalar, or [S] for S draws of the prior."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import positive, raw_positive, relative_tril
 from bayesify.maths.gaussian import UNIT_ENTROPY
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer, fixed_stds
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -79,7 +79,7 @@ class MatrixNormal(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """M."""
-        return self.by_layer(lambda layer: self.mean_value[layer.name])
+        return by_layer(self.layers, lambda layer: self.mean_value[layer.name])
 
     def variance(self) -> dict[str, Tensor]:
         """Outer product of the diagonals of the two covariances."""
@@ -88,7 +88,7 @@ class MatrixNormal(Posterior):
             rows, cols = self.scale_trils(layer.name)
             return torch.outer(rows.square().sum(-1), cols.square().sum(-1))
 
-        return self.by_layer(variances)
+        return by_layer(self.layers, variances)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
         """Trace of the rows' covariance times the sum of the columns' diagonal blocks that belong to filters."""
@@ -110,7 +110,7 @@ class MatrixNormal(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, the row factor to the identity, the column factor to the prior's standard deviations."""
-        stds = self.fixed_stds(prior)
+        stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.row_lower[layer.name].zero_()

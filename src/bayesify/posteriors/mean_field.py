@@ -17,7 +17,7 @@ from bayesify.maths.gaussian import UNIT_ENTROPY, diagonal_kl, diagonal_moments,
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common.base import DrawRequest, Posterior, fixed_stds, repeat_draws
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.weights.local_gaussian import LocalGaussian
@@ -207,7 +207,7 @@ class MeanField(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, standard deviations to the prior's."""
-        stds = self.fixed_stds(prior)
+        stds = fixed_stds(self, prior)
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(

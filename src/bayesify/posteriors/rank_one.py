@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.noise import choose_members
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 from bayesify.weights.named_parameters import NamedParameters
@@ -90,7 +90,7 @@ class RankOne(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """Shared weights times the average over components of the factors' means."""
-        return self.by_layer(lambda layer: self.value[layer.name] * self._mean_factor(layer.name))
+        return by_layer(self.layers, lambda layer: self.value[layer.name] * self._mean_factor(layer.name))
 
     def _mean_factor(self, layer: str) -> Tensor:
         return self.row_mean[layer].mT @ self.col_mean[layer] / self.components
@@ -105,7 +105,7 @@ class RankOne(Posterior):
             square = row_square.mT @ col_square / self.components
             return self.value[name].square() * (square - self._mean_factor(name).square())
 
-        return self.by_layer(variances)
+        return by_layer(self.layers, variances)
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """`-log p` of the shared weights plus the mean over components of the factors' KL."""

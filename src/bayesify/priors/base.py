@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -106,7 +105,8 @@ class PriorDraw:
                 total = total + sizes[name] / factor.shape[-1] * log_det
                 square = ((inverse @ square) * inverse).sum((-1, -2))  # tr C^-1 M C^-T
             total = total + square / (2 * std**2) + sizes[name] * std.log()
-        return total
+        found: Tensor = total
+        return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
         """A kernel with the prior's correlation from one with independent positions, both at the prior's scale.
@@ -130,7 +130,8 @@ class PriorDraw:
             return value / std
         factor = self.factor[name].detach().to(value)[0]
         filters = value.reshape(-1, factor.shape[-1])
-        return torch.linalg.solve_triangular(factor, filters.mT, upper=False).mT.reshape(value.shape) / std
+        found: Tensor = torch.linalg.solve_triangular(factor, filters.mT, upper=False).mT.reshape(value.shape) / std
+        return found
 
     def size(self, name: str) -> float:
         """Standard deviation of a weight's entries, the root of their mean variance where positions differ."""
@@ -160,6 +161,8 @@ class Prior(nn.Module):
     """
 
     name: ClassVar[str]
+    _drawn: tuple[list[Any], PriorDraw] | None = None
+    """Scales of a fixed prior with the arguments and weights that they are of: a network has hundreds of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,12 +196,15 @@ class Prior(nn.Module):
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """The scales that `num_draws` draws of the weights are judged by."""
         asked = [value for key, value in vars(self).items() if key not in _STANDARD]
-        known = _DRAWN.get(self)
+        known = self._drawn
         if known is None or known[0] != asked:
             known = asked, PriorDraw({name: self.std_of(weight) for name, weight in self.weights.items()})
             if all(type(value) in _PLAIN or value is self.weights for value in asked):
-                _DRAWN[self] = known
+                self._drawn = known
         return known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_drawn"}
 
     def typical(self) -> PriorDraw:
         """The means of the scales under the hyperparameters' posterior, as one draw without any randomness."""
@@ -217,9 +223,7 @@ class Prior(nn.Module):
         """Make the hyperparameters' posterior equal to their prior, in place; a fixed prior has none."""
 
 
-_DRAWN: weakref.WeakKeyDictionary[Prior, tuple[list[Any], PriorDraw]] = weakref.WeakKeyDictionary()
-"""Scales of fixed priors with their arguments and weights, where these are plain numbers: a network has hundreds of them."""
-_STANDARD = frozenset(vars(nn.Module()))
+_STANDARD = frozenset((*vars(nn.Module()), "_drawn"))
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 

@@ -62,14 +62,16 @@ class SpatialInverseWishart(Prior):
 
     def dof(self, size: int) -> Tensor:
         r"""$K + 1 + \nu$ of the kernels with K positions, [G]."""
-        return size + 1 + self.log_nu[str(size)].exp()
+        found: Tensor = size + 1 + self.log_nu[str(size)].exp()
+        return found
 
     def scale_matrix(self, size: int) -> Tensor:
         r"""$(K + 1) I + \Psi$ of the kernels with K positions, [G, K, K]."""
         packed, log_diagonal = self.lower[str(size)], self.log_diagonal[str(size)]
         eye = torch.eye(size, dtype=packed.dtype, device=packed.device)
         root = log_diagonal.exp().unsqueeze(-1) * (eye + strict_tril(packed, size))
-        return (size + 1) * eye + root @ root.mT
+        found: Tensor = (size + 1) * eye + root @ root.mT
+        return found
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """S factors of the correlation of each kernel."""
@@ -95,7 +97,8 @@ class SpatialInverseWishart(Prior):
     def _root(self, size: int) -> Tensor:
         r"""Lower T with $T T^\top$ the inverse of `scale_matrix`, [G, K, K]."""
         inverse = inverse_from_factor(torch.linalg.cholesky_ex(self.scale_matrix(size))[0])
-        return torch.linalg.cholesky_ex(inverse)[0]
+        found: Tensor = torch.linalg.cholesky_ex(inverse)[0]
+        return found
 
     def _stds(self) -> dict[str, float | Tensor]:
         return {name: self.std_of(weight) for name, weight in self.weights.items()}

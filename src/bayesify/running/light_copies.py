@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CALLED = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS_OF_A_PASS = ("_forward_hooks", "_forward_pre_hooks")
 SLOTS = ("_parameters", "_buffers")
 _HOOKS = (
     "_forward_hooks",
@@ -24,16 +24,18 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_REFUSING = operator.itemgetter(*CALLED, "_modules")
+_REFUSING = operator.itemgetter(*HOOKS_OF_A_PASS, "_modules")
 """What a module that stands for itself must have none of."""
 _STANDARD = frozenset(nn.Module().__dict__)
+_WATCHED = ("training", *SLOTS, "_modules", *HOOKS_OF_A_PASS)
+"""Attributes that every module has and that a pass depends on; the others are about storage and gradients."""
 _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
 _ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
 _PLAIN = frozenset((*_ATOMIC, bool))
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
-CONTAINER_LIMIT = 1024
+MAX_CONTAINER_ENTRIES = 1024
 """Entries of a container, with those of the containers in it, that a pass may change in place; larger ones are tables, such as a
 vocabulary, which passes read."""
 
@@ -47,27 +49,26 @@ class KnownModules:
     """What is known of the modules of one network, so that it is looked for once; a copy or a pickle of this object has none."""
 
     def __init__(self) -> None:
-        self._kinds: dict[type, tuple[bool, bool]] = {}
+        self.kinds: dict[type, tuple[bool, bool, bool]] = {}
         self._holders: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 
     def __reduce__(self) -> tuple[type[KnownModules], tuple[()]]:
         return KnownModules, ()
 
-    def kind(self, kind: type) -> tuple[bool, bool]:
-        """Whether modules of a type keep nothing of a pass, as torch's own leaf modules do, and whether they are scripted."""
-        known = self._kinds.get(kind)
-        if known is None:
-            leaf = is_torchs(kind) and not issubclass(kind, nn.RNNBase)
-            known = self._kinds[kind] = leaf, issubclass(kind, torch.jit.ScriptModule)
-        return known
+    def kind(self, kind: type) -> tuple[bool, bool, bool]:
+        """Whether modules of a type are torch's own, whether they keep nothing of a pass, and whether they are scripted."""
+        own = is_torchs(kind)
+        leaf = own and not issubclass(kind, nn.RNNBase)
+        found = self.kinds[kind] = own, leaf, issubclass(kind, torch.jit.ScriptModule)
+        return found
 
-    def holders(self, module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def holders(self, module: nn.Module, state: dict[str, Any], own: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Attributes of a module other than its children that hold modules, and those that are containers a pass may change.
 
         They are looked for again when an attribute is another object, or a container has another length. The key is the
         module's id, because a weak key takes as long as the copy of a module.
         """
-        place, own = id(module), is_torchs(type(module))
+        place = id(module)
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
         if known is None or known[0]() is not module or known[1] != now:
             names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
@@ -81,15 +82,17 @@ class KnownModules:
         """Whether all that a pass can keep in a module's copy is seen in its dict, where nothing but children holds modules."""
         state, kind = module.__dict__, type(module)
         has_slots = kind.__basicsize__ > nn.Module.__basicsize__
-        return not (has_slots or any(state[key] for key in CALLED) or self.holders(module, state)[0])
+        return not (
+            has_slots or any(state[key] for key in HOOKS_OF_A_PASS) or self.holders(module, state, is_torchs(kind))[0]
+        )
 
 
 class LightCopy:
     """A module tree with the same tensors and its own slots and modes.
 
     Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead;
-    containers are copied with the containers in them, where these have up to `CONTAINER_LIMIT` entries in all, except those of
-    torch's own modules; all others are shared, and so is what a tuple or another object holds.
+    containers are copied with the containers in them, up to `MAX_CONTAINER_ENTRIES` entries in all, except those of torch's own
+    modules; all others are shared, and so is what a tuple or another object holds.
     Microseconds for each module.
 
     Args:
@@ -117,6 +120,7 @@ class LightCopy:
         known: KnownModules | None = None,
     ) -> None:
         self._known = known or KnownModules()
+        self._kinds = self._known.kinds
         self._evaluate, self._owners = evaluate, None if hooks else owners
         self._shared: dict[int, nn.Module] = {}
         self._own = (*SLOTS, *_HOOKS) if hooks else SLOTS
@@ -170,15 +174,16 @@ class LightCopy:
             return known
         if place in self._shared:
             return module
+        clone: nn.Module
         kind, state = type(module), module.__dict__
-        leaf, scripted = self._known.kind(kind)
+        own, leaf, scripted = self._kinds.get(kind) or self._known.kind(kind)
         evaluate, children = self._evaluate, state.get("_modules")
         stays = leaf and not is_owner and not children and not (evaluate and state["training"])
         if stays and _is_unhooked(state) and place not in self._filled:
             self._shared[place] = module
             return module
         if scripted:
-            clone: Any = copy.copy(module)
+            clone = copy.copy(module)
             if evaluate:
                 clone.eval()
             self._clones[place] = clone
@@ -195,7 +200,7 @@ class LightCopy:
         for key in self._own:
             state[key] = state[key].copy()
         if state["_forward_hooks"] or state["_forward_pre_hooks"]:
-            for key in CALLED:
+            for key in HOOKS_OF_A_PASS:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
         copies = state["_modules"] = {}
         if children:
@@ -203,7 +208,7 @@ class LightCopy:
             for name, child in children.items():
                 found = None if child is None else self._copy(child, None if path is None else before + name)
                 copies[name] = found
-        holders, containers = self._known.holders(module, state)
+        holders, containers = self._known.holders(module, state, own)
         for key in holders:
             state[key] = _swap(state[key], self._copy, {})
         for key in containers:
@@ -315,27 +320,32 @@ class Record:
     def __init__(self, modules: list[nn.Module], containers: list[Any]) -> None:
         states = [module.__dict__ for module in modules]
         dicts = [state[key] for state in states for key in (*SLOTS, "_modules")]
-        called = [state[key] for state in states for key in CALLED]
-        self._modules, self._kinds = modules, list(map(type, modules))
-        self._own = [module.__dict__ for module in modules if not is_torchs(type(module))]
+        called = [state[key] for state in states for key in HOOKS_OF_A_PASS]
+        self._modules, self._kinds, self._lengths = modules, list(map(type, modules)), list(map(len, states))
+        self._getters = [operator.itemgetter(*_WATCHED, *(state.keys() - _STANDARD)) for state in states]
         self._dicts, self._containers = list(filter(None, dicts)), list(filter(None, containers))
         self._empty = [one for one in (*dicts, *called, *containers) if not one]
-        self._keys, self._names = list(chain.from_iterable(self._own)), list(chain.from_iterable(self._dicts))
-        self._values = self._held()
+        self._names = list(chain.from_iterable(self._dicts))
+        self._values = self._held(states)
         self._contents = [entries_of(container) for container in self._containers]
 
-    def _held(self) -> list[Any]:
-        states = [module.__dict__ for module in self._modules]
-        return list(chain.from_iterable(map(dict.values, chain(states, self._dicts))))
+    def _held(self, states: list[dict[str, Any]]) -> list[Any]:
+        attributes = chain.from_iterable(map(operator.call, self._getters, states))
+        return list(chain(attributes, chain.from_iterable(map(dict.values, self._dicts))))
 
     def holds(self) -> bool:
         """Whether they are the same now."""
+        states = [module.__dict__ for module in self._modules]
+        try:
+            held = self._held(states)
+        except KeyError:  # an attribute is gone
+            return False
         return (
             not any(self._empty)
             and list(map(type, self._modules)) == self._kinds
-            and are_same(self._held(), self._values)
+            and list(map(len, states)) == self._lengths
+            and are_same(held, self._values)
             and list(chain.from_iterable(self._dicts)) == self._names
-            and list(chain.from_iterable(self._own)) == self._keys
             and all(map(are_same, map(entries_of, self._containers), self._contents))
         )
 
@@ -356,16 +366,16 @@ def is_torchs(kind: type) -> bool:
 
 
 def _is_container(value: Any) -> bool:
-    return type(value) in _CONTAINERS and len(value) <= CONTAINER_LIMIT
+    return type(value) in _CONTAINERS and len(value) <= MAX_CONTAINER_ENTRIES
 
 
 def _nested(container: Any) -> dict[int, Any]:
-    """A container and all containers in it, by id; none if they have more than `CONTAINER_LIMIT` entries in all."""
+    """A container and all containers in it, by id; none if they have more than `MAX_CONTAINER_ENTRIES` entries in all."""
     found, waiting, entries = {id(container): container}, [container], 0
     while waiting:
         one = waiting.pop()
         entries += len(one)
-        if entries > CONTAINER_LIMIT:
+        if entries > MAX_CONTAINER_ENTRIES:
             return {}
         parts = one.values() if isinstance(one, dict) else one
         if not _CONTAINERS.isdisjoint(map(type, parts)):

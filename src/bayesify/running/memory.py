@@ -88,7 +88,7 @@ class _CountBytes(TorchDispatchMode):
         return False
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

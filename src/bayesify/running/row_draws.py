@@ -92,6 +92,7 @@ def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:
             raise NotByRows(f"an output of shape {tuple(leaf.shape)} has not one entry for each row")
-        return leaf.unflatten(0, (num_draws, -1))
+        found: Tensor = leaf.unflatten(0, (num_draws, -1))
+        return found
 
     return pytree.tree_map_only(Tensor, split, tree)

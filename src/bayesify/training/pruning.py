@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated
 
 from bayesify.arguments.checks import Range, checked
@@ -30,7 +31,7 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
     """
     parts = bnn.posteriors
     for part in parts:
-        part.check_prunable(keep)
+        copy.deepcopy(part).prune(keep)
     for part in parts:
         part.prune(keep)
     return bnn

@@ -16,7 +16,7 @@ from bayesify.transforms.sign_matrices import sign_matrix
 
 SIDE = 64
 """Side of the square tile that products transform: what one group of four warps takes at once."""
-LARGEST = 4 * SIDE**2
+MAX_VECTOR_SIZE = 4 * SIDE**2
 """Longest vector that one program holds; longer ones get their outer factor from a matrix product."""
 
 _COMPILED: dict[Any, Any] = {}
@@ -117,9 +117,11 @@ def fused_transform(x: Tensor, scale: float) -> Tensor:
         scale: Factor on the result.
     """
     size = x.shape[-1]
-    if size > LARGEST:
-        parts = fused_transform(x.reshape(-1, LARGEST), scale).view(-1, size // LARGEST, LARGEST)
-        return (sign_matrix(size // LARGEST, parts) @ parts).view(x.shape)
+    if size > MAX_VECTOR_SIZE:
+        parts = fused_transform(x.reshape(-1, MAX_VECTOR_SIZE), scale).view(
+            -1, size // MAX_VECTOR_SIZE, MAX_VECTOR_SIZE
+        )
+        return (sign_matrix(size // MAX_VECTOR_SIZE, parts) @ parts).view(x.shape)
     source = x.contiguous()
     target = torch.empty_like(source)
     tiles, rows = max(1, size // SIDE**2), x.numel() // SIDE

@@ -7,7 +7,7 @@ import math
 import platform
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,15 @@ from torch.autograd import forward_ad
 from bayesify.arguments.checks import Count, checked
 from bayesify.transforms.sign_matrices import sign_matrix
 
-DENSE = 128
+MAX_DENSE_SIZE = 128
 """Size up to which one dense product is the fastest transform, whatever the batch."""
-INNER = 32
+FACTOR_SIZE = 32
 """Size of the factor that a product applies before butterflies do the rest: the butterflies' rows are then long enough."""
-PIECE = 2**21
+NUMBERS_PER_PIECE = 2**21
 """Numbers whose butterflies are done before those of others: they stay in the cache."""
-MANY = 2**19 if platform.machine() in ("aarch64", "arm64") else math.inf
-"""Numbers in a batch from which half of `INNER` is faster: on ARM, with the product's second matrix transposed."""
-FEW = 2**13
+MIN_NUMBERS_FOR_HALF_FACTOR = 2**19 if platform.machine() in ("aarch64", "arm64") else math.inf
+"""Numbers in a batch from which half of `FACTOR_SIZE` is faster: on ARM, with the product's second matrix transposed."""
+MAX_NUMBERS_FOR_FEW_CALLS = 2**13
 """Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
 
 
@@ -74,7 +74,8 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
         return plain_transform(x, scale)
     if _nobody_differentiates(x):
         return transform(x, scale)
-    return _Hadamard.apply(x, scale)
+    found: Tensor = _Hadamard.apply(x, scale)
+    return found
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
@@ -85,6 +86,11 @@ def _nobody_differentiates(x: Tensor) -> bool:
 
 class _Hadamard(torch.autograd.Function):
     """The transform times a number: linear and symmetric, so all its derivatives are itself."""
+
+    if TYPE_CHECKING:  # torch's own has no annotations
+
+        @classmethod
+        def apply(cls, *args: Any, **kwargs: Any) -> Any: ...
 
     @staticmethod
     def forward(x: Tensor, scale: float) -> Tensor:
@@ -115,7 +121,7 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 def transform(x: Tensor, scale: float) -> Tensor:
     """`scale` times the transform with entries 1 and -1, by the way that suits device, size and batch; no gradient."""
     # Float64 and small sizes go the plain way.
-    if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > DENSE and _triton_is_there():
+    if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
 
         return fused_transform(x, scale)
@@ -131,9 +137,9 @@ def plain_transform(x: Tensor, scale: float) -> Tensor:
     """The same in plain torch: the fallback and the reference of the fused kernel."""
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
-    if size <= DENSE or (size <= 2 * DENSE and rows * size**2 <= 2**21):
+    if size <= MAX_DENSE_SIZE or (size <= 2 * MAX_DENSE_SIZE and rows * size**2 <= 2**21):
         flat = wide.reshape(rows, size) @ sign_matrix(size, wide).mul(scale)
-    elif x.is_cuda or torch.compiler.is_compiling() or rows * size <= FEW:
+    elif x.is_cuda or torch.compiler.is_compiling() or rows * size <= MAX_NUMBERS_FOR_FEW_CALLS:
         flat = _by_factors(wide, scale)
     else:
         flat = _by_butterflies(wide, scale)
@@ -156,11 +162,11 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
     """One product by the innermost factor, then a + b and a - b in place over ever longer rows."""
-    size, many = x.shape[-1], x.numel() >= MANY
-    inner = INNER // 2 if many else INNER
+    size, many = x.shape[-1], x.numel() >= MIN_NUMBERS_FOR_HALF_FACTOR
+    inner = FACTOR_SIZE // 2 if many else FACTOR_SIZE
     signs = sign_matrix(inner, x).mul(scale)
     y = x.reshape(-1, inner) @ (signs.T if many else signs)
-    for piece in y.view(-1, size).split(max(PIECE // size, 1)) if y.numel() > PIECE else (y,):
+    for piece in y.view(-1, size).split(max(NUMBERS_PER_PIECE // size, 1)) if y.numel() > NUMBERS_PER_PIECE else (y,):
         width = inner
         while width < size:
             first, second = piece.view(-1, 2, width).unbind(1)

@@ -10,10 +10,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
 """What a posterior's training does with them: see `bayesianize`. Names are those of the layers that are frozen."""
-START_SHARE = 0.05
+MAX_INITIAL_SHARE = 0.05
 """Weight of the values that statistics start with (mean 0, variance 1), below which they are those of a training: 29 batches at the
 usual momentum of 0.1. A forward pass or two of a fresh network in training mode do not make it a trained one."""
-FEWEST_BATCHES = 20
+MIN_BATCHES = 20
 """The same for plain averages (`momentum=None`), whose start has no weight, and for large momenta."""
 
 
@@ -43,7 +43,7 @@ def is_trained(layer: _NormBase) -> bool:
         return False
     batches = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
     if batches and layer.momentum != 0:
-        return batches >= FEWEST_BATCHES and (1 - (layer.momentum or 1.0)) ** batches < START_SHARE
+        return batches >= MIN_BATCHES and (1 - (layer.momentum or 1.0)) ** batches < MAX_INITIAL_SHARE
     return bool((layer.running_mean != 0).any() | (layer.running_var != 1).any())
 
 

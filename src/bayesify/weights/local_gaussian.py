@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,7 @@ class LocalGaussian(LocalWeight):
 
 
 @LocalGaussian.rule(F.linear)
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
         return NotImplemented
     if x.ndim != 2 or not weight.is_local(x):

@@ -108,7 +108,7 @@ def first_parameter(module: nn.Module) -> Tensor:
     raise ValueError(f"{type(module).__name__} has no parameters; give a module that has some")
 
 
-_is_given = partial(operator.is_not, None)
+_is_given: Any = partial(operator.is_not, None)
 MASK = ":mask"
 """What the name of a mask ends in, after the name of its parameter."""
 

@@ -10,7 +10,7 @@ from bayesify.weights.catalog import Weight
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightRow:
     """One weight in the summary.
 
     Args:
@@ -53,7 +53,7 @@ def summarize(
         tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
         remark = "; ".join(filter(None, (remarks.get(name), tied)))
         treatment, after = drawn.get(name, ("point estimate", weight.numel if name in points else 0))
-        rows.append(Row(name, tuple(weight.shape), treatment, weight.numel, after, remark))
+        rows.append(WeightRow(name, tuple(weight.shape), treatment, weight.numel, after, remark))
     return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
 
 
@@ -66,7 +66,7 @@ class Summary:
         shared: Trainable scalars that belong to no single weight: the likelihood's, the prior's, shared ones.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[WeightRow, ...]
     shared: int = 0
 
     @property

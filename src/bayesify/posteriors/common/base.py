@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -312,10 +312,6 @@ class Posterior(nn.Module):
         """Keep a fraction of the stored numbers, in place; see `bayesify.prune`."""
         raise ValueError(f"prune: {type(self).__name__} cannot be pruned; MeanField and InducingWeights can")
 
-    def check_prunable(self, keep: float) -> None:
-        """Raise `ValueError` where `prune` would, without changing anything."""
-        copy.deepcopy(self).prune(keep)
-
     def draws_fused(self, request: DrawRequest) -> bool:
         """Whether a draw is a few launches already, so that to capture it as a CUDA graph gains nothing."""
         return False
@@ -327,31 +323,9 @@ class Posterior(nn.Module):
         """All weights under this posterior."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
-    def by_layer(self, matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
-        """The weights by name from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
-        return {name: value for layer in self.layers for name, value in layer.from_matrix(matrix(layer)).items()}
-
-    def fixed_stds(self, prior: PriorDraw) -> dict[str, float]:
-        """The prior's standard deviation of each weight, for families that q can be the prior in where the prior is fixed.
-
-        Raises:
-            ValueError: If the prior draws its scales, or correlates a weight's entries: q does not depend on these draws.
-        """
-        for name in self.sizes():
-            if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
-                raise ValueError(
-                    f"{type(self).__name__}: q of {name} cannot be a prior that draws its own scales or is around a network; "
-                    "use one such as Neal()"
-                )
-        return {name: float(prior.std[name]) for name in self.sizes()}
-
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
         """The result of a computation on the parameters, done once per state of them where gradients are off; see `Results`."""
         return self.results.cached(self, key, compute)
-
-    def constant(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation that depends on nothing but its key, done once."""
-        return self.results.constant(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""
@@ -379,6 +353,26 @@ class Posterior(nn.Module):
 def _correlated() -> list[str]:
     """Names of the families that take a prior with correlated positions."""
     return sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors)
+
+
+def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
+    """Weights by name from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
+    return {name: value for layer in layers for name, value in layer.from_matrix(matrix(layer)).items()}
+
+
+def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
+    """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is fixed.
+
+    Raises:
+        ValueError: If the prior draws its scales, or correlates a weight's entries: q does not depend on these draws.
+    """
+    for name in posterior.sizes():
+        if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
+            raise ValueError(
+                f"{type(posterior).__name__}: q of {name} cannot be a prior that draws its own scales or is around a network; "
+                "use one such as Neal()"
+            )
+    return {name: float(prior.std[name]) for name in posterior.sizes()}
 
 
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:

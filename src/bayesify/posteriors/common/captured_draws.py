@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayesify.maths.fused_draws import Joined, Place
 from bayesify.maths.noise import NoiseSource
+from bayesify.maths.signatures import Function
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.running.caching import computed_anew, settled
 from bayesify.running.cuda_graphs import CAPTURE_LOCK, Captured, Captures, side_stream
@@ -141,7 +142,11 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
-    size = 4 * request.num_draws * posterior.constant("numbers", lambda: sum(posterior.sizes().values()))
+    size = (
+        4
+        * request.num_draws
+        * posterior.results.constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
+    )
     return size <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
@@ -256,7 +261,7 @@ class _Use:
     overwritten = False
 
 
-class _Replay(torch.autograd.Function):
+class _Replay(Function):
     @staticmethod
     def forward(ctx: Any, captured: CapturedDraw, use: _Use, *parameters: Tensor) -> Any:
         ctx.captured, ctx.use = captured, use

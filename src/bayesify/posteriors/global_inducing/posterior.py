@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import widened
-from bayesify.maths.regression import Problem
+from bayesify.maths.regression import RegressionFactors
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.inputs import InducingInputs, check_inputs, describe_inputs, first_examples
@@ -38,7 +38,7 @@ from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
 
-Step = Callable[[LinearMap, Problem | None], Tensor]
+Step = Callable[[LinearMap, RegressionFactors | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,11 @@ class GlobalInducing(Posterior):
         """The posterior as plain data: of inputs the shapes, of targets nothing, since their values are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
+    @property
+    def _bound_runner(self) -> Runner:
+        assert self.runner is not None, "bayesianize binds one"
+        return self.runner
+
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -156,9 +161,9 @@ class GlobalInducing(Posterior):
         self.types = {
             weight.name: getattr(modules[weight.name], weight.name.rpartition(".")[2]).dtype for weight in self.weights
         }
-        self.inducing_inputs = InducingInputs(self.inputs, self.runner.network, like)
-        self._check_network(self.runner.network)
-        found = trace(self.runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
+        self.inducing_inputs = InducingInputs(self.inputs, self._bound_runner.network, like)
+        self._check_network(self._bound_runner.network)
+        found = trace(self._bound_runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
         self.maps = {entry.layer.name: entry for entry, _ in found}
         start = [(entry, made) for entry, made in found if self.learned == "all" or entry is found[-1][0]]
         outputs = {
@@ -203,7 +208,7 @@ class GlobalInducing(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Run the network on the inducing inputs, drawing each layer when it is called; draws together where `vmap` can."""
-        runner: Runner = request.runner or self.runner
+        runner: Runner = request.runner or self._bound_runner
         self._check_network(runner.network)
         others = self._others(runner, request.weights or {})
         if request.local and any(
@@ -243,9 +248,10 @@ class GlobalInducing(Posterior):
         structured = any(isinstance(value, StructuredWeight) for value in batched.values())
         if (mode or runner.mode(num_draws)) == "vmap" and not structured:
             try:
-                run = torch.func.vmap(one, randomness="different")
-                found: Any = runner.decisions().vmaps.run(lambda: run(batched), "inducing inputs")
-                return found
+                run: Callable[..., tuple[dict[str, Tensor], Tensor, Tensor]] = torch.func.vmap(
+                    one, randomness="different"
+                )
+                return runner.decisions().vmaps.run(lambda: run(batched), "inducing inputs")
             except (RuntimeError, SlowVmap) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
@@ -260,7 +266,7 @@ class GlobalInducing(Posterior):
         kls: list[Tensor] = []
         failures: list[Tensor] = []
 
-        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
+        def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             eps = noise[entry.layer.name]
             if problem is None:
                 return eps.view(1, entry.layer.cols, entry.layer.rows)
@@ -319,7 +325,7 @@ class GlobalInducing(Posterior):
 
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
-    ) -> Problem:
+    ) -> RegressionFactors:
         r"""The regression that gives a layer's whitened weights, in float64, which keeps the prior's identity.
 
         A convolution's matrices are most of a step's time on a processor, and are tried in float32 there: rounding then
@@ -335,13 +341,13 @@ class GlobalInducing(Posterior):
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
 
-        def problem(dtype: torch.dtype) -> Problem:
+        def problem(dtype: torch.dtype) -> RegressionFactors:
             wide = torch.promote_types(dtype, torch.float32)
             features = [value.to(dtype) for value in seen]
             gram, cross = entry.moments(module, features, targets.to(wide), self._mix(name, wide))
             gram, cross = widened(gram), widened(cross)
             gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
-            return Problem(gram, scale.pull(entry.layer, cross.mT).mT, what if how.careful else None)
+            return RegressionFactors(gram, scale.pull(entry.layer, cross.mT).mT, what if how.careful else None)
 
         narrow = targets.dtype == torch.float32 and self.covariance == "diagonal"
         if how.autocast is not None and narrow and entry.takes(module, how.autocast):
@@ -382,14 +388,16 @@ class GlobalInducing(Posterior):
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same with the other posteriors' weights at the given means."""
 
-        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
+        def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             if problem is None:
                 return next(self.parameters()).new_zeros(1, entry.layer.cols, entry.layer.rows)
             return problem.solve().mean
 
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1)
-        return self._walk(self.runner, self._others(self.runner, others), scale.first(), step, _Pass(careful=True))
+        return self._walk(
+            self._bound_runner, self._others(self._bound_runner, others), scale.first(), step, _Pass(careful=True)
+        )
 
     def variance(self) -> dict[str, Tensor]:
         """Each layer's variances given the layers below at their means; marginal ones are larger, and have no closed form."""
@@ -397,7 +405,7 @@ class GlobalInducing(Posterior):
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1).first()
 
-        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
+        def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             layer = entry.layer
             if problem is None:
                 whole = torch.eye(layer.cols).to(next(self.parameters())).unsqueeze(0)
@@ -410,12 +418,12 @@ class GlobalInducing(Posterior):
             found.update(layer.from_matrix(rows.to(next(self.parameters()).dtype)))
             return mean
 
-        self._walk(self.runner, self._others(self.runner, {}), scale, step, _Pass(careful=True))
+        self._walk(self._bound_runner, self._others(self._bound_runner, {}), scale, step, _Pass(careful=True))
         return {name: found[name] for name in self.sizes()}
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL(q || p) in nats, estimated from one draw."""
-        return self.draw(DrawRequest(num_draws=1, prior=prior, runner=self.runner))[1].mean()
+        return self.draw(DrawRequest(num_draws=1, prior=prior, runner=self._bound_runner))[1].mean()
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:

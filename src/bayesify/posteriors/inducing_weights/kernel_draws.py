@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.fused_draws import ALIGNED
-from bayesify.maths.fused_matheron import LARGEST, MatheronDraw, MatheronPlan, Matrix, has_products
+from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS
+from bayesify.maths.fused_matheron import MAX_INDUCING_SIZE, MatheronDraw, MatheronPlan, Matrix, has_products
 from bayesify.maths.matheron import start_and_size
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.by_kernels import kernels_suit
@@ -31,11 +31,11 @@ def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bo
     return (
         kernels_suit(request, like)
         and has_products(like.device)
-        and largest <= LARGEST
+        and largest <= MAX_INDUCING_SIZE
         and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in posterior.layers)
         and not len(request.prior.factor)
         and len({request.dtype(weight.name) for weight in posterior.weights}) == 1
-        and request.num_draws * sum(weight.numel + ALIGNED for weight in posterior.weights) < 2**31
+        and request.num_draws * sum(weight.numel + ALIGNMENT_NUMBERS for weight in posterior.weights) < 2**31
     )
 
 

@@ -42,7 +42,8 @@ class InducingMatrix(nn.Module):
         if self.whiten:
             return u
         left = torch.linalg.solve_triangular(factors.row_tril.unsqueeze(1), u, upper=False)
-        return torch.linalg.solve_triangular(factors.col_tril.unsqueeze(1), left.mT, upper=False).mT
+        found: Tensor = torch.linalg.solve_triangular(factors.col_tril.unsqueeze(1), left.mT, upper=False).mT
+        return found
 
     def prior_log_det(self, factors: Factors) -> Tensor | float:
         r"""$\log\lvert\Psi_c \otimes \Psi_r\rvert$ summed over matrices; 0 if whitened."""
@@ -272,7 +273,8 @@ class FullMatrix(InducingMatrix):
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
         """m + T noise."""
         flat = self.location.flatten(1).unsqueeze(1) + noise @ self.scale_tril().mT
-        return flat.unflatten(-1, (self.rows, self.cols))
+        found: Tensor = flat.unflatten(-1, (self.rows, self.cols))
+        return found
 
     def kl(self, factors: Factors) -> Tensor:
         """Closed form of two Gaussians."""
@@ -357,7 +359,8 @@ def _inverse_diagonals(factors: Factors) -> Tensor:
     for tril_factor in (factors.row_tril, factors.col_tril):
         eye = torch.eye(tril_factor.shape[-1], dtype=tril_factor.dtype, device=tril_factor.device)
         sides.append(torch.linalg.solve_triangular(tril_factor, eye, upper=False).square().sum(-2))
-    return sides[0].unsqueeze(-1) * sides[1].unsqueeze(-2)
+    found: Tensor = sides[0].unsqueeze(-1) * sides[1].unsqueeze(-2)
+    return found
 
 
 def _kronecker(factors: Factors) -> Tensor:

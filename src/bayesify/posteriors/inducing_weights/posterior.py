@@ -253,14 +253,15 @@ class InducingWeights(Posterior):
 
     def _split_shared(self, tall: Tensor) -> Tensor:
         """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
-        return tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
+        found: Tensor = tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
+        return found
 
     def _sigma(self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> Tensor:
         """Prior standard deviation of each layer, [L] or [L, S]: that of its first weight."""
         first = [prior.std[layer.weights[0].name] for layer in _layers(block)]
         if not any(map(torch.is_tensor, first)):
             key = ("sigma", tuple(first), like.device, like.dtype)
-            return self.constant(key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
+            return self.results.constant(self, key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
         found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
         return torch.stack(torch.broadcast_tensors(*found))
 

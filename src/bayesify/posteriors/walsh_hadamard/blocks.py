@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,8 @@ class Blocks:
         """The matrix from its blocks: [..., K, D, D] -> [..., rows, cols]."""
         if self.along == "entries":
             flat = blocks.flatten(-3)[..., : self.rows * self.cols]
-            return flat.unflatten(-1, (self.rows, self.cols))
+            found: Tensor = flat.unflatten(-1, (self.rows, self.cols))
+            return found
         whole = blocks.flatten(-3, -2) if self.along == "rows" else blocks.movedim(-3, -2).flatten(-2)
         return whole[..., : self.rows, : self.cols]
 
@@ -91,11 +92,12 @@ class WalshHadamardWeight(StructuredWeight):
 
     def materialize(self) -> Tensor:
         """The matrix."""
-        return self.static_[0].assemble(materialize(*self.components_))
+        found: Tensor = self.static_[0].assemble(materialize(*self.components_))
+        return found
 
 
 @WalshHadamardWeight.rule(F.linear)
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not isinstance(weight, WalshHadamardWeight) or isinstance(x, StructuredWeight) or _gains_by_forming(x, weight):
         return NotImplemented
     return _finish(weight.static_[0].multiply(x, *weight.components_), bias)
@@ -148,7 +150,8 @@ class LocalWalshHadamardWeight(LocalWeight):
 
     def assemble(self, g: Tensor) -> Tensor:
         """The matrix of each g, [..., K, D]."""
-        return self.static_[0].assemble(materialize(self.components_[0], g, self.components_[-1]))
+        found: Tensor = self.static_[0].assemble(materialize(self.components_[0], g, self.components_[-1]))
+        return found
 
     def draw_g(self, shape: Sequence[int]) -> Tensor:
         """Draws of g of a shape that ends in [K, D]."""
@@ -166,7 +169,7 @@ class LocalWalshHadamardWeight(LocalWeight):
 
 
 @LocalWalshHadamardWeight.rule(F.linear)
-def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not isinstance(weight, LocalWalshHadamardWeight) or isinstance(x, StructuredWeight) or x.ndim < 2:
         return NotImplemented
     if not weight.is_local(x):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import strict_tril
-from bayesify.maths.planar_flow import STILL, invertible, planar
+from bayesify.maths.planar_flow import IDENTITY_PRODUCT, invertible, planar
 from bayesify.transforms import hadamard
 
-LARGEST_FULL = 4096
+MAX_FULL_SIZE = 4096
 """Size of a block above which a full covariance is refused: its factor alone has 8 million numbers there."""
-FLOW_DRAWS = 1024
+NUM_FLOW_DRAWS = 1024
 """Fixed draws from which a flow's moments and KL are computed where no draw is given."""
 
 
@@ -98,7 +98,7 @@ class Full(Diagonal):
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__(mean, std)
         count, size = mean.shape
-        if size > LARGEST_FULL:
+        if size > MAX_FULL_SIZE:
             raise ValueError(
                 f"WalshHadamard: covariance='full' of a block of {size} has {size * (size - 1) // 2:,} numbers; "
                 "use 'diagonal' or 'flow' there"
@@ -157,7 +157,7 @@ class Flow(Diagonal):
         count, size = mean.shape
         w = torch.randn(count, length, size, dtype=mean.dtype, device=mean.device) / math.sqrt(size)
         self.w = nn.Parameter(w)
-        self.u = nn.Parameter(STILL * w / w.square().sum(-1, keepdim=True) + 1e-3 * torch.randn_like(w))
+        self.u = nn.Parameter(IDENTITY_PRODUCT * w / w.square().sum(-1, keepdim=True) + 1e-3 * torch.randn_like(w))
         self.b = nn.Parameter(mean.new_zeros(count, length))
 
     def push(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,14 +201,14 @@ class Flow(Diagonal):
         """Antithetic pairs that are the same in every call."""
         like = self.mean_value
         fixed = torch.Generator().manual_seed(0)
-        half = torch.randn(FLOW_DRAWS // 2, *like.shape, generator=fixed, dtype=torch.float64)
+        half = torch.randn(NUM_FLOW_DRAWS // 2, *like.shape, generator=fixed, dtype=torch.float64)
         return torch.cat([half, -half]).to(like)
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
         """The base to p(g), every layer to the identity."""
         super().set_to_prior(prior_std)
-        self.u.copy_(STILL * self.w / self.w.square().sum(-1, keepdim=True))
+        self.u.copy_(IDENTITY_PRODUCT * self.w / self.w.square().sum(-1, keepdim=True))
         self.u.sub_(invertible(self.u, self.w))  # what rounding leaves
 
 

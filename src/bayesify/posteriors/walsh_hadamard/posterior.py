@@ -14,7 +14,7 @@ from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
 from bayesify.posteriors.common import starts
-from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common.base import DrawRequest, Posterior, fixed_stds, repeat_draws
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
@@ -22,10 +22,10 @@ from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
-MULTIPLY_FROM = 256
+MIN_SIZE_FOR_PRODUCTS = 256
 """Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to materialize."""
 
-FORM_UP_TO = 1024
+MAX_SIZE_TO_FORM = 1024
 """Size of blocks up to which a GPU forms all of a draw under autocast: tensor cores multiply by them faster than transforms run."""
 
 
@@ -41,7 +41,7 @@ class _Part:
 
     @property
     def fast(self) -> bool:
-        return self.linear and self.blocks.along != "entries" and self.blocks.size >= MULTIPLY_FROM
+        return self.linear and self.blocks.along != "entries" and self.blocks.size >= MIN_SIZE_FOR_PRODUCTS
 
 
 class WalshHadamard(Posterior):
@@ -172,7 +172,7 @@ class WalshHadamard(Posterior):
         if not any(isinstance(std, Tensor) for std in stds):
             key = ("prior", size, tuple(stds), like.dtype, like.device)
             scales = [[float(std) * math.sqrt(size)] for std in stds]
-            return self.constant(key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
+            return self.results.constant(self, key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
         columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
         return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
 
@@ -278,7 +278,7 @@ class WalshHadamard(Posterior):
             raise ValueError(
                 "WalshHadamard: with init='residual' q is around the network's weights; use init='network'"
             )
-        self.fixed_stds(prior)
+        fixed_stds(self, prior)
         if self.vectors is not None:
             self.vectors.set_to_prior(prior)
         for size in self.groups:
@@ -298,7 +298,7 @@ class WalshHadamard(Posterior):
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
     """Whether a draw forms all blocks of a size at once: on a GPU under autocast, up to a size, where its launches are few."""
-    return request.autocast is not None and g.is_cuda and g.shape[-1] <= FORM_UP_TO
+    return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 
 def _is_matrix(weight: Weight) -> bool:
