@@ -14,6 +14,9 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors.point import Point
 from bayesify.running.generators import own_generators
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what a user wants to be called in its passes, which products of stacked matrices would not do."""
+
 
 class Perceptrons:
     r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
@@ -116,7 +119,7 @@ class Perceptrons:
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+    return any(vars(part)[name] for name in HOOKS)
 
 
 def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
