@@ -265,7 +265,7 @@ NOT_CALLED = {
     "CalibrationCurve", "RejectionCurve", "ReliabilityDiagram", "Conditional", "GlobalLayer", "LocalLayer", "DrawRequest",
     "NamedParameters", "PriorDraw", "Candidates", "Selector", "Likelihood", "Posterior", "Prior", "kernel_positions",
     # bases without arguments of their own, functions that the list of methods or an estimator calls, and what needs an extra
-    "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts", "fit_several",
+    "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts",
     "InducingPointGP", "RandomFourierFeatures", "ResNet", "BayesianTrainer", "bayesianize_head", "bayesianize_lora",
     "generate", "Generation", "BoTorchModel",
     "Accuracy", "BrierScore", "CRPS", "NLL", "RMSE", "Exported", "Comparison", "PoolRun", "at_random", "InputError", "JobsFailed",

@@ -15,7 +15,7 @@ from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods import METHODS
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.sklearn import BayesianClassifier, BayesianRegressor, fit_several
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
@@ -94,12 +94,12 @@ def test_estimators_together_as_one_by_one(method: str) -> None:
     tables = [(curve(70 + index, 0.2).x, curve(70 + index, 0.2).y[:, 0]) for index in range(2)]
     parameters = {"hidden": (5,), "epochs": 30}
     numbers = [BayesianRegressor(method, random_state=seed, **parameters) for seed in (0, 1)]
-    for one, (x, y) in zip(fit_several(numbers, tables), tables, strict=True):
+    for one, (x, y) in zip(BayesianRegressor.fit_several(numbers, tables), tables, strict=True):
         alone = clone(one).fit(x, y)
         np.testing.assert_allclose(one.predict_quantiles(x), alone.predict_quantiles(x), rtol=1e-3, atol=1e-3)
     labels = [(x, y > 0) for x, y in tables]
     classes = [BayesianClassifier(method, random_state=seed, **parameters) for seed in (0, 1)]
-    for other, (x, label) in zip(fit_several(classes, labels), labels, strict=True):
+    for other, (x, label) in zip(BayesianClassifier.fit_several(classes, labels), labels, strict=True):
         np.testing.assert_allclose(other.predict_proba(x), clone(other).fit(x, label).predict_proba(x), atol=1e-4)
 
 

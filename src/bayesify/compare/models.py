@@ -11,7 +11,7 @@ import torch
 from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictor import Predictor
-from bayesify.sklearn import BayesianClassifier, BayesianRegressor, fit_several
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.settings import EffortName
 
 FAILURES = (ArithmeticError, RuntimeError, ValueError)
@@ -67,9 +67,12 @@ def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list
             classifiers = [
                 BayesianClassifier(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows
             ]
-            return [_classifier(one, part) for one, part in zip(fit_several(classifiers, tables), rows, strict=True)]
+            return [
+                _classifier(one, part)
+                for one, part in zip(BayesianClassifier.fit_several(classifiers, tables), rows, strict=True)
+            ]
         regressors = [BayesianRegressor(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
-        return [SplitModel(one.predictive, one.model_) for one in fit_several(regressors, tables)]
+        return [SplitModel(one.predictive, one.model_) for one in BayesianRegressor.fit_several(regressors, tables)]
     except FAILURES as error:
         if len(rows) == 1:
             return [error]

@@ -1,7 +1,6 @@
 """scikit-learn estimators: any method of the registry on a table of numbers."""
 
 from bayesify.sklearn.classifier import BayesianClassifier
-from bayesify.sklearn.estimator import fit_several
 from bayesify.sklearn.regressor import BayesianRegressor
 
-__all__ = ["BayesianClassifier", "BayesianRegressor", "fit_several"]
+__all__ = ["BayesianClassifier", "BayesianRegressor"]

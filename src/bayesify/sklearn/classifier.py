@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.sklearn.estimator import BayesianEstimator, fit_several
+from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.recipe import TrainingTable
 from bayesify.sklearn.rows import Rows
 from bayesify.storage.serializers import register_predictor
@@ -73,7 +73,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             ValueError: If data or parameters are not valid, such as a single class or an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
-        return fit_several([self], [(X, y)], [sample_weight])[0]
+        return self.fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train on more rows, beside those of earlier calls.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -129,10 +129,34 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             first: Whether nothing is known from an earlier call.
         """
 
+    @classmethod
+    def fit_several(
+        cls, estimators: Sequence[Self], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
+    ) -> list[Self]:
+        """Fit estimators that differ in nothing but seeds, each to its own table, with the results that each `fit` has alone.
+
+        Networks of methods by name train together where they are of one size, which takes a fraction of the time.
+
+        Args:
+            estimators: Estimators of one kind and method.
+            tables: X and y of each.
+            weights: How many examples the rows of each stand for; 1 by default.
+
+        Raises:
+            ValueError: As `fit`, of any of them.
+        """
+        each = zip(estimators, tables, weights or [None] * len(tables), strict=True)
+        return cls._fit_together([(one, one._training_table(*table, own, first=True)) for one, table, own in each])
+
+    @classmethod
+    def _fit_together(cls, pairs: Sequence[tuple[Self, TrainingTable]]) -> list[Self]:
+        fitted = fit_tables([table for _, table in pairs], [estimator._settings() for estimator, _ in pairs])
+        return [one._take(found, merge_rows(table.rows)) for (one, table), found in zip(pairs, fitted, strict=True)]
+
     def _partial_fit(self, table: TrainingTable) -> Self:
         """Train on more rows, beside those of earlier calls."""
         if not hasattr(self, "fitted_"):
-            return _fit_together([(self, table)])[0]
+            return self._fit_together([(self, table)])[0]
         settings, fitted = self._settings(), self.fitted_
         if fitted.kept is None:
             raise ValueError(
@@ -142,7 +166,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
         posterior = settings.method is not None and settings.method.posterior is not None
         if not posterior or settings.method_name != fitted.method or not isinstance(fitted.model, BayesianNetwork):
-            return _fit_together([(self, table)])[0]
+            return self._fit_together([(self, table)])[0]
         return self._take(fit_further(fitted, table, replace(settings, seed=fitted.seed)), table.rows)
 
     @property
@@ -356,35 +380,6 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             made.feature_names_in_ = np.array(config["names"], dtype=object)
         made.fitted_ = FittedTable.restore(config["table"], state)
         return made
-
-
-Estimator = TypeVar("Estimator", bound=BayesianEstimator)
-
-
-def fit_several(
-    estimators: Sequence[Estimator], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
-) -> list[Estimator]:
-    """Fit estimators that differ in nothing but seeds, each to its own table, with the results that each `fit` has alone.
-
-    Networks of methods by name train together where they are of one size, which takes a fraction of the time.
-
-    Args:
-        estimators: Of one kind and method.
-        tables: X and y of each.
-        weights: How many examples the rows of each stand for; 1 by default.
-
-    Raises:
-        ValueError: As `fit`, of any of them.
-    """
-    each = zip(estimators, tables, weights or [None] * len(tables), strict=True)
-    pairs = [(estimator, estimator._training_table(*table, own, first=True)) for estimator, table, own in each]
-    return _fit_together(pairs)
-
-
-def _fit_together(pairs: Sequence[tuple[Estimator, TrainingTable]]) -> list[Estimator]:
-    settings = [estimator._settings() for estimator, _ in pairs]
-    fitted = fit_tables([table for _, table in pairs], settings)
-    return [estimator._take(one, merge_rows(table.rows)) for (estimator, table), one in zip(pairs, fitted, strict=True)]
 
 
 def _place(X: Any) -> str:

@@ -17,7 +17,7 @@ from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
-from bayesify.sklearn.estimator import BayesianEstimator, fit_several
+from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.recipe import COUNT_LIKELIHOODS, NUMBER_LIKELIHOODS, TrainingTable
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.settings import AUTO, EffortName, Settings
@@ -143,7 +143,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             ValueError: If data or parameters are not valid, such as an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
-        return fit_several([self], [(X, y)], [sample_weight])[0]
+        return self.fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on more rows, beside those of earlier calls.
