@@ -24,13 +24,17 @@ def _count(weight: Any, bias: Any, products: int, variance: Tensor | None) -> No
 
 
 def _own(
-    layer: Callable[..., Tensor], mean: Tensor, variance: Tensor | None, weight: Any, bias: Any, like: Any
+    layer: Callable[..., Tensor],
+    mean: Tensor,
+    variance: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    like: Tensor,
 ) -> Tensor:
     r"""What the noise of weights and bias adds to the variance of their outputs, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
     if weight is not None:
         second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
-        noise: Tensor = layer(second, weight, bias)
-        return noise
+        return layer(second, weight, bias)
     if bias is None:
         return torch.zeros_like(like)
     return bias.view(-1, *[1] * (like.ndim - 2)).expand_as(like) if layer is not F.linear else bias.expand_as(like)

@@ -1,4 +1,4 @@
-"""Every method that is not a posterior: its recipe trains on a problem and gives something that predicts."""
+"""Every method that is not a posterior: its `fit` trains from a task and gives something that predicts."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.training.task import TrainingTask
 
-RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
+FROM_TASK = [name for name, method in METHODS.items() if method.fit is not None]
 
 
 def problem(task):
@@ -39,13 +39,13 @@ def train(name, task, seed=0):
 
 
 def test_the_baselines_are_registered():
-    assert {"swag", "vogn", "nng", "hmc"} <= set(RECIPES)
+    assert {"swag", "vogn", "nng", "hmc"} <= set(FROM_TASK)
     assert get_method("noisy-kfac").name == "nng"
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_predicts_and_leaves_network_and_generators_alone(name, task):
+@pytest.mark.parametrize("name", FROM_TASK)
+def test_method_predicts_and_leaves_network_and_generators_alone(name, task):
     before = copy.deepcopy(problem(task)[0].state_dict())
     state = torch.get_rng_state()
     model, net, x, y = train(name, task)
@@ -56,7 +56,7 @@ def test_recipe_predicts_and_leaves_network_and_generators_alone(name, task):
     assert all(math.isfinite(value) for value in metrics.evaluate(prediction, y).values())
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", FROM_TASK)
 def test_same_seed_same_model(name):
     def numbers(seed):
         model, _, x, _ = train(name, "regression", seed)
@@ -66,7 +66,7 @@ def test_same_seed_same_model(name):
     assert torch.equal(numbers(1), numbers(1))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", FROM_TASK)
 def test_bayesianize_says_that_it_is_not_a_posterior(name):
     used_as = METHODS[name].used_as
     for known in (name, *METHODS[name].aliases):
