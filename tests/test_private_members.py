@@ -29,10 +29,6 @@ FOREIGN = {
     "_parameters",  # torch.nn.Module
     "_buffers",
     "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
     "_schema",  # torch.ops
     "_flat_weights",
     "_flat_weights_names",

@@ -18,8 +18,8 @@ class Function(torch.autograd.Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        forward: Any = cls.forward
-        forward.__signature__ = inspect.signature(forward)
+        function: Any = cls.forward
+        function.__signature__ = inspect.signature(function)
 
     if TYPE_CHECKING:  # torch's own has no annotations
 
