@@ -274,6 +274,21 @@ def test_options_of_a_recipe_are_what_it_takes_after_the_problem(add_method):
         BayesianRegressor("mine", method_options={"task": 2}).fit(*line(20))
 
 
+def test_files_of_earlier_versions_are_refused():
+    with pytest.raises(
+        ValueError, match=r"BayesianRegressor: the file is of an earlier version.*fit again with this version"
+    ):
+        BayesianRegressor.restore(nn.Identity(), {"parameters": {}, "fitted": None, "x_units": {}}, {})
+
+
+def test_quick_effort_trains_briefly():
+    x, y = line(40)
+    steps = BayesianRegressor(likelihood="gaussian", effort="quick", random_state=0).fit(x, y).choices_["steps"]
+    assert max(steps) <= 300
+    with pytest.raises(ValueError, match="effort='slow'; give 'full' or 'quick'"):
+        BayesianRegressor(effort="slow").fit(x, y)
+
+
 def test_bad_data_are_refused():
     x, y = line(30)
     with pytest.raises(ValueError, match="y holds one class, 'a'"):
