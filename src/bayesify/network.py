@@ -298,8 +298,14 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The terms of `map_objective`, each [1], or of `elbo`, each [S], for a batch of `fit`."""
         if phase == "map":
             return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
-        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator}
-        return self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights, **options)
+        return self.elbo_terms(
+            batch.x,
+            batch.y,
+            num_data=num_data,
+            num_draws=num_draws,
+            example_weights=batch.weights,
+            generator=generator,
+        )
 
     @checked
     def elbo(
@@ -334,8 +340,15 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Raises:
             ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
         """
-        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator, "antithetic": antithetic}
-        log_likelihood, kl = self.elbo_terms(x, y, num_data=num_data, example_weights=example_weights, **options)
+        log_likelihood, kl = self.elbo_terms(
+            x,
+            y,
+            num_data=num_data,
+            num_draws=num_draws,
+            example_weights=example_weights,
+            generator=generator,
+            antithetic=antithetic,
+        )
         return objectives.elbo(log_likelihood, kl, kl_weight)
 
     @checked
@@ -456,10 +469,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
-            runner, rest = self._decided().runner, (self.output, memory, split_batch)
-            with explain_shape_errors(args, kwargs), full_precision(self._decided().device):
-                parts = (self.posteriors, self.layout, likelihood)
-                return cast(Kind, predict_moments(runner, *parts, args, kwargs, *rest))
+            return cast(Kind, self._predict_moments(args, kwargs, likelihood, memory, split_batch))
         count = self._decided().num_draws if num_draws is None else num_draws
         if draws is None:
             draws = self.draw(count, generator=generator, antithetic=antithetic)
@@ -470,6 +480,28 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
             )
         return cast(Kind, likelihood.predictive(outputs))
+
+    def _predict_moments(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        likelihood: Likelihood,
+        memory: int | str | None,
+        split_batch: bool,
+    ) -> Predictive:
+        road = self._decided()
+        with explain_shape_errors(args, kwargs), full_precision(road.device):
+            return predict_moments(
+                road.runner,
+                self.posteriors,
+                self.layout,
+                likelihood,
+                args,
+                kwargs,
+                output=self.output,
+                memory=memory,
+                split_batch=split_batch,
+            )
 
     @property
     def num_distinct_draws(self) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import posteriors
+from bayesify import likelihoods, posteriors
 from bayesify.running.kernels import full_float32
 from bayesify.running.runner import Pass
 
@@ -54,3 +54,29 @@ def test_work_of_a_pass_by_rows_and_tokens() -> None:
     with runner.alone() as own:
         assert own._work((torch.zeros(5, 6, dtype=torch.long),), {}) == 2 * 30 * weights
         assert own._work((), {"x": torch.zeros(5, 6, 4), "scale": torch.tensor(1.0), "note": "a"}) == 2 * 30 * weights
+
+
+class Held(nn.Module):
+    """Holds a layer in a tuple, where `modules()` does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.held = nn.Linear(3, 4), nn.ReLU(), (nn.Tanh(),)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.held[0](self.act(self.first(x))))
+
+
+def test_decisions_are_made_once_whatever_asks_for_them() -> None:
+    bnn = bayesify.bayesianize(Held(), posteriors.MeanField(), likelihood=likelihoods.Gaussian(0.1))
+    x = torch.randn(4, 3)
+    bnn.predict(x)
+    runner = bnn.draw(2).runner
+    known = runner.decisions()
+    for look in (lambda: bnn.predict(x), lambda: bnn(x), lambda: bnn.draw(3)(x), lambda: runner.mode(3)):
+        look()
+        assert runner.decisions() is known
+    bnn.network.act = nn.GELU()
+    bnn(x)
+    assert runner.decisions() is not known

@@ -86,8 +86,9 @@ class Decisions:
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
-        self._modules, self._kinds = modules, list(map(type, modules))
-        kinds = set(self._kinds)
+        self._modules = modules  # held, so that no other module gets the id of one
+        self._kinds = dict(zip(map(id, modules), map(type, modules), strict=True))
+        kinds = set(self._kinds.values())
         self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
         self._loops = any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds)
         # A convolution whose kernel differs between draws becomes a grouped one, which is slower than a loop on CPU and GPU.
@@ -97,9 +98,10 @@ class Decisions:
         self.vmaps = Vmaps()
         self.row_costs: dict[Hashable, RowCost] = {}
 
-    def hold(self, modules: list[nn.Module]) -> bool:
-        """Whether the network has these modules still, of the same types."""
-        return modules == self._modules and list(map(type, modules)) == self._kinds
+    def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
+        """Whether the network has these modules still, of the same types; where only some are given, whether it has these."""
+        now = dict(zip(map(id, modules), map(type, modules), strict=True))
+        return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
         """How several draws run, in the present modes of the layers; see `Runner.mode`."""
@@ -142,10 +144,10 @@ class RunState:
     def __reduce__(self) -> tuple[type[RunState], tuple[Mapping[str, Weight]]]:
         return RunState, (self._weights,)
 
-    def decisions(self, modules: list[nn.Module]) -> Decisions:
-        """The decisions for a network with these modules."""
+    def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
+        """The decisions for a network with these modules, some of them where others are held by attributes."""
         known = self._decisions
-        if known is None or not known.hold(modules):
+        if known is None or not known.hold(modules, some=some):
             known = Decisions(modules, self._weights)
             if not torch.compiler.is_compiling():
                 self._decisions = known
@@ -224,7 +226,7 @@ class Runner:
 
     def decisions(self) -> Decisions:
         """What was decided for the network's modules."""
-        return self.state.decisions(list(self.network.modules()))
+        return self.state.decisions(list(self.network.modules()), some=True)
 
     def module(self, original: nn.Module) -> nn.Module:
         """The module that stands for one of the network's own in a runner that is `alone`."""
@@ -248,6 +250,8 @@ class Runner:
             protect: Whether the network gets copies of the inputs, which it may change in place.
             method: Of the network, such as `"generate"`; the forward pass by default.
         """
+        if torch.compiler.is_compiling():
+            return Pass(self, None).call(values, args, kwargs, protect=protect, method=method)
         with self.alone(hooks=False, share=values.keys() <= self.weights.keys(), again=True) as own:
             output = own.call(values, args, kwargs, protect=protect, method=method)
             own.give_back()
@@ -338,8 +342,7 @@ class Pass(Runner):
     def decisions(self) -> Decisions:
         """See `Runner`; looked up once, since nobody else can change the modules."""
         if self._known is None:
-            modules = list(self.network.modules()) if self._copy is None else self._copy.originals()
-            self._known = self.state.decisions(modules)
+            self._known = super().decisions() if self._copy is None else self.state.decisions(self._copy.originals())
         return self._known
 
     def module(self, original: nn.Module) -> nn.Module:
