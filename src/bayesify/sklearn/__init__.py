@@ -1,4 +1,4 @@
-"""scikit-learn estimators: any method of the registry on a table of numbers."""
+"""scikit-learn estimators: any method on a table of numbers."""
 
 from bayesify.sklearn.classifier import BayesianClassifier
 from bayesify.sklearn.regressor import BayesianRegressor

@@ -26,7 +26,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     give the same result to the last bit either way.
 
     Args:
-        method: `"auto"`, a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+        method: `"auto"`, a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
             methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
@@ -50,7 +50,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     Attributes:
         classes_: The labels, sorted.
         model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
-        method_: The method's name in the registry, or `"auto"`.
+        method_: Name of the method, or `"auto"`.
         choices_: What was chosen, and the out-of-fold score.
         n_features_in_: Columns.
         feature_names_in_: Their names, where X had names.

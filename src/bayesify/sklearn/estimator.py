@@ -259,7 +259,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         """
         kind, owner = type(self), type(self).__name__
         if not isinstance(self.method, str):
-            raise refuse(owner, "method", self.method, "a name from the registry, which `bayesify methods` lists")
+            raise refuse(owner, "method", self.method, "the name of a method, as `bayesify methods` lists them")
         # As scikit-learn wants it, parameters are compared with their annotations when they are used, not when they are given.
         _comparing(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:

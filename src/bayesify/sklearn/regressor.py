@@ -40,7 +40,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     one batch give the same result to the last bit either way.
 
     Args:
-        method: `"auto"`, a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+        method: `"auto"`, a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
             methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
@@ -69,7 +69,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     Attributes:
         model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
-        method_: The method's name in the registry, or `"auto"`.
+        method_: Name of the method, or `"auto"`.
         choices_: Likelihood and transform that were chosen, with the out-of-fold scores of all that were tried.
         noise_: Noise variance of each target, in its squared unit, where it is the same for all rows.
         n_features_in_: Columns.
