@@ -26,7 +26,7 @@ from bayesify.posteriors.common.collection import Posteriors, shares_statistics
 from bayesify.posteriors.common.local_passes import run_local
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Batch, Drawable, Phase, Trainable
+from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.caching import settled
 from bayesify.running.generators import own_generators
@@ -43,10 +43,6 @@ from bayesify.weights.summary import Summary, summarize
 
 Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
 """What the likelihood makes of a network's outputs: a classification or a regression."""
-
-
-DEFAULT_NUM_DRAWS = 32
-"""Draws of a prediction unless told otherwise, where draws cannot be counted."""
 
 
 class Road:

@@ -19,6 +19,9 @@ from bayesify.predictive.findings import Finding
 Phase = Literal["map", "variational"]
 """Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
 
+DEFAULT_NUM_DRAWS = 32
+"""Draws of a prediction unless told otherwise, where draws cannot be counted."""
+
 
 class Serializable(ABC):
     """What `save` writes and `load` gives back: choices as plain data, and tensors by name."""
@@ -86,9 +89,9 @@ class Predictor(Serializable):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; what suits the method by default.
-            generator: Source of randomness; a predictor without any has no use for it and says so.
-            memory: Budget in bytes, or text such as `"1GiB"`.
+            num_draws: S; what suits the method by default. A predictor that draws nothing ignores it.
+            generator: Source of randomness. A predictor that draws nothing ignores it.
+            memory: Budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
 
         Where draws run through the user's network, `split_batch=False` is the promise that the batch is never cut: for networks
         whose outputs depend on other rows of the batch, or on inputs such as a graph that belong to the whole of it.

@@ -70,13 +70,11 @@ class FixedDraws(Drawable):
         keep_outputs: bool | None = None,
         split_batch: bool = True,
     ) -> Predictive:
-        """The predictive distribution of a batch, in evaluation mode, without gradients.
+        """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: How many of the draws; by default all.
             generator: Not used: the draws are fixed.
-            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
             split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`.
         """

@@ -21,7 +21,7 @@ from bayesify.maths.gamma import as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Batch, Drawable, Phase, Trainable
+from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
 from bayesify.running.runner import Runner
@@ -271,20 +271,14 @@ class SWAG(Drawable):
         keep_outputs: bool | None = None,
         split_batch: bool = True,
     ) -> Predictive:
-        """The predictive distribution of a batch, in evaluation mode, without gradients.
+        """The predictive distribution of a batch; see `FixedDraws.predict` for the other arguments.
 
         Args:
-            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; 32 by default.
-            generator: Source of randomness.
-            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             loader: Training data for batch statistics; see `draw`.
             draws: Draws that exist already, in place of new ones: their batch statistics are computed once.
-            keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`.
         """
         if draws is None:
-            draws = self.draw(32 if num_draws is None else num_draws, generator=generator, loader=loader)
+            draws = self.draw(num_draws or DEFAULT_NUM_DRAWS, generator=generator, loader=loader)
         fixed = FixedDraws(draws, self.likelihood, self.output)
         return fixed.predict(x, memory=memory, keep_outputs=keep_outputs, split_batch=split_batch)
 

@@ -148,13 +148,11 @@ class TemperatureScaling(Predictor):
         memory: Budget = None,
         **options: Any,
     ) -> Predictive:
-        """The predictive distribution with scaled outputs or noise.
+        """The predictive distribution with scaled outputs or noise; see `Predictor.predict` for the other arguments.
 
         Args:
-            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: S, where the model draws; its own default by default. A plain network has one draw whatever it says.
-            generator: Source of randomness; a plain network has no use for it.
-            memory: The budget in bytes, or text such as `"1GiB"`; the model's own by default.
+            memory: Budget in bytes, or text such as `"1GiB"`; the model's own by default.
             options: Further arguments of the model's `predict`, such as `split_batch`.
         """
         prediction = self._predict(x, num_draws, generator=generator, memory=memory, **options)

@@ -29,7 +29,7 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictor import Batch, Phase, Predictor, Trainable
+from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Phase, Predictor, Trainable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
@@ -39,7 +39,7 @@ from bayesify.training.history import History
 
 HIDDEN_NOISE_STD = 0.3
 """Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
-DEFAULT_BATCH_SIZE, DEFAULT_NUM_DRAWS = 256, 32
+DEFAULT_BATCH_SIZE = 256
 
 
 @register_predictor
@@ -344,27 +344,22 @@ class DeepGP(nn.Module, Predictor, Trainable):
         generator: torch.Generator | None = None,
         memory: Budget = None,
     ) -> Predictive:
-        """The predictive distribution of a batch of any size.
+        """The predictive distribution of a batch of inputs [B, D]; see `Predictor.predict` for `generator`.
 
         Args:
-            x: Inputs, [B, D].
             num_draws: S; 32 by default, 1 where nothing is drawn (one layer with Gaussian noise).
-            generator: Source of randomness.
             memory: What kernel matrices may take at a time: bytes, or text such as `"1GiB"`; 256 MiB by default.
 
         Raises:
-            ValueError: If inputs do not fit or are not finite, or `num_draws` or `memory` is below 1.
+            ValueError: If inputs do not fit or are not finite.
         """
         self._check(x)
         if not len(x):
             raise ValueError("predict: the batch is empty; give at least one example")
-        regression = isinstance(self.likelihood, Gaussian)
-        draws = (
-            num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DEFAULT_NUM_DRAWS)
-        )
-        mean, variance = self._all_moments(
-            x, draws, generator, MEMORY_BUDGET if memory is None else parse_bytes(memory)
-        )
+        random = len(self.layers) > 1 or not isinstance(self.likelihood, Gaussian)
+        count = num_draws or (DEFAULT_NUM_DRAWS if random else 1)
+        budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
+        mean, variance = self._all_moments(x, count, generator, budget)
         if isinstance(self.likelihood, Gaussian):
             noise = self.likelihood.noise.detach().clone()
             return ProcessPredictive(mean.to(x.dtype), variance.to(x.dtype), noise, draw_seed(generator))

@@ -377,13 +377,10 @@ class FunctionSpaceVI(Drawable, Trainable):
         method: Literal["draws", "linearized"] = "draws",
         **options: Any,
     ) -> Predictive:
-        """The predictive distribution of a batch, in evaluation mode.
+        """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            x: Inputs.
-            num_draws: Draws of the weights; 32 by default.
-            generator: Source of randomness.
-            memory: The budget in bytes, or text such as `"1GiB"`; for `"linearized"` that of the object by default.
+            memory: Budget in bytes, or text such as `"1GiB"`; for `"linearized"` that of the object by default.
             method: `"draws"` runs the network with draws of its weights; `"linearized"` takes the Gaussian over outputs of the
                 linearized network, in closed form: exact for Gaussian noise, by a mean over draws of them for classes.
             options: Further arguments of `BayesianNetwork.predict`.

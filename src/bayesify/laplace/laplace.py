@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
+from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.swag import SWAG
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
@@ -45,7 +46,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
-from bayesify.predictor import Batch, Drawable
+from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (
     as_inputs,
@@ -379,41 +380,34 @@ class Laplace(Drawable):
         method: Method = "closed_form",
         split_batch: bool = True,
     ) -> Predictive:
-        r"""The predictive distribution of a batch of any size.
+        r"""The predictive distribution of a batch of any size; see `Predictor.predict` for `x` and `generator`.
 
         `"closed_form"`: the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
         $\mathcal{N}(f, J \Sigma J^\top)$; exact for Gaussian noise, by the link for classes.
         `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
 
         Args:
-            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: Draws for the two Monte Carlo methods; 32 by default.
-            generator: Source of randomness.
             memory: Budget for Jacobians and for what is kept of the outputs; that of the object by default.
-            method: How.
             split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. False is for `"network_mc"` only: the
                 linearized network's rows do not depend on each other.
         """
         budget = self.memory if memory is None else parse_bytes(memory)
-        num_draws = 32 if num_draws is None else num_draws
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        count = num_draws or DEFAULT_NUM_DRAWS
         if method == "network_mc":
-            outputs = self.draw(num_draws, generator=generator).outputs(
-                args, kwargs, output=self.output, memory=budget, split_batch=split_batch
-            )
-            return self.likelihood.predictive(outputs)
+            draws = self.draw(count, generator=generator)
+            return FixedDraws(draws, self.likelihood, self.output).predict(x, memory=budget, split_batch=split_batch)
         if not split_batch:
             raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
         if method == "linearized_mc":
-            return self.likelihood.predictive(Outputs(kept=self._linearized_draws(x, num_draws, generator, budget)))
+            return self.likelihood.predictive(Outputs(kept=self._linearized_draws(x, count, generator, budget)))
         # Nothing is drawn unless asked for, and then the same each time.
         seed = torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)
         _, posterior = self.fitted()
         means, covariances = [], []
         for mean, gradients in self._linearized(x, budget):
             covariance = self.temperature * posterior.outputs(gradients)
-            if covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() > budget:
+            if covariance[0].numel() * batch_size(*as_inputs(x)) * covariance.element_size() > budget:
                 covariance = marginals(covariance, mean.shape, self.likelihood.logit_axis(mean.ndim))
             means.append(mean)
             covariances.append(covariance)

@@ -146,14 +146,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         generator: torch.Generator | None = None,
         memory: Budget = None,
     ) -> RegressionPredictive:
-        """The predictive distribution of a batch, in closed form.
-
-        Args:
-            x: Inputs, [B, D].
-            num_draws: Not used: nothing is drawn.
-            generator: Not used.
-            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
-        """
+        """The predictive distribution of a batch of inputs [B, D], in closed form: nothing is drawn."""
         check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))

@@ -173,13 +173,9 @@ class RandomFeatureGP(BayesianNetwork):
         method: Literal["draws", "closed_form", "moments"] = "draws",
         **options: Any,
     ) -> Predictive:
-        """The predictive distribution of a batch; see `BayesianNetwork.predict`.
+        """The predictive distribution of a batch of inputs [B, D]; see `BayesianNetwork.predict` for the other arguments.
 
         Args:
-            x: Inputs, [B, D].
-            num_draws: S, for draws.
-            generator: Source of randomness, for draws.
-            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
                 likelihood, a mean over draws of the outputs for classes; `"moments"`: see `BayesianNetwork.predict`.
             options: Further arguments of `BayesianNetwork.predict`, for draws and moments.
