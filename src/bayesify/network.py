@@ -30,7 +30,7 @@ from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Traina
 from bayesify.priors import Prior
 from bayesify.running.caching import settled
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
+from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
 from bayesify.running.runner import Runner
 from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
@@ -397,8 +397,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     ) -> tuple[Tensor, Tensor]:
         """The data term of given draws and their KL, both [S] and in nats; see `elbo`."""
         likelihood = self.likelihood or self.require_likelihood("elbo")
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         with explain_shape_errors(args, kwargs):
             outputs = select_output(draws(*args, **kwargs), self.output)
         log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
@@ -460,8 +459,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             ValueError: If there is no likelihood, draws are another network's, inputs do not fit, or moments have no rule.
         """
         likelihood = self.likelihood or self.require_likelihood("predict")
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")

@@ -12,7 +12,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs
+from bayesify.running.inputs_and_outputs import checked_inputs
 
 
 @torch.no_grad()
@@ -55,8 +55,7 @@ def batch_bald(
         TypeError: If the likelihood is not of classes.
         ValueError: If an example has several labels, there is one class, or there are fewer examples than `size`.
     """
-    args, kwargs = as_inputs(x)
-    check_inputs(args, kwargs)
+    args, kwargs = checked_inputs(x)
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)
     predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
     if not isinstance(predictive, ClassificationPredictive):

@@ -14,7 +14,7 @@ from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Inputs, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
+from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 
 
 @checked
@@ -64,8 +64,7 @@ def to_inference_data(
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         key = output_of(models[0], output)
         outputs = [select_output(chain.outputs(args, kwargs, output=key, keep=True).kept, None) for chain in chains]
         groups["posterior_predictive"] = _together([{"outputs": each} for each in outputs])

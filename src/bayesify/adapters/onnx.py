@@ -24,7 +24,7 @@ from bayesify.predictive.base import Outputs, Predictive, Result
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Drawable
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
+from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 from bayesify.storage.atomic import check_file, write_atomically
 from bayesify.weights.catalog import put_in
 
@@ -175,8 +175,7 @@ def export_onnx(
 
 def _example_inputs(x: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Example inputs in order, and the names of keyword inputs."""
-    args, kwargs = as_inputs(x)
-    check_inputs(args, kwargs)
+    args, kwargs = checked_inputs(x)
     inputs = tuple(kwargs.values()) if kwargs else args
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")

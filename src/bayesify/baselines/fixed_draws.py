@@ -13,11 +13,11 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.inputs_and_outputs import checked_inputs, explain_shape_errors
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.catalog import catalog
-from bayesify.weights.module_state import below, copy_network, describe, fingerprint, with_prefix
+from bayesify.weights.module_state import below, copy_network, describe, fingerprint, prefixed
 
 
 @register_predictor
@@ -78,8 +78,7 @@ class FixedDraws(Drawable):
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
             split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`.
         """
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         with explain_shape_errors(args, kwargs):
             outputs = self.draw(num_draws).outputs(
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
@@ -98,11 +97,8 @@ class FixedDraws(Drawable):
         named.update({name: value for name, value in runner.point_values.items() if name in named})
         drawn = {alias for name in self.draws.weights for alias in (name, *runner.weights[name].aliases)}
         named = {name: value for name, value in named.items() if name not in drawn}
-        return (
-            with_prefix("network", named)
-            | with_prefix("draws", self.draws.materialize().weights)
-            | with_prefix("likelihood", self.likelihood.state_dict())
-        )
+        drawn_weights, likelihood = self.draws.materialize().weights, self.likelihood.state_dict()
+        return prefixed(network=named, draws=drawn_weights, likelihood=likelihood)
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:

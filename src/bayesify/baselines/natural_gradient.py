@@ -18,7 +18,7 @@ from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictor import Batch
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, each, explain_shape_errors
+from bayesify.running.inputs_and_outputs import checked_inputs, each, explain_shape_errors
 from bayesify.running.runner import Runner
 from bayesify.training.arguments import Update
 from bayesify.training.batches import count_examples
@@ -119,8 +119,7 @@ class NaturalGradient(ABC):
         """
         if self.num_data is None:
             raise ValueError(f"{type(self).__name__}: give num_data, the number of examples in the whole dataset")
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         with torch.no_grad():
             draws = self.bnn.draw(self.num_draws, generator=generator, antithetic=self.antithetic)
         rate = self.learning_rate if learning_rate is None else learning_rate

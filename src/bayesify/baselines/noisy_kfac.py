@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -50,7 +51,8 @@ class NoisyKFAC(NaturalGradient):
     $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only in that the prior is spread over both factors, and agrees
     as $\delta \to 0$.
 
-    Like `VOGN` a trainer around a Bayesian network, one with `MatrixNormal` posteriors:
+    Like `VOGN`, which documents the arguments that both have, a trainer around a Bayesian network, here with `MatrixNormal`
+    posteriors:
 
         bnn = bayesify.bayesianize(net, posteriors.MatrixNormal(), likelihood=likelihoods.Gaussian(noise=0.1))
         baselines.NoisyKFAC(bnn, learning_rate=0.1).fit(loader, epochs=10)
@@ -59,8 +61,6 @@ class NoisyKFAC(NaturalGradient):
     Args:
         bnn: A network with `MatrixNormal` posteriors over linear and convolution layers, a likelihood and a fixed prior; it is
             changed.
-        num_data: N; counted by `fit` by default.
-        learning_rate: $\alpha$; 1 would be a full Newton step.
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: $\eta$.
@@ -69,10 +69,6 @@ class NoisyKFAC(NaturalGradient):
             the targets, at no extra cost.
         factor_every: Steps between observations of A and S.
         inverse_every: Steps between factorizations; the posterior's covariance changes then.
-        num_draws: Draws of the weights per step.
-        antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL, which divides N.
-        point_learning_rate: Of Adam for everything that is not under the posterior.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.
@@ -195,29 +191,25 @@ class NoisyKFAC(NaturalGradient):
             yield seen.pull_vector(vector)
 
     def _input_factor(self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        total: Tensor | None = None
-        for kept, grad in calls:
-            examples = grad.shape[1]
-            rows = max(1, MAX_GRADIENT_BYTES // (4 * layer.cols * max(1, grad[0, 0].numel() // layer.rows)))
-            for start in range(0, examples, rows):
-                part = slice(start, start + rows)
-                a = layer_factors(self._rules[path], kept[part], grad[:, part], layer)[0].flatten(0, 1)
-                product = a.T @ a / examples
-                total = product if total is None else total + product
-        assert total is not None
-        return total
+        def products() -> Iterator[Tensor]:
+            for kept, grad in calls:
+                examples = grad.shape[1]
+                rows = max(1, MAX_GRADIENT_BYTES // (4 * layer.cols * max(1, grad[0, 0].numel() // layer.rows)))
+                for start in range(0, examples, rows):
+                    part = slice(start, start + rows)
+                    a = layer_factors(self._rules[path], kept[part], grad[:, part], layer)[0].flatten(0, 1)
+                    yield a.T @ a / examples
+
+        return reduce(torch.add, products())
 
     def _gradient_factor(self, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        total: Tensor | None = None
-        positions = 0
+        products, positions = [], 0
         for _, grad in calls:
             at_channels = grad[0] if isinstance(self._rules[path].module, nn.Linear) else grad[0].movedim(1, -1)
             flat = as_float(at_channels).reshape(-1, at_channels.shape[-1])
             positions += flat.shape[0] // grad.shape[1]
-            product = flat.T @ flat / grad.shape[1]
-            total = product if total is None else total + product
-        assert total is not None
-        return total / positions
+            products.append(flat.T @ flat / grad.shape[1])
+        return reduce(torch.add, products) / positions
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, select_output
+from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 from bayesify.running.runner import Runner
 
 
@@ -59,7 +59,6 @@ def nuts(
         infer: Any = import_module("pyro.infer")
     except ImportError as error:
         raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
-    check_inputs(*as_inputs(x))
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("nuts: targets are not finite; remove those rows")
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
@@ -88,7 +87,7 @@ class _Potential:
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}
         self.dtype, self.output = next(iter(start.values())).dtype, bnn.output
-        (self.args, self.kwargs), self.y = as_inputs(x), y
+        (self.args, self.kwargs), self.y = checked_inputs(x), y
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """[..., P] -> each weight by name, [..., *shape]."""

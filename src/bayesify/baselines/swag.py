@@ -23,7 +23,7 @@ from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs, explain_shape_errors, select_output
+from bayesify.running.inputs_and_outputs import checked_inputs, explain_shape_errors, select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.arguments import Update
@@ -32,7 +32,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
-from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
+from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 MAX_LOSS_RISE = 10.0
 """Nats per example by which the loss may rise."""
@@ -343,11 +343,8 @@ class SWAG(Drawable):
 
     def state(self) -> dict[str, Tensor]:
         """Network, likelihood and moments."""
-        state = with_prefix("network", self.network.state_dict(keep_vars=True))
-        state |= with_prefix("likelihood", self.likelihood.state_dict())
-        for kind, values in self.moments().items():
-            state |= with_prefix(kind, values)
-        return state
+        network, likelihood = self.network.state_dict(keep_vars=True), self.likelihood.state_dict()
+        return prefixed(network=network, likelihood=likelihood, **self.moments())
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
@@ -388,8 +385,7 @@ class _Iterating(Trainable):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        args, kwargs = as_inputs(batch.x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self.swag.network(*args, **kwargs), self.swag.output)
         data = expected_log_likelihood(outputs.unsqueeze(0), batch.y, self.swag.likelihood, num_data, batch.weights)

@@ -25,7 +25,7 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import MODULE, STORED, register_predictor, stored_name
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
-from bayesify.weights.module_state import below, fingerprint, restore_module, tensors_of, with_prefix
+from bayesify.weights.module_state import below, fingerprint, prefixed, restore_module, tensors_of
 
 MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
@@ -206,9 +206,9 @@ class TemperatureScaling(Predictor):
     def state(self) -> dict[str, Tensor]:
         """The model's, and the likelihood's of a plain network."""
         if isinstance(self.model, Predictor):
-            return with_prefix("model", self.model.state())
+            return prefixed(model=self.model.state())
         assert self.likelihood is not None
-        return with_prefix("model", tensors_of(self.model)) | with_prefix("likelihood", self.likelihood.state_dict())
+        return prefixed(model=tensors_of(self.model), likelihood=self.likelihood.state_dict())
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:

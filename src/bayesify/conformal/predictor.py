@@ -15,7 +15,7 @@ from bayesify.conformal.thresholds import listed
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.storage.serializers import STORED, register_predictor, stored_name
-from bayesify.weights.module_state import below, with_prefix
+from bayesify.weights.module_state import below, prefixed
 
 RULES: dict[str, type[Intervals] | type[Sets]] = {"Intervals": Intervals, "Sets": Sets}
 """By their names in files."""
@@ -126,7 +126,7 @@ class Conformal(Predictor):
     def state(self) -> dict[str, Tensor]:
         """The model's, and the scores of the calibration rows."""
         scores = self.rule.scores if self.rule is not None else None
-        return with_prefix("model", self.model.state()) | ({"scores": scores} if isinstance(scores, Tensor) else {})
+        return prefixed(model=self.model.state()) | ({"scores": scores} if isinstance(scores, Tensor) else {})
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:

@@ -31,7 +31,7 @@ from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Phase, Predictor, Trainable
 from bayesify.running.generators import draw_seed
-from bayesify.running.inputs_and_outputs import check_inputs
+from bayesify.running.inputs_and_outputs import checked_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit
@@ -114,7 +114,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             raise ValueError(
                 f"DeepGP: inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point [N, D]"
             )
-        check_inputs((inputs,), {})
+        checked_inputs(inputs)
         if targets is not None and not bool(torch.isfinite(targets).all()):
             raise ValueError("DeepGP: targets hold NaN or infinity; give finite numbers, or remove such rows")
         if kernel not in KERNELS:
@@ -230,16 +230,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Evidence lower bound of the whole dataset from one batch, in nats, a scalar; maximize it.
+        """Evidence lower bound of the whole dataset from a batch of inputs [B, D], in nats, a scalar; maximize it.
 
-        Args:
-            x: Inputs, [B, D].
-            y: Targets.
-            num_data: N.
-            num_draws: S.
-            kl_weight: Factor on the KL; 1 is the bound.
-            example_weights: [B].
-            generator: Source of randomness.
+        Arguments are those of `BayesianNetwork.elbo`.
 
         Raises:
             ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
@@ -286,7 +279,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
                 raise ValueError(f"DeepGP: {name} holds NaN or infinity; lower the learning rate") from None
 
     def _check(self, x: Any) -> None:
-        check_inputs((x,), {})
+        checked_inputs(x)
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != self.widths[0]:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"DeepGP: inputs {shape}; give [B, {self.widths[0]}]")

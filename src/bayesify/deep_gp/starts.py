@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.likelihoods import Likelihood
-from bayesify.running.inputs_and_outputs import check_inputs
+from bayesify.running.inputs_and_outputs import checked_inputs
 
 MAX_KMEANS_ROUNDS = 20
 """Rounds of k-means; inducing inputs are trained afterwards, so that more buys nothing."""
@@ -114,7 +114,7 @@ def as_function_values(
         return None
     if len(targets) != len(inputs):
         raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one each")
-    check_inputs((targets,), {})
+    checked_inputs(targets)
     if likelihood.name == "categorical":
         hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)
         return 4 * hot - 4 / num_outputs

@@ -29,7 +29,7 @@ from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (
     as_inputs,
     batch_size,
-    check_inputs,
+    checked_inputs,
     explain_shape_errors,
     select_output,
     split_rows,
@@ -185,8 +185,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         Raises:
             ValueError: If inputs are not finite or do not fit the network.
         """
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         kind = covariance or self.covariance
         self._settle(args, kwargs)
         means, variances = self._means(), self._variances()
@@ -238,8 +237,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             ValueError: If inputs do not fit, there are more function values than weights (`"full"`, `"joint"` without
                 jitter), or the KL is not finite.
         """
-        args, kwargs = as_inputs(context_inputs)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(context_inputs)
         try:
             self._settle(args, kwargs)
             means, variances = self._means(), self._variances()
@@ -295,14 +293,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     ) -> Tensor:
         """The function-space bound of the whole dataset from one batch, in nats, a scalar; maximize it.
 
-        Args:
-            x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            y: Targets.
-            num_data: N, the number of examples in the dataset.
-            num_draws: Draws of the weights for the likelihood.
-            kl_weight: Factor on the KL.
-            example_weights: [B].
-            generator: Source of randomness, for draws and for context inputs.
+        Arguments are those of `BayesianNetwork.elbo`. The generator is the source of the context inputs too.
         """
         data, kl = self.objective_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator

@@ -16,7 +16,7 @@ from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.gamma import as_float
 from bayesify.predictor import Batch
-from bayesify.running.inputs_and_outputs import as_inputs, check_inputs
+from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs
 from bayesify.running.progress import Display
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import Layer, Weight, group_layers
@@ -166,8 +166,7 @@ class Pieces:
             batch = parse_batch(item, self.reader).to(device)
             if self.num_examples is not None:
                 batch = batch.rows(slice(0, self.num_examples - data.num_data))
-            args, kwargs = as_inputs(batch.x)
-            check_inputs(args, kwargs)
+            args, kwargs = checked_inputs(batch.x)
             if batch.weights is not None and bool((batch.weights < 0).any()):
                 raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
             if rows is None:

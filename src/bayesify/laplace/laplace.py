@@ -51,7 +51,7 @@ from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (
     as_inputs,
     batch_size,
-    check_inputs,
+    checked_inputs,
     explain_shape_errors,
     select_output,
     split_rows,
@@ -62,7 +62,7 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count
 from bayesify.weights.catalog import catalog, padding_entries
-from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
+from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
 """How predictions are made; see `Laplace.predict`."""
@@ -193,8 +193,7 @@ class Laplace(Drawable):
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
         first = parse_batch(first_batch(loader), read_batch).to(self.device)
-        args, kwargs = as_inputs(first.x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(first.x)
         candidates = self._candidates(
             loader, read_batch, progress, lambda: last_layer(self._runner, self.weights, args, kwargs, self.output)
         )
@@ -419,8 +418,7 @@ class Laplace(Drawable):
         Every prediction of the linearized network starts here: `WeightCovariance` makes covariances of the gradients.
         """
         subset, posterior = self.fitted()
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
         jacobians = self._jacobians(subset.names)
@@ -452,8 +450,7 @@ class Laplace(Drawable):
             [B, O, O], or with `joint` [B O, B O], examples slowest.
         """
         _, posterior = self.fitted()
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+        args, kwargs = checked_inputs(x)
         if not joint:
             parts = [posterior.outputs(gradients) for _, gradients in self._linearized(x, self.memory)]
             return self.temperature * torch.cat(parts)
@@ -713,9 +710,9 @@ class Laplace(Drawable):
     def state(self) -> dict[str, Tensor]:
         """Network, likelihood, curvature and chosen weights of a fitted approximation."""
         subset, posterior = self.fitted()
-        state = with_prefix("network", self.network.state_dict(keep_vars=True))
-        state |= with_prefix("likelihood", self.likelihood.state_dict())
-        return {**state, **with_prefix("posterior", posterior.tensors()), "subset": subset.flat()}
+        network, likelihood = self.network.state_dict(keep_vars=True), self.likelihood.state_dict()
+        state = prefixed(network=network, likelihood=likelihood, posterior=posterior.tensors())
+        return {**state, "subset": subset.flat()}
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:

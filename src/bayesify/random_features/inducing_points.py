@@ -18,7 +18,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.random_features.features import starting_lengthscales
 from bayesify.random_features.process import INIT_NOISE
-from bayesify.running.inputs_and_outputs import check_inputs
+from bayesify.running.inputs_and_outputs import checked_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors, tensors_of
@@ -39,9 +39,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         inducing_inputs: Where the inducing points start, [M, D], such as a random choice of training inputs.
         covariance: S: `"diagonal"` or `"full"`.
         noise: Starting variance of the noise.
-        lengthscale: As `RandomFeatureGP`'s.
-        amplitude: As `RandomFeatureGP`'s.
-        learn_kernel: Whether lengthscales and amplitude are trained.
+        lengthscale, amplitude, learn_kernel: See `RandomFeatureGP`.
 
     Raises:
         ImportError: If gpytorch is not installed.
@@ -85,6 +83,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             x: Inputs.
             memory: Bytes that covariances may take at a time where gradients are off.
         """
+        checked_inputs(x)
         # As many as fit even if gpytorch materialized the covariance of all rows with each other.
         rows = len(x) if torch.is_grad_enabled() else max(1, math.isqrt(memory // (4 * x.element_size())))
         means, variances = [], []
@@ -117,7 +116,6 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         self, x: Tensor, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart, scalars."""
-        check_inputs((x,), {})
         mean, variance = (part.unsqueeze(0) for part in self.function_moments(x))
         data = integrated_log_likelihood(mean, variance, y, self.likelihood, num_data, example_weights)
         return data[0], self.kl()
@@ -147,7 +145,6 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         memory: Budget = None,
     ) -> RegressionPredictive:
         """The predictive distribution of a batch of inputs [B, D], in closed form: nothing is drawn."""
-        check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))
 

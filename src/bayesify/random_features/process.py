@@ -22,7 +22,7 @@ from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs_and_outputs import check_inputs
+from bayesify.running.inputs_and_outputs import checked_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors
@@ -122,7 +122,7 @@ class RandomFeatureGP(BayesianNetwork):
         Raises:
             ValueError: If the posterior has no closed form.
         """
-        check_inputs((x,), {})
+        checked_inputs(x)
         names = list(self.weights)
         per_row = 4 * self.features.num_features * x.element_size()
         rows = len(x) if torch.is_grad_enabled() else max(1, memory // per_row)
@@ -152,7 +152,6 @@ class RandomFeatureGP(BayesianNetwork):
                 antithetic=antithetic,
             )
         assert isinstance(self.likelihood, Gaussian)
-        check_inputs((x,), {})
         mean, variance = self.function_moments(x)
         moments, likelihood = (mean.unsqueeze(0), variance.unsqueeze(0)), self.likelihood
         data = objectives.integrated_log_likelihood(*moments, y, likelihood, num_data, example_weights)
@@ -188,7 +187,6 @@ class RandomFeatureGP(BayesianNetwork):
         if options:
             raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.require_likelihood("predict")
-        check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
@@ -242,7 +240,7 @@ class RandomFeatureGP(BayesianNetwork):
                 f"RandomFeatureGP.condition: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and "
                 f"[N, {len(names)}]"
             )
-        check_inputs((x,), {})
+        checked_inputs(x)
         size = self.features.num_features
         gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
         inner = torch.zeros(size, len(names), dtype=torch.float64, device=x.device)

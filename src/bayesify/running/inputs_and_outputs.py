@@ -30,8 +30,9 @@ def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x,), {}
 
 
-def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise for inputs that are arrays of another library, or hold NaN or infinity."""
+def checked_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `as_inputs` gives; raises for inputs that are arrays of another library, or hold NaN or infinity."""
+    args, kwargs = as_inputs(x)
     for key, value in [*enumerate(args), *kwargs.items()]:
         if len(args) > 1 and isinstance(value, (int, float)) and not isinstance(value, bool) and key == 0:
             raise TypeError("inputs are a list of numbers; give a tensor, torch.tensor([...]) makes one of them")
@@ -39,6 +40,7 @@ def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             raise TypeError(f"inputs are {type(value).__name__}; give tensors, torch.from_numpy(...) makes them")
         if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
             check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
+    return args, kwargs
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from bayesify.sklearn.unusual import MAX_KEPT_ROWS, Neighbors
 from bayesify.storage.serializers import STORED, stored_name
 from bayesify.tables.encoding import Encoding
 from bayesify.training.random_streams import derive_seed
-from bayesify.weights.module_state import below, with_prefix
+from bayesify.weights.module_state import below, prefixed
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class FittedTable:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors of the model, and the rows that `unusual_share` compares with."""
-        return with_prefix("model", self.model.state()) | with_prefix("neighbors", vars(self.neighbors))
+        return prefixed(model=self.model.state(), neighbors=vars(self.neighbors))
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> Self:

@@ -89,9 +89,9 @@ def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 
-def with_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inverse of `below`."""
-    return {f"{prefix}.{name}": value for name, value in state.items()}
+def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The states of several parts as one, each part's entries below its name; the inverse of `below`."""
+    return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 
 def _pack_bits(mask: Tensor) -> Tensor:
