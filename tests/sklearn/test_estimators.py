@@ -241,7 +241,7 @@ def test_noise_of_many_rows_and_batches():
     [
         ({"method": "mean_feild"}, "did you mean 'mean_field'?"),
         ({"activation": "tanj"}, "did you mean 'tanh'?"),
-        ({"method": 3}, r"method=3; give a name from the registry, which `bayesify methods` lists"),
+        ({"method": 3}, r"method=3; give the name of a method, as `bayesify methods` lists them"),
         ({"prior_scale": 1e60}, r"prior_scale=1e\+60; give a finite number, at most 3.4e38"),
         ({"hidden": 50}, r"hidden=50; give a list, each entry an integer of at least 1"),
         ({"hidden": (5, 0)}, r"hidden=\(5, 0\); give a list, each entry an integer of at least 1"),
