@@ -22,26 +22,28 @@ class Perceptrons:
     r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
 
     The outputs are those of the networks, and the penalty of each is $-\log p(w_r)$. A step of small networks costs the number of
-    its operations, so all gradients come from one operation of autograd. Products with a transposed right factor are several
+    its operations, so all gradients come from one operation of autograd, and that of the penalty from the numbers of a network in
+    one row. Products with a transposed right factor are several
     times slower on some processors, so matrices are transposed first. On a CPU dropout takes its masks from a fixed pool at
     random places of torch's generator, because making them costs more than the rest of the step.
 
     Args:
         models: The networks, all alike; see `of`.
-        names: Weight and bias of each linear layer in turn, by name.
+        names: Weight and bias of each linear layer in turn, by name in the network: the name of the model's parameter.
         layers: The layers of one network, whose modes count.
     """
 
-    def __init__(self, models: Sequence[BayesianNetwork], names: Sequence[str], layers: Sequence[nn.Module]) -> None:
-        self.names, self.layers = list(names), list(layers)
+    def __init__(self, models: Sequence[BayesianNetwork], names: dict[str, str], layers: Sequence[nn.Module]) -> None:
+        self.names, self.layers = list(names.values()), list(layers)
+        self._dropouts = [part for part in layers if isinstance(part, nn.Dropout)]
         sizes = models[0].posterior.sizes()
-        stds = [[float(model.prior.draw(1).std[name]) for name in names] for model in models]
-        self._precisions = torch.tensor([[std**-2 for std in row] for row in stds], dtype=torch.float64)  # [R, W]
-        constants = [
-            sum(sizes[name] * math.log(2 * math.pi * std**2) for name, std in zip(names, row, strict=True))
-            for row in stds
-        ]
-        self._constants = 0.5 * torch.tensor(constants, dtype=torch.float64)  # [R]
+        self.sizes = [sizes[name] for name in names]
+        scales = [model.prior.draw(1).std for model in models]
+        stds = torch.tensor([[float(own[name]) for name in names] for own in scales], dtype=torch.float64)  # [R, W]
+        counts = torch.tensor(self.sizes)
+        log_volumes = 0.5 * (counts * (2 * math.pi * stds.square()).log()).sum(1)  # [R]
+        each = stds if bool((stds != stds[0]).any()) else stds[:1]
+        self._prior = each.pow(-2).repeat_interleave(counts, dim=1), log_volumes
         self._masks: dict[float, Tensor] = {}
 
     @staticmethod
@@ -61,24 +63,22 @@ class Perceptrons:
             return None
         like = first.posterior.value.values()[0]
         width = 0
-        for part in network:
-            if type(part) is nn.Linear:
-                width = part.out_features
-            elif type(part) is not nn.Dropout and not _acts_on_rows(part, width, like):
-                return None
-        return Perceptrons(networks, names, list(network))
-
-    def values(self, model: BayesianNetwork) -> list[Tensor]:
-        """The weights of a network, in the order in which `terms` takes them."""
-        assert isinstance(model.posterior, Point)
-        return [model.posterior.value[name] for name in self.names]
+        with own_generators(), torch.no_grad():
+            for part in network:
+                if type(part) is nn.Linear:
+                    width = part.out_features
+                elif type(part) is not nn.Dropout and not _acts_on_rows(part, width, like):
+                    return None
+        paths = {id(value): path for path, value in first.named_parameters()}
+        return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
         """Whether rows [R, B, D] can run here, given the first weight [R, O, D]; draws differ where there is dropout."""
-        drops = any(isinstance(part, nn.Dropout) and part.training and part.p > 0 for part in self.layers)
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
-        return fits and alike and not (drops and num_draws > 1) and not torch.is_autocast_enabled(x.device.type)
+        if not fits or not alike or torch.is_autocast_enabled(x.device.type):
+            return False
+        return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
 
     def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs [R, B, O] of rows [R, B, D], which get no gradients, and the penalty of each network, [R].
@@ -87,8 +87,7 @@ class Perceptrons:
             x: The rows.
             values: Weight [R, O, D] and bias [R, O] of each linear layer in turn.
         """
-        outputs, squares = run_all(x, self, *values)
-        return outputs, squares + self._constants.to(squares)
+        return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
         """Outputs [R, B, O] of rows [R, B, D], given weight and bias of each layer in turn."""
@@ -103,11 +102,12 @@ class Perceptrons:
                 x = F.dropout(x, part.p) if x.is_cuda else x * self._mask(part.p, x)
         return x
 
-    def precisions(self, like: Tensor) -> Tensor:
-        """The prior's precision of each weight in each network, [R, W]."""
-        if self._precisions.dtype != like.dtype or self._precisions.device != like.device:
-            self._precisions = self._precisions.to(like)
-        return self._precisions
+    def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The prior's precision of each number of a network, [R, P] or [1, P], and the penalty of weights 0, [R]."""
+        precisions, constants = self._prior
+        if precisions.dtype != like.dtype or precisions.device != like.device:
+            self._prior = precisions.to(like), constants.to(like)
+        return self._prior
 
     def _mask(self, rate: float, like: Tensor) -> Tensor:
         pool = self._masks.get(rate)
@@ -126,35 +126,33 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
     """Whether a module without parameters gives each row [D] the same, in rows [B, D] and in stacked ones [R, B, D]."""
     if any(True for _ in part.parameters()) or any(True for _ in part.buffers()):
         return False
-    with own_generators(), torch.no_grad():
-        x = torch.linspace(-3, 3, 12 * width, dtype=like.dtype, device=like.device).sin().view(3, 4, width)
-        found = part(x)
-        return (
-            isinstance(found, Tensor)
-            and found.shape == x.shape
-            and torch.allclose(found, torch.stack([part(row) for row in x]))
-        )
+    x = torch.linspace(-3, 3, 12 * width, dtype=like.dtype, device=like.device).sin().view(3, 4, width)
+    found = part(x)
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        return False
+    return torch.allclose(found, torch.stack([part(row) for row in x]))
 
 
 class _Run(torch.autograd.Function):
-    r"""Outputs, and $\frac12 \sum_w \lVert w \rVert^2 / \sigma_w^2$ of each network, [R], with all gradients at once."""
+    """Outputs, and the penalty of each network, [R], with all gradients at once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, networks: Perceptrons, *values: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.values = [value.detach().requires_grad_() for value in values]
-        ctx.precisions = networks.precisions(values[0])
+        ctx.values, ctx.sizes = [value.detach().requires_grad_() for value in values], networks.sizes
+        precisions, constants = networks.prior(values[0])
         with torch.enable_grad():
             ctx.outputs = networks.run(x, ctx.values)
-        norms = torch.stack([value.flatten(1).norm(dim=1) for value in values], dim=1)  # [R, W]
-        return ctx.outputs.detach(), 0.5 * (norms.square() * ctx.precisions).sum(1)
+        flat = torch.cat([value.flatten(1) for value in values], dim=1)  # [R, P]
+        ctx.slopes = flat * precisions
+        return ctx.outputs.detach(), torch.add(constants, (flat * ctx.slopes).sum(1), alpha=0.5)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         found = torch.autograd.grad(ctx.outputs, ctx.values, grads[0])
-        slopes = (grads[1].unsqueeze(1) * ctx.precisions).unbind(1)
-        for grad, value, slope in zip(found, ctx.values, slopes, strict=True):
-            grad.addcmul_(value.detach(), slope.view(-1, *[1] * (value.ndim - 1)))
+        slopes = (ctx.slopes * grads[1].unsqueeze(1)).split(ctx.sizes, dim=1)
+        slopes = [slope.view_as(grad) if grad.ndim > 2 else slope for slope, grad in zip(slopes, found, strict=True)]
+        torch._foreach_add_(found, slopes)
         return None, None, *found
 
 

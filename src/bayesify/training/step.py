@@ -125,7 +125,8 @@ class Step:
         settings = run.settings
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.settings, self.processes, self.update = settings, processes, run.update
-        self.device = next(model.module.parameters()).device
+        self._parameters = list(model.module.parameters())
+        self.device = self._parameters[0].device
         # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
         # example's own must differ between them.
         apart = processes.rank if model.noise_per_example else 0
@@ -238,7 +239,7 @@ class Step:
         self.sums.add(*values)
 
     def _zero_grad(self) -> None:
-        for parameter in self.model.module.parameters():  # also those that the optimizer does not have
+        for parameter in self._parameters:  # also those that the optimizer does not have
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
