@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import bayesify
-from bayesify import likelihoods, methods, posteriors
+from bayesify import configuration, likelihoods, methods, posteriors
 from bayesify.arguments import plugins
 from bayesify.methods import METHODS, Method, all_methods, get_method
 
@@ -125,3 +125,18 @@ def test_names_and_aliases_are_different() -> None:
     names = [name for method in METHODS.values() for name in (method.name, *method.aliases)]
     assert len(names) == len({name.lower().replace("-", "_") for name in names})
     assert list(posteriors.REGISTRY) == [name for name, method in METHODS.items() if method.posterior is not None]
+
+
+def test_a_posterior_of_a_method_from_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name and its aliases; a class without a name disturbs nobody."""
+
+    class Nameless(posteriors.Posterior):
+        pass
+
+    theirs = methods.Method("theirs", "Theirs", "Doe 2031", "P", posteriors.MeanField, aliases=("their_own",))
+    found = (("a = there:theirs", theirs), ("b = there:Nameless", Nameless))
+    monkeypatch.setattr(configuration, "plugins", lambda: found)
+    for name in ("theirs", "their-own"):
+        assert configuration.find_posterior(name) is posteriors.MeanField
+    with pytest.raises(ValueError, match="did you mean 'theirs'"):
+        configuration.find_posterior("thers")

@@ -148,21 +148,28 @@ def find_posterior(name: str) -> type[Posterior]:
     if wanted in CALLED_AS:
         raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{CALLED_AS[wanted]}")
     found: dict[str, type[Posterior]] = {}
+    known = [*posteriors.REGISTRY, *CALLED_AS]
     for source, thing in plugins():
-        if isinstance(thing, type) and issubclass(thing, Posterior):
-            found.update({source: thing} if wanted in _names(thing) else {})
-        elif plain_name(str(getattr(thing, "name", ""))) == wanted:
+        kind = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names its posterior
+        names = _names(thing)
+        known += names
+        if wanted not in names:
+            continue
+        if not (isinstance(kind, type) and issubclass(kind, Posterior)):
             use = f"methods.get_method({name!r}).fit(training.task.TrainingTask(...))"
             raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{use}")
+        found[source] = kind
     if len(found) > 1:
         raise ValueError(f"bayesianize: {name!r} is the name of several posteriors, {' and '.join(found)}; rename one")
     if not found:
-        raise ValueError(f"unknown method {name!r}; {suggest(wanted, [*posteriors.REGISTRY, *CALLED_AS])}")
+        raise ValueError(f"unknown method {name!r}; {suggest(wanted, known)}")
     return found.popitem()[1]
 
 
-def _names(kind: type[Posterior]) -> set[str]:
-    return {plain_name(name) for name in (kind.name, *kind.aliases)}
+def _names(thing: object) -> list[str]:
+    """Name and aliases of a posterior's class or of a method; none where an entry point names something else."""
+    names = (getattr(thing, "name", None), *getattr(thing, "aliases", ()))
+    return [plain_name(name) for name in names if isinstance(name, str)]
 
 
 def make_prior(entry: PriorChoice, scale: float = Posterior.prior_scale) -> Prior:

@@ -164,10 +164,10 @@ def _other_methods() -> dict[str, Method]:
     found: dict[str, Method] = {}
     owners = {name: f"bayesify's {method.name!r}" for method in METHODS.values() for name in _names(method)}
     for source, thing in plugins():
-        if isinstance(thing, type) and issubclass(thing, Posterior):
+        if isinstance(thing, type) and issubclass(thing, Posterior) and hasattr(thing, "name"):
             thing = Method.of_posterior(thing)
         if not isinstance(thing, Method):
-            words = f"{type(thing).__name__} is neither a Method nor a subclass of Posterior"
+            words = f"{type(thing).__name__} is neither a Method nor a subclass of Posterior with a name"
             warnings.warn(f"{GROUP}: the entry point {source!r} is skipped: {words}", stacklevel=3)
             continue
         for name in _names(thing):

@@ -108,7 +108,10 @@ class RandomFeatureNetwork(nn.Module):
         num_inputs: D.
         num_features: Of `RandomFourierFeatures`.
         num_outputs: O.
-        lengthscale, amplitude, learn, generator: See `RandomFourierFeatures`.
+        lengthscale: See `RandomFourierFeatures`.
+        amplitude: See `RandomFourierFeatures`.
+        learn: See `RandomFourierFeatures`.
+        generator: See `RandomFourierFeatures`.
 
     Raises:
         ValueError: As `RandomFourierFeatures` does, or if `num_outputs` is below 1.

@@ -39,7 +39,9 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         inducing_inputs: Where the inducing points start, [M, D], such as a random choice of training inputs.
         covariance: S: `"diagonal"` or `"full"`.
         noise: Starting variance of the noise.
-        lengthscale, amplitude, learn_kernel: See `RandomFeatureGP`.
+        lengthscale: See `RandomFeatureGP`.
+        amplitude: See `RandomFeatureGP`.
+        learn_kernel: Whether lengthscales and amplitude are trained.
 
     Raises:
         ImportError: If gpytorch is not installed.
