@@ -150,15 +150,15 @@ def find_posterior(name: str) -> type[Posterior]:
     found: dict[str, type[Posterior]] = {}
     known = [*posteriors.REGISTRY, *CALLED_AS]
     for source, thing in plugins():
-        kind = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names its posterior
+        theirs = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names its posterior
         names = _names(thing)
         known += names
         if wanted not in names:
             continue
-        if not (isinstance(kind, type) and issubclass(kind, Posterior)):
+        if not (isinstance(theirs, type) and issubclass(theirs, Posterior)):
             use = f"methods.get_method({name!r}).fit(training.task.TrainingTask(...))"
             raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{use}")
-        found[source] = kind
+        found[source] = theirs
     if len(found) > 1:
         raise ValueError(f"bayesianize: {name!r} is the name of several posteriors, {' and '.join(found)}; rename one")
     if not found:
