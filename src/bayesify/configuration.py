@@ -150,7 +150,7 @@ def find_posterior(name: str) -> type[Posterior]:
     found: dict[str, type[Posterior]] = {}
     known = [*posteriors.REGISTRY, *CALLED_AS]
     for source, thing in plugins():
-        theirs = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names its posterior
+        theirs = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names one
         names = _names(thing)
         known += names
         if wanted not in names:
