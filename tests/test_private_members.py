@@ -206,6 +206,7 @@ SUBJECTS = {
     "self",
     "context",  # of function space: any object with `draw`
     "models",  # the package of networks
+    "offer",  # of an entry point: a posterior's class, or a `Method`, which stands above configuration.py
     "os",
 }
 """Of these anything may be asked."""

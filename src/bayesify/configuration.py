@@ -149,9 +149,9 @@ def find_posterior(name: str) -> type[Posterior]:
         raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{CALLED_AS[wanted]}")
     found: dict[str, type[Posterior]] = {}
     known = [*posteriors.REGISTRY, *CALLED_AS]
-    for source, thing in plugins():
-        theirs = thing if isinstance(thing, type) else getattr(thing, "posterior", None)  # a `Method` names one
-        names = _names(thing)
+    for source, offer in plugins():
+        theirs = offer if isinstance(offer, type) else getattr(offer, "posterior", None)  # a `Method` names one
+        names = _names(offer)
         known += names
         if wanted not in names:
             continue
