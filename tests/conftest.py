@@ -36,6 +36,30 @@ def fixed_seed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def settings_left_alone() -> Iterator[None]:
+    """No test leaves a setting of torch behind, which would change the results of the tests that follow in its process."""
+    before = torch_settings()
+    yield
+    assert torch_settings() == before, "the test changed a setting of torch; set it back in a `finally`"
+
+
+def torch_settings() -> dict[str, object]:
+    """Settings of the process that change results."""
+    import torch
+
+    backends = torch.backends
+    return {
+        "default type": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "short products": [
+            part.fp32_precision in ("tf32", "bf16") for part in (backends, backends.cuda.matmul, backends.cudnn.conv)
+        ],
+    }
+
+
 @pytest.fixture
 def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """Adds a method to the list for one test."""

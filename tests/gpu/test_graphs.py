@@ -182,3 +182,24 @@ def test_branches_of_a_graph_draw_what_one_group_after_the_other_draws(dtype, mo
             draws = [bnn.draw(5, generator=generator).weights for _ in range(20)]
         found.append([draw[name].clone() for draw in draws for name in draw])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_the_first_replay_after_a_capture_on_a_busy_device(many, monkeypatch):
+    """Torch sets the offset of random numbers to zero on the capture's stream, which may come late."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(*args, **kwargs):
+        torch.cuda._sleep(10**8)  # 50 ms of the capture's stream
+        begin(*args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    bnn = bayesify.bayesianize(nn.Linear(5, 32).cuda(), posteriors.InducingWeights(8, 8))
+    found = []
+    for patience in (1, 10**9):
+        monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
+        torch.cuda.manual_seed(3)
+        with torch.no_grad():
+            found.append([bnn.draw(many).weights["weight"].clone() for _ in range(6)])
+        bnn.posterior.double().float()  # other addresses, so that no graph is kept
+    assert all(map(torch.equal, *found))

@@ -32,10 +32,15 @@ def test_is_the_plain_transform(size, dtype):
         assert error(walsh.plain_transform(x, size**-0.5), exact) < ROUNDING[dtype]
 
 
-def test_two_terms_where_tf32_is_allowed(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_two_terms_where_tf32_is_allowed():
     x = torch.randn(9, 16384, device="cuda")
-    assert error(hadamard(x), walsh.plain_transform(x.double().cpu(), 1 / 128)) < 1e-5
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True  # pytest's monkeypatch cannot undo this
+    try:
+        result = hadamard(x)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert error(result, walsh.plain_transform(x.double().cpu(), 1 / 128)) < 1e-5
 
 
 def test_large_and_small_numbers():

@@ -190,10 +190,10 @@ def capture(
     drawn = [*given, torch.cuda.default_generators[torch.cuda.current_device()]]
     before = [generator.get_state() for generator in drawn]
     gc.collect()  # a graph that dies while another one is captured would break it
-    enabled = gc.isenabled()
+    enabled, stream = gc.isenabled(), torch.cuda.Stream()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             result = run()
     except BaseException:
         for generator, state in zip(drawn, before, strict=True):
@@ -204,4 +204,7 @@ def capture(
     finally:
         if enabled:
             gc.enable()
+    # Before a capture, torch sets the generators' offsets on the device to zero, on the capture's stream. A replay sets them too,
+    # on its own stream. Without this wait, zero could come last on a busy device, and the first replay would repeat old numbers.
+    torch.cuda.current_stream().wait_stream(stream)
     return graph, result
