@@ -187,19 +187,23 @@ def test_branches_of_a_graph_draw_what_one_group_after_the_other_draws(dtype, mo
 @pytest.mark.parametrize("many", [1, 2])
 def test_the_first_replay_after_a_capture_on_a_busy_device(many, monkeypatch):
     """Torch sets the offset of random numbers to zero on the capture's stream, which may come late."""
-    begin = torch.cuda.CUDAGraph.capture_begin
+    begin, captured = torch.cuda.CUDAGraph.capture_begin, []
 
     def late(*args, **kwargs):
-        torch.cuda._sleep(10**8)  # 50 ms of the capture's stream
+        torch.cuda._sleep(4 * 10**8)  # a fifth of a second of the capture's stream
         begin(*args, **kwargs)
+        captured.append(1)
+        torch.cuda._sleep(10**9)  # in the graph: half a second from the offset that a replay sets to the first numbers
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
-    bnn = bayesify.bayesianize(nn.Linear(5, 32).cuda(), posteriors.InducingWeights(8, 8))
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)).cuda()
     found = []
     for patience in (1, 10**9):
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(8, 8))
         monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
         torch.cuda.manual_seed(3)
         with torch.no_grad():
-            found.append([bnn.draw(many).weights["weight"].clone() for _ in range(6)])
-        bnn.posterior.double().float()  # other addresses, so that no graph is kept
+            found.append([bnn.draw(many).weights["0.weight"].clone() for _ in range(4)])
+    assert captured
     assert all(map(torch.equal, *found))
