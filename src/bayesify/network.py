@@ -117,6 +117,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given one, on the network's device.
         prior: The bound prior.
+        given_weights: The weights of `net`, kept where a posterior starts elsewhere until `fit` has compared with them; else empty.
         frozen_statistics: Names of the network's layers whose running statistics stay as they are in training mode.
     """
 
@@ -148,6 +149,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
+        elsewhere = not all(posterior.starts_at_network for _, posterior in posteriors)
+        self.given_weights = {name: value.detach() for name, value in values.items()} if elsewhere else {}
         self.layout = NetworkLayout(net, taken, values)
         values = self.layout.widen(values)
         reference = values[taken[0].name]
@@ -180,6 +183,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             raise ValueError(
                 "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
             )
+        self.given_weights = {name: fn(value) for name, value in self.given_weights.items()}
         return nn.Module._apply(self, fn, recurse)
 
     def __getattr__(self, name: str) -> Any:

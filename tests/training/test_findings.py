@@ -1,6 +1,7 @@
 """What `fit` and `check` tell: each finding on a small real problem that deserves it, and none on healthy trainings."""
 
 import copy
+import inspect
 import math
 import re
 import sys
@@ -16,6 +17,7 @@ import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.training import ModelStack, rules
 from bayesify.training.rules import Score
+from bayesify.training.watch import start_network
 
 WIDE = priors.Gaussian(1.0)
 
@@ -142,6 +144,96 @@ def test_nothing_is_said_of_a_healthy_regression():
     history = bayesify.fit(bnn, loader, epochs=100, learning_rate=3e-2, seed=0, progress=False)
     assert history.findings == [], history.findings
     assert bayesify.check(bnn, loader, start=net) == []
+
+
+def regression(rows=800):
+    x = torch.randn(rows, 5)
+    y = torch.sin(x[:, :1] * x[:, 1:2]) + x[:, 2:3] + 0.2 * torch.randn(rows, 1)
+    return DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net, loader = nn.Sequential(nn.Linear(5, 32), nn.GELU(), nn.Linear(32, 1)), regression()
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        for _ in range(40):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+    return net
+
+
+def options_of(kind, init):
+    options = {key: value for key, value in kind.small_options.items() if key != "init"}
+    if kind.starts_at_rows is not None:
+        options[kind.starts_at_rows] = torch.randn(20, 5)
+    return options | ({"init": init} if init is not None else {})
+
+
+@pytest.mark.parametrize("kind", posteriors.REGISTRY.values(), ids=posteriors.REGISTRY)
+def test_posteriors_say_whether_they_start_at_the_network(kind, regressor):
+    has_init = "init" in inspect.signature(kind).parameters
+    x = torch.randn(500, 5)
+    for init in (None, *([kind.keeping_init] if has_init else [])):
+        posterior = kind(**options_of(kind, init))
+        bnn = bayesify.bayesianize(regressor, posterior, likelihood="gaussian")
+        with torch.no_grad():
+            given, mean = regressor(x), bnn.mean_network()(x)
+            assert torch.equal(start_network(bnn)(x), mean if posterior.starts_at_network else given)
+        kept = float((given - mean).square().mean() / given.var()) < 0.25
+        assert kept == posterior.starts_at_network
+        assert kept or init is None
+
+
+STARTS_ELSEWHERE = ["walsh_hadamard", "ensemble", "local_inducing", "global_inducing"]
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("name", STARTS_ELSEWHERE)
+def test_a_trained_regressor_that_the_posterior_does_not_start_at(name, validated, regressor):
+    """Told before the training, and after it where the given network was better; in regression as for classes."""
+    kind, loader = posteriors.REGISTRY[name], regression()
+    options = {"validation": regression(200)} if validated else {}
+    bnn = bayesify.bayesianize(regressor, kind(**options_of(kind, None)), likelihood="gaussian")
+    with pytest.warns(UserWarning, match=rf"RMSE .* {kind.__name__} does not start .*init='{kind.keeping_init}'"):
+        history = bayesify.fit(bnn, loader, epochs=2, seed=0, progress=False, **options)
+    assert {"starts_elsewhere", "worse_than_start"} <= set(history.findings.codes)
+    assert re.search(r"worse than the network that was given: RMSE .* \(was 0\.", str(history.findings))
+    assert not bnn.given_weights
+
+
+@pytest.mark.parametrize("name", STARTS_ELSEWHERE)
+def test_nothing_is_said_of_where_a_fresh_network_starts(name, recwarn):
+    kind, net = posteriors.REGISTRY[name], nn.Sequential(nn.Linear(5, 32), nn.GELU(), nn.Linear(32, 1))
+    bnn = bayesify.bayesianize(net, kind(**options_of(kind, None)), likelihood="gaussian")
+    history = bayesify.fit(bnn, regression(), epochs=2, seed=0, progress=False)
+    assert not {"starts_elsewhere", "worse_than_start"} & set(history.findings.codes)
+    assert not [warning for warning in recwarn if "does not start" in str(warning.message)]
+
+
+@pytest.mark.parametrize("dropout", [0.3, 0.6])
+def test_dropout_is_no_sign_of_a_prior_that_pulls(dropout, data):
+    """Training batches are with dropout, the given network's predictions without it: the two are not compared."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(15):
+        for x, y in data[0]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    _, history = train(net, "mean_field", data[0], 3, prior=None)
+    assert "kl_dwarfs" not in history.findings.codes
+
+
+def test_numbers_that_are_guessed(regressor):
+    bnn = bayesify.bayesianize(nn.Linear(5, 1), "mean_field", likelihood="gaussian")
+    history = bayesify.fit(bnn, regression(), epochs=3, learning_rate=1e-6, seed=0, progress=False)
+    assert "learned_little" in history.findings.codes
+    assert "that of the targets' mean" in str(history.findings)
 
 
 # -- trainings that deserve a finding ------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Ensemble(Posterior):
     @checked
     def __init__(self, members: Count = 5, init: Literal["reset", "network"] = "reset") -> None:
         super().__init__()
-        self.members, self.init = members, init
+        self.members, self.init, self.starts_at_network = members, init, init == "network"
         self.training_draws = self.num_networks = members
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

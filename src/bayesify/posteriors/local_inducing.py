@@ -69,7 +69,7 @@ class LocalInducing(Posterior):
     ) -> None:
         super().__init__()
         self.points, self.precision, self.kl_form, self.init = points, precision, kl_form, init
-        self.shares_statistics = init == "network"
+        self.shares_statistics = self.starts_at_network = init == "network"
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Standard normal inputs, and outputs as `init` says."""

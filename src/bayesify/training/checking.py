@@ -84,9 +84,7 @@ def check(
     spread = relative_spread(predictor, device)
     if not spread or max(spread.values()) > 0:  # else a point estimate
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
-    labels = torch.cat([batch.y for batch in batches])
-    if score.accuracy is not None and not labels.is_floating_point():
-        parts.append(rules.learned_little(score.nll * len(labels) / labels.numel(), labels))
+    parts.append(rules.learned_little(score))
     first = before.score() if start is not None else None
     bnn = model.module if isinstance(model, Trainable) else model
     if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
@@ -96,7 +94,7 @@ def check(
         parts.append(rules.members_apart(member_nll(bnn, batches, device) or [0.0]))
         count = count_examples(loader, read_batch) if num_data is None else num_data
         penalty = kl_weight * float(bnn.kl(generator=generator)) / count
-        parts.append(rules.kl_dwarfs([score.nll], penalty, first))
+        parts.append(rules.kl_dwarfs([score.nll], penalty, first, score))
     if first is not None:
         parts.append(rules.worse_than_start(first, score, held_out))
     if losses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.likelihoods import Likelihood
+from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.findings import Finding
 
 MIN_GAIN_NATS = 0.05
@@ -36,11 +37,21 @@ KL_WARNING_RATIO = 10.0
 
 @dataclass(frozen=True)
 class Score:
-    """How well a network does on some examples: mean negative log predictive density, and accuracy, `None` in regression."""
+    """How well a network does on some examples.
+
+    Args:
+        nll: Mean negative log predictive density.
+        accuracy: Share of right labels; `None` in regression.
+        count: Number of examples.
+        rmse: Root mean squared error; `None` for classes.
+        guess: What the best constant guess has on the same examples: an NLL for classes, an RMSE in regression.
+    """
 
     nll: float
     accuracy: float | None
     count: int
+    rmse: float | None = None
+    guess: float | None = None
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
@@ -105,32 +116,68 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble") -
     return [Finding("members_apart", sentence, f"{remedy}trained network{how}")]
 
 
-def learned_little(nll: float, labels: Tensor) -> list[Finding]:
-    """A finding if predictions of classes are hardly better than their frequencies."""
-    counts = labels.flatten().unique(return_counts=True)[1].double()
-    shares = counts / counts.sum()
-    entropy = -float((shares * shares.log()).sum())
-    if len(labels) < 32 or nll < entropy - max(0.02, 0.03 * entropy):
+def learned_little(score: Score) -> list[Finding]:
+    """A finding if predictions are hardly better than the best constant guess: the labels' frequencies, or the targets' mean."""
+    guess = score.guess
+    if guess is None or score.count < 32:
         return []
-    sentence = f"the network has learned little: its NLL is {nll:.3g} nats a label, that of the labels' frequencies {entropy:.3g}"
-    remedy = "train for more epochs, with a higher learning rate, or the means first (map_epochs=); look at labels and inputs"
-    return [Finding("learned_little", sentence, remedy)]
+    if score.rmse is not None:
+        if score.rmse < 0.97 * guess:
+            return []
+        seen = f"its RMSE is {score.rmse:.3g}, that of the targets' mean {guess:.3g}"
+    elif score.nll < guess - max(0.02, 0.03 * guess):
+        return []
+    else:
+        seen = f"its NLL is {score.nll:.3g} nats an example, that of the labels' frequencies {guess:.3g}"
+    remedy = "train for more epochs, with a higher learning rate, or the means first (map_epochs=); look at targets and inputs"
+    return [Finding("learned_little", f"the network has learned little: {seen}", remedy)]
 
 
-def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> list[Finding]:
+def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
+    """A finding if the given network clearly beats a constant guess, but the posterior does not start at its weights."""
+    if given.guess is None or given.count < 8:
+        return []
+    if given.rmse is not None:
+        value, name = given.rmse, "RMSE"
+    else:
+        value, name = given.nll, "NLL"
+    found = {type(part).__name__: part.keeping_init for part in posteriors if not part.starts_at_network}
+    if not found or value > 0.9 * given.guess:
+        return []
+    sentence = (
+        f"the network that was given is trained ({name} {value:.3g}, a constant guess {given.guess:.3g}), but "
+        f"{' and '.join(found)} does not start at its weights, so that what it has learned is lost"
+    )
+    keep = " and ".join(f"{name}(init={init!r})" for name, init in found.items())
+    remedy = f"keep it with {keep}; ignore this if you want to train from scratch"
+    return [Finding("starts_elsewhere", sentence, remedy)]
+
+
+def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
     """A finding if the KL outweighs the data term and the fit to the data has suffered.
 
-    Both per example: the NLL in windows of equal length, of which the last counts, and the weighted KL at the end.
+    All per example. Each comparison is in one mode: training batches with training batches, and predictions in evaluation mode,
+    where dropout is off, with predictions in evaluation mode.
+
+    Args:
+        nll: The NLL of training batches in windows of equal length, of which the last counts.
+        kl: The weighted KL at the end.
+        start: The given network in evaluation mode.
+        now: The trained one in evaluation mode.
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
     if not smooth or kl < KL_WARNING_RATIO * max(abs(smooth[-1]), 0.1):
         return []
-    before = min([*smooth, *([start.nll] if start is not None else [])])
-    if smooth[-1] - before < max(0.1, 0.25 * abs(before)):
+    pairs = [(min(smooth), smooth[-1], 0.1)]
+    if start is not None and now is not None:
+        pairs.append((start.nll, now.nll, 0.25))
+    suffered = [(before, after) for before, after, least in pairs if after - before >= max(least, 0.25 * abs(before))]
+    if not suffered:
         return []
+    before, after = suffered[-1]
     sentence = (
-        f"the KL, {kl:.3g} nats an example, dwarfs the data term, {smooth[-1]:.3g}, which was {before:.3g}: the prior pulls "
+        f"the KL, {kl:.3g} nats an example, dwarfs the data term, {after:.3g}, which was {before:.3g}: the prior pulls "
         "the weights away from the data"
     )
     remedy = (
@@ -141,10 +188,10 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> li
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """A finding if predictions are worse than those of the network that the training started from.
+    """A finding if predictions are worse than those of the network that was given.
 
-    On held-out data by more than chance and a point of accuracy or 0.02 nats. On training data a network that has learned them by
-    heart looks better than it is, so that only 5 points or 0.25 nats count.
+    On held-out data by more than chance and a point of accuracy, 5 % of the RMSE, or 0.02 nats. On training data a network that has
+    learned them by heart looks better than it is, so that only 5 points, 25 % or 0.25 nats count.
     """
     few = min(start.count, now.count)
     found = []
@@ -154,13 +201,17 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         )
         if start.accuracy - now.accuracy > max(0.01 if held_out else 0.05, chance):
             found.append(f"accuracy {now.accuracy:.3f} (was {start.accuracy:.3f})")
+    if start.rmse is not None and now.rmse is not None:
+        share = max(0.05 if held_out else 0.25, 2 / math.sqrt(few))
+        if now.rmse > (1 + share) * start.rmse + 0.01 * (start.guess or 0.0):  # an error near 0 is no measure
+            found.append(f"RMSE {now.rmse:.3g} (was {start.rmse:.3g})")
     margin = max(0.02, 1 / math.sqrt(few)) if held_out else max(0.25, 0.25 * abs(start.nll))
     if now.nll - start.nll > margin:
         found.append(f"NLL {now.nll:.3f} (was {start.nll:.3f})")
     if not found:
         return []
     where = "held-out data" if held_out else "training batches"
-    sentence = f"worse than the network it started from: {' and '.join(found)} on {where}"
+    sentence = f"worse than the network that was given: {' and '.join(found)} on {where}"
     remedy = "lower the learning rate, widen the prior, put fewer weights under the posterior, or train longer" + (
         "" if held_out else "; give validation= to know how it does on other data"
     )

@@ -17,6 +17,9 @@ from bayesify.running.inputs_and_outputs import as_inputs, select_output
 from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.rules import Score
 
+MAX_GUESSED_EXAMPLES = 4096
+"""Examples whose targets are kept to tell how well a constant guess does."""
+
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
     """What predicts for a model in training: itself, or its module.
@@ -45,6 +48,7 @@ class Totals:
         self.nll = self.score_sum = self.total = 0.0
         self.name = "accuracy"
         self.count = 0
+        self._targets: list[Tensor] = []
 
     def add(self, prediction: Predictive, batch: Batch) -> None:
         """Add the scores of a batch's prediction."""
@@ -59,6 +63,8 @@ class Totals:
             self.score_sum += float((weights * _per_example(right)).sum())
         self.total += float(weights.sum())
         self.count += len(batch)
+        if self.count <= MAX_GUESSED_EXAMPLES:
+            self._targets.append(batch.y.detach())
 
     def means(self) -> dict[str, float]:
         """NLL per example, and accuracy or root mean squared error."""
@@ -68,7 +74,19 @@ class Totals:
     def score(self) -> Score:
         """The same for the rules of `fit`."""
         means = self.means()
-        return Score(means["nll"], means.get("accuracy"), self.count)
+        return Score(means["nll"], means.get("accuracy"), self.count, means.get("rmse"), self._guess())
+
+    def _guess(self) -> float | None:
+        """What the best constant guess scores: the labels' entropy in nats an example, or the RMSE of the targets' mean."""
+        if not self._targets:
+            return None
+        targets = torch.cat(self._targets)
+        if self.name == "rmse":
+            return float((targets.double() - targets.double().mean(0)).square().mean().sqrt())
+        if targets.is_floating_point():
+            return None
+        shares = targets.flatten().unique(return_counts=True)[1].double() / targets.numel()
+        return -float((shares * shares.log()).sum()) * targets.numel() / len(targets)
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import astuple
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.network import BayesianNetwork
+from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Batch, Drawable, Phase, Predictor, Trainable
@@ -23,10 +26,11 @@ from bayesify.training.rules import Score
 from bayesify.training.state import Settings
 from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.batch_statistics import tracking_layers
+from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
 """Windows of steps that the objective is kept of; above this number, two become one."""
-MIN_WATCHED_STEPS = 30
+MIN_WATCHED_STEPS = 10
 """In runs with fewer steps, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
 """Examples that are predicted once before the training and once after it: one batch, and more of them up to this."""
@@ -136,6 +140,7 @@ class Watch:
         if self._network is not None and score is not None:
             with self._aside():
                 self.start = score(self._predict_start)
+                self._tell(rules.starts_elsewhere(self.start, self._posteriors()))
             self._network = None
         elif self._network is not None:
             self._totals = Totals()
@@ -152,7 +157,10 @@ class Watch:
                 break
             done = False
             with self._aside():
+                first = totals.count == 0
                 totals.add(self._predict_start(batch.to(self.device).x), batch.to(self.device))
+                if first:
+                    self._tell(rules.starts_elsewhere(totals.score(), self._posteriors()))
                 done = True
             if not done:
                 self._network = None
@@ -178,10 +186,18 @@ class Watch:
         assert bnn.likelihood is not None
         prediction = predict_plain(self._network, x, bnn.likelihood, bnn.output)
         if not self.first:
-            self.first = rules.probabilities_as_logits(bnn.likelihood, prediction.outputs[0])
-            for finding in self.first:
-                warnings.warn(f"fit: {finding}", stacklevel=2)
+            self._tell(rules.probabilities_as_logits(bnn.likelihood, prediction.outputs[0]))
         return prediction
+
+    def _tell(self, found: list[Finding]) -> None:
+        """Findings that are told before the training and again at its end."""
+        self.first = self.first + found
+        for finding in found:
+            warnings.warn(f"fit: {finding}", stacklevel=2)
+
+    def _posteriors(self) -> Iterable[Posterior]:
+        bnn = self.model.module
+        return bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
 
     def after_step(self, sums: Tensor, examples: int) -> None:
         """After a step: the epoch's sums so far, and the step's examples."""
@@ -215,7 +231,10 @@ class Watch:
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
-        pulled = rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start) if nll else []
+        now: Score | None = None
+        with self._aside(), autocast or nullcontext():
+            now = score_batches(self.model, self._last, self.device) if self._last else None
+        pulled = rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start, now) if nll else []
         parts.append(pulled)
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
@@ -229,20 +248,26 @@ class Watch:
         if rows is not None:
             parts.append(rules.members_apart(rows, "models of the stack"))
         with self._aside(), autocast or nullcontext():
-            parts += self._predictions(history, nll, bool(held_out))
+            parts += self._predictions(history, nll, bool(held_out), now)
         self._last = []
+        found = joined(parts)
+        if "worse_than_start" not in found.codes:  # a new start that ended well
+            found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
         unknown = " of training batches; give validation= to compare with the starting network on other data"
-        return Findings(joined(parts), "" if held_out or self.start is None else unknown)
+        return Findings(found, "" if held_out or self.start is None else unknown)
 
-    def _predictions(self, history: History, nll: list[float], held_out: bool) -> list[list[Finding]]:
+    def _predictions(
+        self, history: History, nll: list[float], held_out: bool, now: Score | None
+    ) -> list[list[Finding]]:
+        """What predictions tell; `now` is the score of the last batches in evaluation mode, as `predict` does."""
         found = []
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
             row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
-            now = Score(row["validation_nll"], row.get("validation_accuracy"), self.start.count)
-            found.append(rules.worse_than_start(self.start, now, held_out=True))
-        elif self.start is not None and self._last:  # as `predict` does, whatever the training batches said
-            now = score_batches(self.model, self._last, self.device)
+            accuracy, rmse = row.get("validation_accuracy"), row.get("validation_rmse")
+            best = Score(row["validation_nll"], accuracy, self.start.count, rmse)
+            found.append(rules.worse_than_start(self.start, best, held_out=True))
+        elif self.start is not None and now is not None:
             found.append(rules.worse_than_start(self.start, now, held_out=False))
             weighted = any(batch.weights is not None for batch in self._last)  # a mean over examples in training
             if statistics_follow_draws(self.model.module) and not weighted:
@@ -250,19 +275,16 @@ class Watch:
         bnn = self.model.module
         if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
             found.append(rules.members_apart(member_nll(bnn, self._last, self.device) or [0.0]))
-            labels = torch.cat([batch.y for batch in self._last]).cpu()
-            if bnn.likelihood.task == "classification" and not labels.is_floating_point():
-                found.append(rules.learned_little(recent * len(labels) / labels.numel(), labels))
+        if now is not None:
+            found.append(rules.learned_little(now))
         return found
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        start = None if self.start is None else [self.start.nll, self.start.accuracy, self.start.count]
-        if self._totals is not None and self._totals.total > 0:
-            score = self._totals.score()
-            start = [score.nll, score.accuracy, score.count]
+        score = self._totals.score() if self._totals is not None and self._totals.total > 0 else self.start
+        start = None if score is None else list(astuple(score))
         first = [[finding.code, finding.sentence, finding.remedy] for finding in self.first]
         spread = [list(self.spread), list(self.spread.values())]
         return {"trace": self.trace.state(), "phase": self.phase, "start": start, "spread": spread, "first": first}
@@ -272,8 +294,9 @@ class Watch:
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
         if state["start"] is not None:
-            nll, accuracy, count = state["start"]
-            self.start = Score(float(nll), None if accuracy is None else float(accuracy), max(1, int(count)))
+            nll, accuracy, count, *rest = state["start"]  # two numbers more than older versions stored
+            accuracy, *rest = (None if value is None else float(value) for value in (accuracy, *rest))
+            self.start = Score(float(nll), accuracy, max(1, int(count)), *rest)
         names, values = state["spread"]
         self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
@@ -286,9 +309,16 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network that a training starts from: a copy at the posterior mean, where there is one to compare with."""
+    """What a training is compared with: the network that was given, or the posterior mean if it was trained before."""
     bnn = model.module
-    return bnn.mean_network().eval() if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None else None
+    if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
+        return None
+    if not bnn.given_weights:
+        return bnn.mean_network().eval()
+    network = copy.deepcopy(bnn.network).eval()
+    put_in(network, list(bnn.weights.values()), bnn.given_weights)
+    bnn.given_weights = {}
+    return network
 
 
 @torch.no_grad()

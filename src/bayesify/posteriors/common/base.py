@@ -144,6 +144,10 @@ class Posterior(nn.Module):
     """Standard deviations before training, where a user gives them."""
     shares_statistics: bool = True
     """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
+    starts_at_network: bool = True
+    """Whether it starts at the network's weights, as far as it can be there."""
+    keeping_init: ClassVar[str] = "network"
+    """The `init` that starts at the network's weights, for posteriors that have this option."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
     """Standard deviations before training by default, as shares of a layer's root mean square; `RELATIVE_STD` for others."""
     prior_means: ClassVar[bool] = True

@@ -126,7 +126,8 @@ class GlobalInducing(Posterior):
                 "GlobalInducing: init='network' starts every layer at the network's, but learned='last' draws the lower ones from "
                 "the prior; use init='random'"
             )
-        self.last_precision, self.init, self.shares_statistics = last_precision, init, init == "network"
+        self.last_precision, self.init = last_precision, init
+        self.shares_statistics = self.starts_at_network = init == "network"
 
     @classmethod
     @checked

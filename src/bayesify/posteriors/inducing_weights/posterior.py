@@ -113,7 +113,8 @@ class InducingWeights(Posterior):
         self.init = init or ("network" if shared is None else "random")
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
-        self.init_std, self.init_lambda, self.shares_statistics = init_std, init_lambda, self.init == "network"
+        self.init_std, self.init_lambda = init_std, init_lambda
+        self.shares_statistics = self.starts_at_network = self.init == "network"
         self.capturable = q != "ensemble" and not function_space_kl
 
     # -- making ----------------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ class WalshHadamard(Posterior):
     aliases = ("whvi",)
     prior_means = False
 
+    keeping_init = "residual"
+
     @checked
     def __init__(
         self,
@@ -103,7 +105,7 @@ class WalshHadamard(Posterior):
             )
         self.covariance, self.flow_length, self.init_std = covariance, flow_length, init_std
         self.init, self.local_reparameterization = init, local_reparameterization
-        self.shares_statistics = init != "random"
+        self.shares_statistics, self.starts_at_network = init != "random", init == "residual"
 
     # -- making ----------------------------------------------------------------------------------------------------
 
