@@ -193,3 +193,20 @@ def test_the_version_is_under_the_checksum_and_the_first_one_loads(
     (tmp_path / "old").write_bytes(raw.replace(b'"format_version":"1"', b'"format_version":"2"'))
     with pytest.raises(ValueError, match="checksum"):
         bayesify.load(tmp_path / "old", net())
+
+
+ODD_VALUES = (
+    *(None, True, -1, float("nan"), "", "x", [], [1], [[]], [{}], ["x", "x"], {}, {"x": 1}, {"x": "x"}, {"x": []}),
+    *({"$tensor": "x"}, {"$tensor": []}, {"$dict": 3}, {"$dict": [[[], 1]]}, {"$tuple": 3}, {"$counter": [[{}, 1]]}),
+)
+
+
+@pytest.mark.parametrize("name", ["mean_field", "module"])
+def test_every_field_of_a_header_may_be_odd(stored: Any, tmp_path: Path, name: str) -> None:
+    header, tensors = stored[name]
+    path = tmp_path / "m.safetensors"
+    for field in header:
+        others = {key: entry for key, entry in header.items() if key != field}
+        for changed in (others, *({**others, field: value} for value in ODD_VALUES)):
+            tensor_files.write(path, "model", changed, tensors)
+            attempt(path, net())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,7 @@ def importance(
     for name in strongest(columns, values, MAX_JUDGED_COLUMNS):
         numbers, codes = every[name]
         shuffled = generator.permutation(rows)
-        mixed = Features(
-            features.numbers[rows], features.number_names, features.codes[rows], features.code_names, features.levels
-        )
+        mixed = replace(features, numbers=features.numbers[rows], codes=features.codes[rows])
         mixed.numbers[:, numbers] = features.numbers[shuffled][:, numbers]
         mixed.codes[:, codes] = features.codes[shuffled][:, codes]
         error = _error(predict(preparation(mixed, np.arange(len(rows)))), values[rows])

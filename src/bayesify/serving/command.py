@@ -69,7 +69,8 @@ def fit(
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify fit: {error}", 2)
     except OSError as error:
-        refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}", 1)
+        kept = "; what it held is still there" if force else ""
+        refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}{kept}", 1)
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED)
     _print_fitted(model.about, folder)
@@ -116,12 +117,10 @@ def predict(
         reading = Reading(sheet, encoding, names_of(missing))
         from bayesify.serving.folder import ModelFolder
         from bayesify.serving.predicting import predict_table
-        from bayesify.version import __version__
 
         model = ModelFolder.read(folder)
-        if model.about.version != __version__:
-            message = f"{folder} was written by bayesify {model.about.version}; this is {__version__}."
-            say(errors, message, soft_wrap=True)
+        for remark in model.remarks:
+            say(errors, remark, soft_wrap=True)
         outcome = predict_table(model, new, path, level=level, reading=reading)
     except InputError as error:
         refuse(f"bayesify predict: {error}", 2)

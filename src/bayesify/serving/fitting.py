@@ -12,7 +12,7 @@ import numpy as np
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.serving.about import About, Column
-from bayesify.serving.folder import ModelFolder
+from bayesify.serving.folder import ModelFolder, used_columns
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO
@@ -93,7 +93,7 @@ def fit_table(
     choices = _plain(estimator.choices_)
     if scored is None:
         scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")
-    columns = _describe_all(inputs, choices["left_out"])
+    columns = tuple(describe(column, inputs[column]) for column in used_columns(estimator))
     target_column = describe(target, frame[target].iloc[found.rows], classes=found.classes)
     commas = tuple(column for column in frame.attrs.get(DECIMAL_COMMAS, ()) if column in inputs or column == target)
     about = About(
@@ -115,12 +115,6 @@ def _read(
     if len(found.rows) < MIN_ROWS:
         raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {MIN_ROWS}")
     return found, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
-
-
-def _describe_all(inputs: DataFrame, left_out: Sequence[str]) -> tuple[Column, ...]:
-    """What the columns hold that the estimator uses."""
-    unused = [name for name in inputs if any(note.startswith(f"Column {name!r} was left out") for note in left_out)]
-    return tuple(describe(name, inputs[name]) for name in inputs.columns if name not in unused)
 
 
 def _hold_out(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from bayesify.serving.about import FORMAT, About
 from bayesify.serving.card import render_card
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
-from bayesify.storage import write_file
-from bayesify.storage.save_load import load, save
+from bayesify.storage import tensor_files, write_file
+from bayesify.storage.atomic import read_together, write_together
+from bayesify.storage.save_load import contents_of, restore
 from bayesify.tables.errors import InputError
 from bayesify.version import __version__
 
 MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
 """Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
+FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
+"""Where `model.safetensors` holds the checksum of the facts, and `model.json` that of `model.safetensors`."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,45 +33,73 @@ class ModelFolder:
     Args:
         estimator: Trained on a data frame.
         about: The facts.
+        remarks: What a user should know about a folder that was read, in sentences.
     """
 
     estimator: BayesianRegressor | BayesianClassifier
     about: About
+    remarks: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write the three files; the estimator comes first, so that a folder with facts is whole.
+        """Write the three files, all of them or none: see `write_together`.
+
+        `model.safetensors` holds the checksum of the facts, and `model.json` holds the facts and the checksum of
+        `model.safetensors`, so that files of two models are not taken for one.
 
         Raises:
-            OSError: If the folder cannot be written.
+            OSError: If the folder cannot be written; it then holds what it held before.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ABOUT).unlink(missing_ok=True)
-        save(self.estimator, folder / MODEL)
-        write_file(folder / CARD, render_card(self.about))
         facts = json.loads(json.dumps(self.about.config()))
-        facts["sha256"] = _digest(facts)
-        write_file(folder / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        header, tensors = contents_of(self.estimator)
+        with write_together(folder) as draft:
+            bound = {FACTS_HASH: _digest(facts)}
+            facts[MODEL_HASH] = tensor_files.write(draft / MODEL, "model", header | bound, tensors)
+            facts["sha256"] = _digest(facts)
+            write_file(draft / CARD, render_card(self.about))
+            write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a folder that `write` made.
 
         Raises:
-            InputError: If it is no such folder, its files are damaged or altered, or another version's.
+            InputError: If it is no such folder, its files are damaged or altered, of two models, or another version's.
         """
-        about = read_about(folder)
+        _check_there(folder)
+
+        def read(about: Path, model: Path) -> tuple[dict[str, Any], Any, Any]:
+            return _read_facts(folder, about), *_read_tensors(folder, model)
+
+        facts, header, tensors = _read_together(folder, (ABOUT, MODEL), read)
+        bound = facts.pop(MODEL_HASH, None), header.get(FACTS_HASH)
+        if bound != (None, None) and bound != (header["sha256"], _digest(facts)):
+            raise InputError(
+                f"{folder}: {ABOUT} and {MODEL} are of different models; copy both files of one model, or train again"
+            )
+        about = _restored(folder, facts)
         try:
-            estimator = load(folder / MODEL)
-        except (ValueError, OSError) as error:
+            estimator = restore(folder / MODEL, header, tensors)
+        except (ValueError, TypeError, OSError) as error:
             raise InputError(f"{folder / MODEL}: cannot be read: {error}") from error
         expected = BayesianClassifier if about.task == "classification" else BayesianRegressor
         if not isinstance(estimator, expected):
             raise InputError(f"{folder}: {ABOUT} tells of a {about.task}, and {MODEL} holds none; train again")
-        left_out = [note for note in estimator.choices_["left_out"] if " was left out: " in note]
-        known = [name for name in estimator.feature_names_in_ if not any(f"{name!r}" in note for note in left_out)]
-        if [column.name for column in about.columns] != known:
+        if tuple(column.name for column in about.columns) != used_columns(estimator):
             raise InputError(f"{folder}: {ABOUT} and {MODEL} are about different columns; train again")
-        return cls(estimator, about)
+        remarks = []
+        if about.version != __version__:
+            remarks.append(f"{folder} was written by bayesify {about.version}; this is {__version__}.")
+        if bound == (None, None):
+            remarks.append(
+                f"{folder} was written before {ABOUT} and {MODEL} named each other: nothing proves that both are of one model."
+            )
+        return cls(estimator, about, tuple(remarks))
+
+
+def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str, ...]:
+    """The table's columns that an estimator predicts from, in order; none where it was trained on an array."""
+    columns = estimator.fitted_.columns
+    return () if columns is None else columns.used
 
 
 def read_about(folder: Path) -> About:
@@ -75,14 +108,34 @@ def read_about(folder: Path) -> About:
     Raises:
         InputError: See `ModelFolder.read`.
     """
+    _check_there(folder)
+    facts = _read_together(folder, (ABOUT, MODEL), lambda about, model: _read_facts(folder, about))
+    return _restored(folder, facts)
+
+
+def _check_there(folder: Path) -> None:
     if not folder.is_dir():
         what = "is a file; give the folder that bayesify fit wrote" if folder.exists() else "there is no such folder"
         raise InputError(f"{folder}: {what}")
-    missing = [name for name in (ABOUT, MODEL) if not (folder / name).is_file()]
-    if missing:
-        raise InputError(f"{folder}: holds no {missing[0]}; give the folder that bayesify fit wrote")
+
+
+def _read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
+    def checked(*paths: Path) -> T:
+        missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
+        if missing:
+            raise InputError(f"{folder}: holds no {missing[0]}; give the folder that bayesify fit wrote")
+        return read(*paths)
+
     try:
-        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return read_together(folder, names, checked)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _read_facts(folder: Path, path: Path) -> dict[str, Any]:
+    """The plain data of `model.json`, of this format and as they were written."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise InputError(
                 f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
@@ -90,10 +143,26 @@ def read_about(folder: Path) -> About:
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")
-        return About.restore(found)
     except InputError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
+    facts: dict[str, Any] = found
+    return facts
+
+
+def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        return tensor_files.read(path, "model")
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{folder / MODEL}: cannot be read: {reason}") from error
+
+
+def _restored(folder: Path, facts: Mapping[str, Any]) -> About:
+    try:
+        return About.restore(facts)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,11 +70,16 @@ class Columns(Plain):
             )
         return self.preparation(features, np.arange(len(frame)))
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The frame's columns that are used, in order."""
+        known = self.schema.kinds
+        return tuple(name for name in self.names if name in known)
+
     def read(self, frame: DataFrame, owner: str) -> Features:
         """Columns of other rows, before they become inputs; see `__call__`."""
         frame = _named(frame, owner)
-        known = {*self.schema.code_names, *self.schema.number_names, *self.schema.sources}
-        used = [name for name in self.names if name in known]
+        used = list(self.used)
         missing = [name for name in used if name not in frame.columns]
         if missing:
             raise InputError(f"{owner}: column {missing[0]!r} is missing; give the columns of the training rows")
@@ -123,9 +129,9 @@ def _told(error: InputError, owner: str) -> InputError:
 def _named(frame: DataFrame, owner: str) -> DataFrame:
     """The frame with text for names, each of them once."""
     names = [str(name) for name in frame.columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{owner}: {names.count(name)} columns are called {name!r}; rename all but one")
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise InputError(f"{owner}: {count} columns are called {name!r}; rename all but one")
     named = frame.copy(deep=False)
     named.columns = names
     return named

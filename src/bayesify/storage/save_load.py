@@ -41,6 +41,11 @@ def save(model: Any, path: str | Path) -> None:
         ValueError: If the path means nothing, or a parameter is not finite; buffers may be.
         OSError: If the file cannot be written.
     """
+    tensor_files.write(path, "model", *contents_of(model))
+
+
+def contents_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a model's file; see `save`."""
     name = stored_name(model)
     plain = not isinstance(model, Serializable)
     state, tied = _once(tensors_of(model) if plain else model.state())
@@ -60,7 +65,7 @@ def save(model: Any, path: str | Path) -> None:
     clash = state.keys() & tensors.keys()
     if clash:
         raise ValueError(f"save: the model has a tensor called {min(clash)!r}, a name that the file needs; rename it")
-    tensor_files.write(path, "model", header, {**state, **tensors})
+    return header, {**state, **tensors}
 
 
 @checked
@@ -88,7 +93,17 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
-    header, tensors = tensor_files.read(path, "model")
+    return restore(path, *tensor_files.read(path, "model"), net, map_location)
+
+
+def restore(
+    path: str | Path,
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    net: nn.Module | None = None,
+    map_location: Device | None = None,
+) -> Any:
+    """A model from header and tensors of its file; see `load`."""
     config, state = _unpack(path, header, tensors)
     name = header["type"]
     kind = find_stored(name)
@@ -125,16 +140,16 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
         used = _references(packed)
         state = {name: tensor for name, tensor in tensors.items() if name not in used}
         state |= {name: state[first] for name, first in dict(header["tied"]).items()}
-        texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values())
-        if not all(isinstance(value, str) for value in texts):
-            raise ValueError("type, version and fingerprint are not texts")
+        expected = header.get("not_finite")  # files of earlier versions have none
+        texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values(), *(expected or ()))
+        if not all(isinstance(value, str) for value in texts) or not isinstance(expected, list | None):
+            raise ValueError("type, version, fingerprint and names of tensors are not texts")
         config = tensor_files.unpack(packed, tensors)
+        wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:
         raise ValueError(
             f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
         ) from error
-    expected = header.get("not_finite")
-    wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
     return config, state

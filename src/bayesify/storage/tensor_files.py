@@ -140,7 +140,7 @@ def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> It
         yield tensors[name].reshape(-1).view(torch.uint8).numpy()
 
 
-def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write tensors and a JSON header to a safetensors file, so that the path holds either the old file or the whole new one.
 
     The new file is written beside the old one, flushed to disk, and put in its place in one step of the file system. The
@@ -151,6 +151,9 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
         kind: What the file is, such as `"checkpoint"`.
         header: Plain data.
         tensors: By name, on any device.
+
+    Returns:
+        The SHA-256.
 
     Raises:
         ValueError: If the folder does not exist or the path is a folder.
@@ -165,10 +168,14 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     with write_atomically(path) as temporary, open(temporary, "xb") as file:
         for piece in _serialize(plain, metadata):
             file.write(piece)
+    return metadata["sha256"]
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors (on the CPU) of a file that `write` made, checked to be whole and unchanged.
+
+    Returns:
+        The header, with the file's SHA-256 under `"sha256"`, and the tensors by name.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -208,7 +215,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         raise ValueError(f"{path}: its header does not say what it holds; it is damaged or made by hand, use a copy")
     if found != kind:
         raise ValueError(f"{path}: holds a {found}, not a {kind}; {_REMEDY.get(found, 'give another')}")
-    return header, tensors
+    return {**header, "sha256": metadata["sha256"]}, tensors
 
 
 _REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}

@@ -53,6 +53,7 @@ class Features(Plain):
         levels: The texts of each category, C lists.
         notes: What was left out and why, in sentences.
         day_first: Columns of dates whose days come before their months, as in 23/11/2020.
+        sources: The table's column that each number is of, D names: several numbers are made of a date.
     """
 
     numbers: np.ndarray
@@ -62,6 +63,7 @@ class Features(Plain):
     levels: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     day_first: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -77,6 +79,7 @@ class Features(Plain):
             "categories": list(self.code_names),
             "levels": [list(levels) for levels in self.levels],
             "day_first": list(self.day_first),
+            "sources": list(self.sources),
         }
 
     @classmethod
@@ -86,19 +89,28 @@ class Features(Plain):
             tuple(map(str, config[key])) for key in ("numbers", "categories", "day_first")
         )
         levels = tuple(tuple(map(str, level)) for level in config["levels"])
+        sources = tuple(map(str, config["sources"])) if "sources" in config else _sources_by_name(numbers)
         none = np.empty((0, len(categories)), dtype=np.int64)
-        return cls(np.empty((0, len(numbers))), numbers, none, categories, levels, day_first=day_first)
+        return cls(np.empty((0, len(numbers))), numbers, none, categories, levels, (), day_first, sources)
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """The table's column that each number is of: several are made of a date."""
-        dates = [name.removesuffix(DAYS) for name in self.number_names if name.endswith(DAYS)]
-        return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in self.number_names)
+    def kinds(self) -> dict[str, str]:
+        """The kinds of the table's columns that are used: `"number"`, `"date"` or `"text"`."""
+        made = zip(self.number_names, self.sources, strict=True)
+        return {source: "number" if name == source else "date" for name, source in made} | dict.fromkeys(
+            self.code_names, "text"
+        )
 
     @property
     def num_columns(self) -> int:
         """Columns of the table that are used; a date is one, however many numbers are made of it."""
-        return len(set(self.sources)) + len(self.code_names)
+        return len(self.kinds)
+
+
+def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
+    """The sources in a file of an earlier version, which does not hold them."""
+    dates = [name.removesuffix(DAYS) for name in names if name.endswith(DAYS)]
+    return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in names)
 
 
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:
@@ -115,22 +127,24 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or nothing is left.
     """
     day_first: list[str] = []
+    sources: dict[str, str] = {}
     numbers: dict[str, np.ndarray] = {}
     texts: dict[str, list[str | None]] = {}
     notes: list[str] = []
-    for name in frame.columns:
+    known = None if like is None else like.kinds
+    for name in frame.columns if known is None else [name for name in frame.columns if name in known]:
         column = frame[name]
-        kind = kind_of(name, column) if like is None else _kind_like(name, column, like)
+        kind = kind_of(name, column) if known is None else _kind_like(name, column, known[name])
         reason = "" if like is not None else _useless(name, column, kind)
         if reason:
             notes.append(f"Column {name!r} was left out: {reason}.")
         elif kind == "number":
-            numbers[name] = as_numbers(column)
+            _add_numbers(name, {name: as_numbers(column)}, numbers, sources)
         elif kind == "date":
             first, note = _day_first(name, column, None if like is None else name in like.day_first)
             day_first += [name] * first
             notes += [note] * bool(note)
-            numbers |= _date_parts(name, column, first, every=like is not None)
+            _add_numbers(name, _date_parts(name, column, first, every=like is not None), numbers, sources)
         else:
             texts[name] = [None if cell is None else str(cell) for cell in cells_of(column)]
     if like is not None:
@@ -151,17 +165,32 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         tuple(levels.values()),
         tuple(notes),
         tuple(day_first),
+        tuple(sources.values()),
     )
 
 
-def _kind_like(name: str, column: Series, like: Features) -> str:
+def _add_numbers(
+    source: str, made: Mapping[str, np.ndarray], numbers: dict[str, np.ndarray], sources: dict[str, str]
+) -> None:
+    """Add the numbers that are made of a column.
+
+    Raises:
+        InputError: If a number of another column has the same name.
+    """
+    for name, values in made.items():
+        if name in numbers:
+            column, date = (source, sources[name]) if name == source else (sources[name], source)
+            raise InputError(
+                f"column {column!r} has the name of a number that is made of the dates in {date!r}; rename it, or leave it out "
+                f"with --ignore {column}"
+            )
+        numbers[name], sources[name] = values, source
+
+
+def _kind_like(name: str, column: Series, wanted: str) -> str:
     """The kind of a column in a second table, which is that of the first."""
-    if name in like.code_names:
-        return "text"
-    kind = kind_of(name, column)
-    dated = any(known.startswith(f"{name} (") for known in like.number_names)
-    wanted = "number" if name in like.number_names else "date" if dated else ""
-    if wanted and kind != wanted:
+    kind = "text" if wanted == "text" else kind_of(name, column)
+    if kind != wanted:
         raise InputError(
             f"column {name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
         )
@@ -182,6 +211,7 @@ def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], l
         _codes(chosen, levels, rows),
         like.code_names,
         like.levels,
+        sources=like.sources,
     )
 
 

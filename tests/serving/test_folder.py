@@ -1,0 +1,165 @@
+"""A model folder is one model: files of two are refused, a write that fails keeps the old one, readers never see a half."""
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from bayesify.cli import app
+from bayesify.serving import ModelFolder, fit_table
+from bayesify.serving.folder import ABOUT, CARD, FACTS_HASH, MODEL, MODEL_HASH
+from bayesify.storage import save, tensor_files
+from bayesify.tables.errors import InputError
+
+posix = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+
+
+def table(slope):
+    generator = np.random.default_rng(0)
+    frame = pandas.DataFrame({"a": generator.normal(size=40), "c": generator.choice(["x", "y"], 40)})
+    return frame.assign(price=slope * frame["a"])
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Two models of one kind of table, as two versions of one table give them."""
+    return [fit_table(table(slope), "price", name=f"t{slope}.csv", method="point", epochs=5) for slope in (1, -9)]
+
+
+def predicted(model):
+    return float(model.estimator.predict(table(1).astype({"a": object})[:1])[0])
+
+
+def is_whole(found, models):
+    """Whether a model's facts and numbers are those of one of two models."""
+    return [found.about.table, predicted(found)] in ([one.about.table, predicted(one)] for one in models)
+
+
+@pytest.mark.parametrize("name", [MODEL, ABOUT])
+def test_files_of_two_models_are_refused(tmp_path, models, name):
+    for place, model in zip("mn", models, strict=True):
+        model.write(tmp_path / place)
+    shutil.copy(tmp_path / "n" / name, tmp_path / "m" / name)
+    with pytest.raises(InputError, match=r"model.json and model.safetensors are of different models; copy both files"):
+        ModelFolder.read(tmp_path / "m")
+    shutil.copytree(tmp_path / "n", tmp_path / "m", dirs_exist_ok=True)
+    assert ModelFolder.read(tmp_path / "m").remarks == ()
+
+
+def unbind(folder, model):
+    """A folder as it was before its files named each other."""
+    save(model.estimator, folder / MODEL)
+    facts = json.loads((folder / ABOUT).read_text())
+    facts = {name: value for name, value in facts.items() if name not in (MODEL_HASH, "sha256")}
+    facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    (folder / ABOUT).write_text(json.dumps(facts))
+
+
+def test_folders_of_before_are_read_with_a_remark(tmp_path, models):
+    for place in ("old", "new"):
+        models[0].write(tmp_path / place)
+    unbind(tmp_path / "old", models[0])
+    found = ModelFolder.read(tmp_path / "old")
+    assert is_whole(found, models)
+    assert "nothing proves that both are of one model" in found.remarks[0]
+    table(1).to_csv(tmp_path / "new.csv", index=False)
+    done = CliRunner().invoke(
+        app, ["predict", *map(str, (tmp_path / "old", tmp_path / "new.csv", "--out", tmp_path / "o"))]
+    )
+    assert (done.exit_code, "nothing proves" in done.stderr) == (0, True), done.output
+    for name in (MODEL, ABOUT):  # a half of each
+        mixed = tmp_path / name
+        shutil.copytree(tmp_path / "new", mixed)
+        shutil.copy(tmp_path / "old" / name, mixed / name)
+        with pytest.raises(InputError, match="of different models"):
+            ModelFolder.read(mixed)
+
+
+def test_each_file_names_the_other(tmp_path, models):
+    models[0].write(tmp_path)
+    facts, (header, _) = json.loads((tmp_path / ABOUT).read_text()), tensor_files.read(tmp_path / MODEL, "model")
+    assert facts[MODEL_HASH] == header["sha256"]
+    assert len(header[FACTS_HASH]) == 64
+
+
+def test_force_keeps_the_old_model_until_the_new_one_is_complete(tmp_path, models, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table(2).to_csv("t.csv", index=False)
+    models[0].write(tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    monkeypatch.setattr("bayesify.serving.fitting.fit_table", lambda *_, **__: models[1])
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = CliRunner().invoke(app, ["fit", "t.csv", "--target", "price", "--out", "m", "--force"])
+    assert done.exit_code == 1
+    assert "m/model.safetensors: cannot be written (No space left on device)" in done.output
+    assert "what it held is still there" in done.output
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
+    done = CliRunner().invoke(app, ["fit", "t.csv", "--target", "price", "--out", "m", "--force"])
+    assert done.exit_code == 0, done.output
+    assert ModelFolder.read(tmp_path / "m").about == models[1].about
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted([ABOUT, CARD, MODEL])
+
+
+def write_often(model, folder, rounds):
+    for _ in range(rounds):
+        model.write(folder)
+
+
+@posix
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_two_writers_and_a_reader(tmp_path, models):
+    context, rounds = multiprocessing.get_context("fork"), 15
+    models[0].write(tmp_path / "m")
+    writers = [context.Process(target=write_often, args=(model, tmp_path / "m", rounds)) for model in models]
+    for process in writers:
+        process.start()
+    found = []
+    while any(process.is_alive() for process in writers):
+        found.append(ModelFolder.read(tmp_path / "m"))
+    for process in writers:
+        process.join()
+    assert [process.exitcode for process in writers] == [0, 0]
+    assert len(found) > 3
+    assert all(is_whole(model, models) for model in (*found, ModelFolder.read(tmp_path / "m")))
+    assert len({model.about.table for model in found}) == 2
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted([ABOUT, CARD, MODEL])
+
+
+NAMES = ("a", "id 'a'", "'a'", "b \"a\" 'a'", "a (days)x", "a was left out: ", "Column 'a' was left out: ", "")
+
+
+@pytest.mark.parametrize("used", ["a", "'a'", ""])
+def test_names_of_columns_do_not_touch_each_other(tmp_path, used):
+    """Columns that are left out, with names that hold the name of the column that is used."""
+    frame = table(1).rename(columns={"a": used})
+    for index, name in enumerate(name for name in NAMES if name != used):
+        frame[name] = f"text {index}"
+    model = fit_table(frame, "price", method="point", epochs=1)
+    assert [column.name for column in model.about.columns] == [used, "c"]
+    model.write(tmp_path / "m")
+    assert ModelFolder.read(tmp_path / "m").about == model.about
+
+
+def test_numbers_of_a_date_do_not_replace_a_column():
+    frame = table(1).assign(day=pandas.date_range("2020-01-01", periods=40), **{"day (x)": range(40)})
+    model = fit_table(frame, "price", method="point", epochs=1)
+    columns = model.estimator.fitted_.columns.schema
+    assert dict(zip(columns.number_names, columns.sources, strict=True))["day (x)"] == "day (x)"
+    for names in (["day", "day (days)"], ["day (days)", "day"]):
+        both = frame.rename(columns={"day (x)": "day (days)"})[[*names, "price"]]
+        with pytest.raises(
+            InputError, match=r"'day \(days\)' has the name of a number that is made of the dates in 'day'"
+        ):
+            fit_table(both, "price", method="point", epochs=1)
