@@ -41,7 +41,7 @@ class Method:
         extra: The module of an optional dependency, if the method needs one.
         is_point: Whether its weights, or most of them, are point estimates: its training is the search for the maximum a posteriori
             already, and one before it would make the members of an ensemble alike.
-        is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
+        is_chain: Whether it is a Markov chain: its steps are draws, and it is too slow to be run several times.
         starts_at_point: Whether `fit` first trains by `training.maximum_a_posteriori.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for those that a `ModelStack` takes.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of draws of the weights in a training step.

@@ -144,7 +144,11 @@ class Batch:
         """The same batch on a device."""
         return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
-    def rows(self, index: slice) -> Batch:
+    def weighed(self) -> Batch:
+        """Without the examples of weight 0."""
+        return self if self.weights is None or bool((self.weights > 0).all()) else self.rows(self.weights > 0)
+
+    def rows(self, index: slice | Tensor) -> Batch:
         """Some of the examples; inputs that do not have the batch's length are kept whole."""
         return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 

@@ -226,21 +226,6 @@ def test_conv_net_with_batch_norm_trains_resumes_and_stores(tmp_path):
     assert torch.equal(again.predict(x, 8, generator=torch.Generator().manual_seed(0)).probs, prediction.probs)
 
 
-@pytest.mark.parametrize("fisher", ["exact", "empirical"])
-def test_weights_of_examples_are_in_the_factor_of_gradients(fisher):
-    found = []
-    for weights, rows in ((torch.tensor([2.0, 1.0, 0.0]), [0, 1, 2]), (None, [0, 0, 1])):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-        x, y = torch.randn(3, 3).double()[rows], torch.randn(3, 2).double()[rows]
-        bnn = bayesify.bayesianize(net, posteriors.MatrixNormal(), likelihood=likelihoods.Gaussian())
-        trainer = baselines.NoisyKFAC(bnn, num_data=50, fisher=fisher)
-        trainer.step(x, y, example_weights=weights, generator=torch.Generator().manual_seed(1))
-        found.append(trainer.moments["gradients"])
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "kind", ["conv2d_depthwise", "transposed2d", "embedding", "tied", "lstm", "attention", "custom"]
 )

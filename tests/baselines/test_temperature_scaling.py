@@ -142,7 +142,7 @@ def test_bad_input():
     bnn = bayesify.bayesianize(net, "mean_field", likelihood="categorical")
     with pytest.raises(ValueError, match="likelihood of its own"):
         baselines.TemperatureScaling(bnn, "categorical")
-    with pytest.raises(ValueError, match="yields no batch"):
+    with pytest.raises(ValueError, match="yields no example"):
         baselines.TemperatureScaling(net, "categorical").fit([])
     with pytest.raises(ValueError, match="label 4 is none of 4 classes"):
         baselines.TemperatureScaling(net, "categorical").fit([(x, y + 4)])

@@ -204,16 +204,6 @@ def test_positions_and_class_axis() -> None:
     torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
 
 
-def test_example_weights_count() -> None:
-    case = CASES["linear"]
-    net, (x,) = case.network(torch.float64), case.batch(dtype=torch.float64)
-    y = torch.tensor([0, 1, 1])
-    twice = fitted(net, likelihoods.Categorical(), [(torch.cat((x, x[:1])), torch.cat((y, y[:1])))])
-    weighted = fitted(net, likelihoods.Categorical(), [(x, y, torch.tensor([2.0, 1.0, 1.0]))])
-    torch.testing.assert_close(weighted.posterior.curvature, twice.posterior.curvature)
-    torch.testing.assert_close(weighted.log_evidence(), twice.log_evidence())
-
-
 @pytest.mark.parametrize("memory", ["1GiB", "2kB"])
 def test_memory_changes_nothing(memory: str) -> None:
     case = CASES["conv2d"]

@@ -126,28 +126,6 @@ def test_many_classes_with_few_examples_of_one():
     assert model.predictive(x).mutual_information.min() >= 0
 
 
-@pytest.mark.usefixtures("one_round")
-def test_weights_are_copies():
-    x, y = line(30)
-    weights = np.random.default_rng(0).integers(0, 4, 30)
-    labels = y > 100
-    for kind, target in ((BayesianRegressor, y), (BayesianClassifier, labels)):
-        weighted = kind(**FEW).fit(x, target, weights)
-        repeated = kind(**FEW).fit(x.repeat(weights, axis=0), target.repeat(weights))
-        np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
-
-
-@pytest.mark.usefixtures("one_round")
-@pytest.mark.parametrize("name", ["laplace", "swag", "function_space", "vogn", "ensemble"])
-def test_rows_without_weight_do_not_count(name):
-    x, y = line(40)
-    weights = np.r_[np.ones(30), np.zeros(10)]
-    wrong = np.r_[y[:30], 1e6 * np.ones(10)]
-    one = BayesianRegressor(name, **FEW).fit(x, wrong, weights).predict(x)
-    two = BayesianRegressor(name, **FEW).fit(x[:30], y[:30]).predict(x)
-    np.testing.assert_allclose(one, two, rtol=1e-8)
-
-
 def test_more_rows_bring_it_nearer():
     x, y = line(200)
     first = BayesianRegressor("mean_field", **QUICK).partial_fit(x[:20], y[:20])

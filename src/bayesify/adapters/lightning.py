@@ -118,6 +118,11 @@ class BayesianModule(_Module):
     def _score(self, item: object, name: str) -> Predictive:
         data = parse_batch(item, self._reader)
         prediction = self._predict(data.x)
+        if data.weights is not None:
+            raise ValueError(
+                f"BayesianModule: a batch for {name} has example weights, which Lightning's mean over batches does not take; "
+                "leave them out of validation and test data, or score with bayesify.fit(validation=...)"
+            )
         nll = -prediction.log_prob(data.y).mean()
         self.log(name, nll, batch_size=len(data), on_epoch=True, on_step=False, prog_bar=True, sync_dist=True)
         return prediction
@@ -171,7 +176,12 @@ class PredictiveScores(_Callback):
         if self._scores is None:
             classes = hasattr(outputs, "class_probs")
             self._scores = collection("classification" if classes else "regression").to(pl_module.device)
-        self._scores.update(outputs, parse_batch(batch, self._reader).y)
+        data = parse_batch(batch, self._reader)
+        if data.weights is not None:
+            raise ValueError(
+                "PredictiveScores: a batch has example weights, which these scores do not take; leave them out"
+            )
+        self._scores.update(outputs, data.y)
 
     def on_validation_epoch_end(self, trainer: object, pl_module: Any) -> None:
         """Log."""

@@ -16,6 +16,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
+from bayesify.training.batches import total_count
 from bayesify.training.maximum_a_posteriori import train_point
 from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
@@ -28,13 +29,14 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
     """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`.
 
     A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
-    Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by it.
+    Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
-    weights = [batch.weights for batch in task.batches() if batch.weights is not None]
-    mean = float(torch.cat(weights).mean()) if weights else 1.0
-    rate = gentle_rate(learning_rate, swag.likelihood) / max(1.0, mean)
+    batches = task.batches()
+    weighted = any(batch.weights is not None for batch in batches)
+    mean = total_count(batches) / task.num_data if weighted else 1.0
+    rate = gentle_rate(learning_rate, swag.likelihood) / mean
     epochs = max(2, task.epochs // 2)
     return swag.fit(task.loader, epochs, rate, prior=task.prior, num_data=task.num_data, seed=task.seed, progress=False)
 
@@ -64,6 +66,7 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
         bnn,
         torch.cat([batch.x for batch in batches]),
         torch.cat([batch.y for batch in batches]),
+        example_weights=torch.cat([batch.counts for batch in batches]) if batches[0].weights is not None else None,
         num_draws=kept,
         num_warmup=max(1, epochs),
         thin=max(1, epochs // kept),

@@ -31,10 +31,13 @@ FIT_OPTIONS = {"validation", "patience", "device", "checkpoint", "callbacks", "s
 
 
 class NaturalGradient(ABC):
-    """A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
+    r"""A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
 
     The trained network stays an ordinary `BayesianNetwork`: prediction, storage and metrics know nothing of how it was trained.
     Weights that are not under the posterior, and what the likelihood can learn, are trained by Adam along the way.
+
+    An example of weight $\omega$ is $\omega$ examples: sums over a batch have its weights as factors, B and N count rows, and
+    whatever is per example, such as the damping, follows the mean weight of the batches so far.
 
     Arguments are those of `VOGN`. Draws in pairs of opposite noise (`antithetic`) cancel the noise
     of a gradient linear in the weights; a `kl_weight` below 1 tempers the posterior, as if there were more data.
@@ -76,7 +79,7 @@ class NaturalGradient(ABC):
         self.bnn, self.num_data = bnn, num_data
         self.learning_rate, self.momentum, self.decay, self.damping = learning_rate, momentum, decay, damping
         self.num_draws, self.antithetic, self.kl_weight = num_draws, antithetic, kl_weight
-        self.steps = 0
+        self.steps, self.mean_weight = 0, 1.0
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.history = History()
         self._runner, self._rules = Runner(bnn.network, bnn.weights), layer_rules(bnn.network, bnn.weights)
@@ -142,7 +145,7 @@ class NaturalGradient(ABC):
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
             total += float(loss.detach()) * factor
         self._check_finite(gradient, gathered, points)
-        self._change(gradient, gathered, rate)
+        self._change(gradient, gathered, rate, 1.0 if example_weights is None else float(example_weights.mean()))
         self._step_points(points)
         return total
 
@@ -181,11 +184,17 @@ class NaturalGradient(ABC):
 
     @torch.no_grad()
     def _change(
-        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
+        self,
+        gradient: Mapping[str, Tensor],
+        curvature: Mapping[str, Mapping[str, Tensor]],
+        learning_rate: float,
+        mean_weight: float,
     ) -> None:
         """Bring moments and posterior up to date, all of them or, if a result is not finite, none."""
         before = {**vars(self), "moments": {kind: dict(values) for kind, values in self.moments.items()}}
         self.steps += 1
+        # A moving average like those of the moments; exactly 1 where no batch has weights.
+        self.mean_weight += (mean_weight - self.mean_weight) * (1 - self.decay) / (1 - self.decay**self.steps)
         try:
             changed = self.update(gradient, curvature, learning_rate)
             name = find_not_finite([(name, value) for name, _, value in changed])
@@ -212,7 +221,10 @@ class NaturalGradient(ABC):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """What one draw's pass, pulled back, says of the curvature per example: kinds of moments, each by name."""
+        """What one draw's pass, pulled back, says of the curvature: kinds of moments, each by name.
+
+        Sums over examples times their weights, divided by the number of rows, as the gradient is.
+        """
 
     @abstractmethod
     def update(
@@ -234,6 +246,11 @@ class NaturalGradient(ABC):
         """N divided by the KL's weight: a tempered posterior is that of more data."""
         assert self.num_data is not None
         return self.num_data / self.kl_weight
+
+    @property
+    def row_damping(self) -> float:
+        """The damping, which is per example, for a row of the mean weight: it stands for as many examples."""
+        return self.damping * self.mean_weight
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:
         """A moving average of a kind of moment brought up to date by an observation, and freed of its start at 0 (as Adam does).
@@ -287,6 +304,7 @@ class NaturalGradient(ABC):
         return {
             "moments": self.moments,
             "steps": self.steps,
+            "mean_weight": self.mean_weight,
             "points": self._optimizer.state_dict() if self._optimizer is not None else None,
         }
 
@@ -299,7 +317,7 @@ class NaturalGradient(ABC):
         self.moments = {
             kind: {name: value.to(device) for name, value in values.items()} for kind, values in moments.items()
         }
-        self.steps = state["steps"]
+        self.steps, self.mean_weight = state["steps"], state.get("mean_weight", 1.0)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["points"])
 

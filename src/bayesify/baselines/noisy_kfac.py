@@ -152,7 +152,7 @@ class NoisyKFAC(NaturalGradient):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """A and S of one draw, by layer name; weights of examples are in S."""
+        """A and S of one draw, by layer name; both hold the weights of examples, and A is divided by their mean later."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
@@ -169,7 +169,7 @@ class NoisyKFAC(NaturalGradient):
                         f"NoisyKFAC: the loss does not depend on {path}, or it is not called; leave it out"
                     )
                 if index == 0:
-                    inputs[layer.name] = self._input_factor(layer, path, calls)
+                    inputs[layer.name] = self._input_factor(layer, path, calls, example_weights)
                 found = self._gradient_factor(path, calls)
                 gradients[layer.name] = gradients[layer.name] + found if index else found
         return {"inputs": inputs, "gradients": gradients}
@@ -190,14 +190,19 @@ class NoisyKFAC(NaturalGradient):
         for vector in vectors:
             yield seen.pull_vector(vector)
 
-    def _input_factor(self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _input_factor(
+        self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]], example_weights: Tensor | None
+    ) -> Tensor:
         def products() -> Iterator[Tensor]:
             for kept, grad in calls:
                 examples = grad.shape[1]
                 rows = max(1, MAX_GRADIENT_BYTES // (4 * layer.cols * max(1, grad[0, 0].numel() // layer.rows)))
                 for start in range(0, examples, rows):
                     part = slice(start, start + rows)
-                    a = layer_factors(self._rules[path], kept[part], grad[:, part], layer)[0].flatten(0, 1)
+                    a = layer_factors(self._rules[path], kept[part], grad[:, part], layer)[0]  # [b, T, d_a]
+                    if example_weights is not None:
+                        a = a * example_weights[part].to(a).sqrt().view(-1, 1, 1)
+                    a = a.flatten(0, 1)
                     yield a.T @ a / examples
 
         return reduce(torch.add, products())
@@ -237,9 +242,10 @@ class NoisyKFAC(NaturalGradient):
         name, total = layer.name, self.effective_data
         correction = 1 - self.decay**self._observed
         inputs, gradients = (self.moments[kind][name] / correction for kind in ("inputs", "gradients"))
+        inputs = inputs / max(self.mean_weight, torch.finfo(inputs.dtype).tiny)
         prior = self.prior_precision[layer.weights[0].name] / total
         rows, cols = damped_roots(inputs, gradients, prior)
-        inverses = damped_roots(inputs, gradients, prior + self.damping) if self.damping else (rows, cols)
+        inverses = damped_roots(inputs, gradients, prior + self.row_damping) if self.damping else (rows, cols)
         self._inverses = {**self._inverses, name: inverses}
         changed = []
         for kind, lower, raw, value in (

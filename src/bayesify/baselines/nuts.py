@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.draws import Draws
-from bayesify.likelihoods.objectives import expected_log_likelihood
+from bayesify.likelihoods.objectives import check_example_weights, expected_log_likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
@@ -24,13 +24,14 @@ def nuts(
     x: Any,
     y: Tensor,
     *,
+    example_weights: Tensor | None = None,
     num_draws: Count = 500,
     num_warmup: Count = 500,
     thin: Count = 1,
     max_tree_depth: Count = 8,
     seed: Seed = 0,
 ) -> Draws:
-    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))$ by one chain.
+    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$ by one chain.
 
     Prior, likelihood and network are those of `bnn`; its variational posterior only says where the chain starts, at its
     mean. What a likelihood could learn, such as its noise, stays at its present value, and so do weights that are not
@@ -41,6 +42,7 @@ def nuts(
         bnn: A network with a likelihood and a fixed prior.
         x: Inputs of all N examples, as `bnn.predict` takes them.
         y: Their targets.
+        example_weights: $\omega$, how many examples each one stands for, [N]; 1 by default.
         num_draws: S, the draws that are kept.
         num_warmup: Steps before, in which step size and mass matrix adapt.
         thin: Keep every so manieth step.
@@ -53,7 +55,7 @@ def nuts(
     Raises:
         ImportError: If pyro-ppl is missing.
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
+        ValueError: If a count is below 1, inputs or targets are not finite, weights do not fit, or the prior is hierarchical.
     """
     try:
         infer: Any = import_module("pyro.infer")
@@ -62,7 +64,9 @@ def nuts(
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("nuts: targets are not finite; remove those rows")
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
-    potential = _Potential(bnn, x, y, start)
+    if example_weights is not None:
+        check_example_weights(example_weights, len(y))
+    potential = _Potential(bnn, x, y, start, example_weights)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
     with own_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pyro's own dependencies deprecate is not the caller's
@@ -80,14 +84,16 @@ def nuts(
 class _Potential:
     """-log p(w, y) of all weights as one vector, in float64."""
 
-    def __init__(self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor]) -> None:
+    def __init__(
+        self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], example_weights: Tensor | None = None
+    ) -> None:
         self.likelihood = bnn.require_likelihood("nuts")
         self.prior = bnn.prior.draw(1).require_fixed("nuts")
         self.runner = Runner(bnn.network, bnn.weights)
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}
         self.dtype, self.output = next(iter(start.values())).dtype, bnn.output
-        (self.args, self.kwargs), self.y = checked_inputs(x), y
+        (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, example_weights
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """[..., P] -> each weight by name, [..., *shape]."""
@@ -101,6 +107,8 @@ class _Potential:
         weights = self.split(parameters["weights"])
         cast = {name: value.to(self.dtype) for name, value in weights.items()}
         outputs = select_output(self.runner.call(cast, self.args, self.kwargs), self.output).unsqueeze(0)
-        data = expected_log_likelihood(outputs, self.y, self.likelihood, len(self.y), exact=True)[0]
+        data = expected_log_likelihood(outputs, self.y, self.likelihood, len(self.y), self.example_weights, exact=True)[
+            0
+        ]
         penalty = self.prior.cross_entropy({name: value.square().sum() for name, value in weights.items()}, self.sizes)
         return penalty - data

@@ -157,7 +157,7 @@ class SWAG(Drawable):
         """Train the copy of the network on with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
-        learn is trained along.
+        learn is trained along. Where rows stand for w examples on average, so does the gradient: divide the learning rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -177,13 +177,14 @@ class SWAG(Drawable):
             Itself. The numbers of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite or rises.
+            ValueError: If an argument is out of range, a weight decay is given next to a prior or example weights, or a loss is not
+                finite or rises.
         """
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups = self._groups(prior, weight_decay, total)
-        rate, iterating = learning_rate or gentle_rate(1e-2, self.likelihood), _Iterating(self)
+        rate, iterating = learning_rate or gentle_rate(1e-2, self.likelihood), _Iterating(self, not weight_decay)
         self.history = fit(
             iterating,
             loader,
@@ -369,8 +370,8 @@ class _Iterating(Trainable):
 
     training_draws = 1
 
-    def __init__(self, swag: SWAG) -> None:
-        self.swag = swag
+    def __init__(self, swag: SWAG, takes_weights: bool = True) -> None:
+        self.swag, self.takes_weights = swag, takes_weights
         self.first: tuple[Batch, Phase, float] | None = None  # of the first step, with its loss
         self._module = nn.ModuleDict({"network": swag.network, "likelihood": swag.likelihood})
 
@@ -385,6 +386,10 @@ class _Iterating(Trainable):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
+        if batch.weights is not None and not self.takes_weights:
+            raise ValueError(
+                "SWAG: a batch has example weights, and a weight decay is per row, whatever rows stand for; give a prior instead"
+            )
         args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self.swag.network(*args, **kwargs), self.swag.output)

@@ -17,6 +17,7 @@ from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.families.gaussian import GaussianFamily
 from bayesify.predictive.regression import RegressionPredictive
@@ -31,6 +32,8 @@ MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
 NUM_GRID_POINTS, NUM_BISECTION_STEPS = 49, 60
 """Of the grid between them, and of the bisection that follows."""
+Judged = tuple[Predictive, Tensor, Tensor]
+"""A prediction in float64, the targets [B, ...], and how much each example counts, [B]."""
 
 
 @register_predictor
@@ -41,8 +44,9 @@ class TemperatureScaling(Predictor):
        p(y | x) = \frac1S \sum_s \mathcal{N}(y; \mu_s(x), c\, v_s(x)) $$
 
     for classification (binary outputs too) and for regression. The number is that which maximizes the validation data's
-    log-likelihood. For one draw, such as a plain network's, the first problem is convex in 1/T and the most probable class
-    stays what it was; the second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$. For several draws each
+    log-likelihood, in which an example counts by its weight. For one draw, such as a plain network's, the first problem is convex
+    in 1/T and the most probable class stays what it was; the second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$,
+    a weighted mean. For several draws each
     draw's logits are divided, which may move the mean of their probabilities across a tie, and c changes the noise but not
     what the draws disagree about; both are then solved in one dimension, from the best point of a grid.
 
@@ -102,7 +106,7 @@ class TemperatureScaling(Predictor):
         """Find the number that makes validation data most probable.
 
         Args:
-            loader: Batches of validation data, which the model was not trained on.
+            loader: Batches of validation data, which the model was not trained on, with example weights or without.
             num_draws: Draws of the model's predictions, where it draws; its own default by default.
             seed: Of the draws: the same functions for every batch.
             read_batch: A function from what the loader yields to inputs and targets.
@@ -112,21 +116,28 @@ class TemperatureScaling(Predictor):
             Itself.
 
         Raises:
-            ValueError: If the loader is empty, or a log-likelihood is not finite.
+            ValueError: If the loader has no example of positive weight, or a log-likelihood is not finite.
             TypeError: If the model's predictions are no mixture over draws.
         """
         check_repeatable(loader)
-        found: list[tuple[Predictive, Tensor]] = []
+        found: list[Judged] = []
         device = self._device()
         for item in loader:
             data = parse_batch(item, read_batch)
             data = data if device is None else data.to(device)
+            if data.weights is not None:
+                check_example_weights(data.weights, len(data))
+                data = data.weighed()
+            if not len(data):
+                continue
             generator = torch.Generator().manual_seed(seed)
             prediction = self._predict(data.x, num_draws, generator=generator, **options).materialize()
             # In float64, in which one number is fitted to rounding.
-            found.append((prediction.with_outputs(prediction.outputs.double()), data.y))
+            found.append((prediction.with_outputs(prediction.outputs.double()), data.y, data.counts.to(data.y.device)))
         if not found:
-            raise ValueError("TemperatureScaling: the loader yields no batch; give one over validation data")
+            raise ValueError(
+                "TemperatureScaling: the loader yields no example of positive weight; give one over validation data"
+            )
         if isinstance(found[0][0], RegressionPredictive):
             self.variance_scale = self._best_variance_scale(found)
         else:
@@ -175,16 +186,17 @@ class TemperatureScaling(Predictor):
         state = self.model.state() if isinstance(self.model, Predictor) else tensors_of(self.model)
         return next((tensor.device for tensor in state.values()), None)
 
-    def _best_variance_scale(self, found: list[tuple[Predictive, Tensor]]) -> float:
-        families = [prediction.family for prediction, _ in found if isinstance(prediction, RegressionPredictive)]
+    def _best_variance_scale(self, found: list[Judged]) -> float:
+        families = [prediction.family for prediction, _, _ in found if isinstance(prediction, RegressionPredictive)]
         if len(found[0][0].outputs) > 1 or not isinstance(families[0], GaussianFamily):
             return _minimize(lambda log: _nll(found, variance_scale=log.exp()), "the factor on the variance")
-        total, count = 0.0, 0
-        for prediction, y in found:
+        total = count = 0.0
+        for prediction, y, counts in found:
             assert isinstance(prediction, RegressionPredictive)
             target = y.to(prediction.mean).view(prediction.mean.shape)
             standardized = (target - prediction.mean).square() / prediction.variance
-            total, count = total + float(standardized.sum()), count + standardized.numel()
+            each = standardized.reshape(len(y), -1)  # [B, outputs]
+            total, count = total + float(counts @ each.sum(1)), count + float(counts.sum()) * each.shape[1]
         if not (math.isfinite(total) and total > 0):
             raise ValueError(f"TemperatureScaling: squared standardized residuals sum to {total}; check the targets")
         return total / count
@@ -251,14 +263,12 @@ def rescale(
     return prediction.map_outputs(lambda outputs: outputs / temperature)
 
 
-def _nll(
-    found: list[tuple[Predictive, Tensor]], temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0
-) -> Tensor:
+def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0) -> Tensor:
     terms = []
-    for prediction, y in found:
+    for prediction, y, counts in found:
         target = y.double() if isinstance(prediction, RegressionPredictive) else y
-        terms.append(-rescale(prediction, temperature, variance_scale).log_prob(target).sum())
-    return torch.stack([term.cpu() for term in terms]).sum() / sum(len(y) for _, y in found)
+        terms.append(-counts @ rescale(prediction, temperature, variance_scale).log_prob(target))
+    return torch.stack([term.cpu() for term in terms]).sum() / sum(float(counts.sum()) for _, _, counts in found)
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:

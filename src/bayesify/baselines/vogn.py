@@ -118,7 +118,7 @@ class VOGN(NaturalGradient):
                 prior = self.prior_precision[name] / total
                 slope = self.average("gradient", name, gradient[name] + prior * mean, self.momentum)
                 second_moments = self.average("second_moments", name, curvature["second_moments"][name], self.decay)
-                precision = second_moments + (prior + self.damping)
+                precision = second_moments + (prior + self.row_damping)
                 changed.append((name, mean, mean - learning_rate * slope / precision))
                 changed.append((f"scale of {name}", part.raw_std[name], -0.5 * (total * precision).log()))
         return changed

@@ -14,6 +14,7 @@ from bayesify.jacobians import Gradients, Jacobians, Linearization
 from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.gamma import as_float
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs
@@ -131,7 +132,8 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
 class Pieces:
     """A pass over a loader's examples, in pieces whose Jacobians fit into a memory budget.
 
-    It yields the network linearized at each piece and the vectors of its `OutputCurvature`, and counts the data term on the way.
+    It yields the network linearized at each piece, the vectors of its `OutputCurvature` and the examples' weights, and counts the
+    data term on the way. An example of weight 0 is no example: it is left out before the network runs.
 
     Args:
         loader: Yields batches; see `bayesify.fit`.
@@ -158,17 +160,20 @@ class Pieces:
     def __post_init__(self) -> None:
         self.data = DataTerm()
 
-    def __iter__(self) -> Iterator[tuple[Linearization, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Linearization, Tensor, Tensor | None]]:
         check_repeatable(self.loader)
         device = next(self.jacobians.runner.network.parameters()).device
         data, rows = DataTerm(), None
         for item in self.loader:
             batch = parse_batch(item, self.reader).to(device)
+            if batch.weights is not None:
+                check_example_weights(batch.weights, len(batch))
+                batch = batch.weighed()
             if self.num_examples is not None:
                 batch = batch.rows(slice(0, self.num_examples - data.num_data))
+            if not len(batch):
+                continue
             args, kwargs = checked_inputs(batch.x)
-            if batch.weights is not None and bool((batch.weights < 0).any()):
-                raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
             if rows is None:
                 rows = rows_at_once(
                     self.jacobians, args, kwargs, self.memory, self.per_row, self.loss.count, one_by_one=self.one_by_one
@@ -178,13 +183,13 @@ class Pieces:
                 args, kwargs = as_inputs(piece.x)
                 point = self.jacobians.at(args, kwargs)
                 data.add(self.loss.likelihood, point.outputs, piece)
-                yield point, self.loss.vectors(point.outputs, piece)
+                yield point, self.loss.vectors(point.outputs, piece), piece.weights
                 if self.progress is not None:
                     self.progress(len(piece))
             if self.num_examples is not None and data.num_data >= self.num_examples:
                 break
         if data.num_data == 0:
-            raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+            raise ValueError("Laplace: the loader has no examples of positive weight; give a loader over at least one")
         data.sum_over_processes()
         self.data = data
 
@@ -222,7 +227,7 @@ def rows_at_once(
 def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
     total: Tensor | None = None
-    for point, vectors in pieces:
+    for point, vectors, _ in pieces:
         rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
         if total is None:
             total = rows.new_zeros(subset.size, subset.size)
@@ -234,7 +239,7 @@ def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     """The diagonal of `full_curvature`: `curvature` [S]."""
     totals: dict[str, Tensor] = {}
-    for point, vectors in pieces:
+    for point, vectors, _ in pieces:
         for vector in vectors:
             _add_squares(totals, subset.names, point.pull(vector.unsqueeze(0)), subset, pieces.memory)
     return {"curvature": sum_over_processes(torch.cat([totals[name] for name in subset.names]))}
@@ -254,10 +259,10 @@ def _add_squares(
 def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     r"""Kronecker-factored curvature $A \otimes G$ of linear maps and convolutions, and the diagonal of everything else.
 
-    $A = \frac{1}{N T} \sum_{n,t} a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} g_{ntk} g_{ntk}^\top$ over
-    examples n, the positions t at which a layer is applied, and the vectors k of $H_n$ (Martens & Grosse 2015; Grosse
-    & Martens 2016). Exact for one example and one position. A layer that does not see every example of every batch (routing,
-    masks) gets the diagonal, by a second pass over the data.
+    $A = \frac{1}{N T} \sum_{n,t} \omega_n a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} \omega_n g_{ntk} g_{ntk}^\top$ over
+    examples n of weight $\omega_n$ with $N = \sum_n \omega_n$, the positions t at which a layer is applied, and the vectors k of
+    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). Exact for one example and one position. A
+    layer that does not see every example of every batch (routing, masks) gets the diagonal, by a second pass over the data.
 
     Returns:
         For each linear map or convolution without groups `inputs/<layer>`, A over $[W\ b]$, and `slopes/<layer>`, G. For each
@@ -268,27 +273,30 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     covered = {weight.name for layer in layers for weight in layer.weights}
     apart = [name for name in subset.names if name not in covered]
     sums: dict[str, Tensor] = {}  # of a a^T and g g^T
-    counts = dict.fromkeys((layer.name for layer in layers), 0)
+    counts = dict.fromkeys((layer.name for layer in layers), 0.0)  # N T
     squares: dict[str, Tensor] = {}
     missed: set[str] = set()
-    for point, vectors in pieces:
-        gradients = point.pull(vectors)
+    for point, vectors, weights in pieces:
+        gradients = point.pull(vectors)  # with the roots of the weights, which the vectors hold
+        total = float(len(point.outputs) if weights is None else weights.double().sum())
         _add_squares(squares, apart, gradients, subset, pieces.memory)
         missed |= {layer.name for layer in layers if not has_factors(layer, gradients)}
         for layer in layers:
             if layer.name in missed:
                 continue
             for call in gradients.calls(layer.weights[0].name):
-                a, g = (factor.flatten(0, -2) for factor in layer_factors(*call, layer))
-                for key, rows in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
+                a, g = layer_factors(*call, layer)
+                counts[layer.name] += total * a.shape[1]
+                a = a if weights is None else a * weights.to(a).sqrt().view(-1, 1, 1)
+                for key, factor in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
+                    rows = factor.flatten(0, -2)
                     sums.setdefault(key, rows.new_zeros(rows.shape[-1], rows.shape[-1])).addmm_(rows.T, rows)
-                counts[layer.name] += len(a)
     # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
     bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
     chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
     found: dict[str, Tensor] = {}
     for layer in chosen:
-        count = float(sum_over_processes(torch.tensor(float(counts[layer.name]))))
+        count = float(sum_over_processes(torch.tensor(counts[layer.name], dtype=torch.float64)))
         found[f"inputs/{layer.name}"] = sum_over_processes(sums[f"inputs/{layer.name}"]) / count
         found[f"slopes/{layer.name}"] = sum_over_processes(sums[f"slopes/{layer.name}"])
     rest = [weight.name for layer in layers if layer not in chosen for weight in layer.weights]

@@ -137,7 +137,10 @@ def predict(
     if outcome.scores.num_rows:
         _print_scores(console, outcome.scores.means(), f"{outcome.scores.num_rows:,.0f} rows with {model.about.target}")
     if outcome.scores.unknown:
-        say(console, f"{outcome.scores.unknown:,} of these have a class that was not in training; they count as wrong.")
+        say(
+            console,
+            f"{outcome.scores.unknown:,.0f} of these have a class that was not in training; they count as wrong.",
+        )
     print(plain(path.absolute()))
 
 

@@ -108,17 +108,16 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None) -> TrainingTable:
         read = self._read_rows(X, y, sample_weight, reset=first, min_rows=2 if first and classes is None else 1)
-        y, weights = read.y, read.weights
+        y = read.y
         with self._telling("y as labels"):
             check_classification_targets(y)
         if not first:
             known = self.classes_
         else:
             known = np.unique(y) if classes is None else np.unique(classes)
-            if len(known) < 2 or (classes is None and len(np.unique(y[weights > 0])) < 2):
-                only = np.unique(y[weights > 0]).tolist()
+            if len(known) < 2:
                 raise ValueError(
-                    f"BayesianClassifier: y holds one class, {only[0]!r}; give rows of at least two classes"
+                    f"BayesianClassifier: y holds one class, {known.tolist()[0]!r}; give rows of at least two classes"
                 )
         unknown = ~np.isin(y, known)
         if unknown.any():
@@ -126,7 +125,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
                 f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
                 "name it in classes in the first call"
             )
-        return TrainingTable(Rows(read.inputs, np.searchsorted(known, y), weights).weighed(), known, read.columns)
+        return TrainingTable(Rows(read.inputs, np.searchsorted(known, y), read.weights), known, read.columns)
 
     @property
     def classes_(self) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from bayesify.arguments.plain import Plain
+from bayesify.sklearn.settings import FULL_BATCH_ROWS
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import Preparation
@@ -35,21 +36,35 @@ class Columns(Plain):
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def learn(cls, frame: DataFrame, owner: str) -> tuple[Self, np.ndarray]:
-        """From training rows; and their inputs, [N, D].
+    def learn(
+        cls, frame: DataFrame, owner: str, y: np.ndarray | None = None, weights: np.ndarray | None = None
+    ) -> tuple[Self, np.ndarray]:
+        """From training rows; and their inputs, [N, D], 0 for rows of weight 0, which nothing is learned from.
+
+        Args:
+            frame: The rows.
+            owner: Name of the estimator, for messages.
+            y: Their targets, [N, ...]: rows that have these in common too count as one where `merge_rows` merges them.
+            weights: How many examples each row stands for, [N]; 1 by default.
 
         Raises:
             InputError: If two columns have one name, a column has mixed contents, or none is of use.
         """
-        frame = _named(frame, owner)
+        frame = _named(frame, owner).reset_index(drop=True)
+        weights = np.ones(len(frame)) if weights is None else weights
+        used = np.flatnonzero(weights > 0)
+        first, place = _distinct(frame.iloc[used], None if y is None or len(used) > FULL_BATCH_ROWS else y[used])
         try:
-            features = read_features(frame.reset_index(drop=True))
+            features = read_features(frame.iloc[used[first]])
         except InputError as error:
             raise _told(error, owner) from None
-        rows = np.arange(len(frame))
-        preparation = Preparation.of(features, rows)
+        rows = np.arange(len(first))
+        preparation = Preparation.of(features, rows, np.bincount(place, weights=weights[used]))
         made = cls(tuple(frame.columns), features.schema(), preparation, features.notes)
-        return made, preparation(features, rows)
+        found = preparation(features, rows)
+        inputs = np.zeros((len(frame), found.shape[1]))
+        inputs[used] = found[place]
+        return made, inputs
 
     def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
         """Inputs of other rows, [N, D]; columns are found by name, in any order, and others do not matter.
@@ -87,6 +102,21 @@ class Columns(Plain):
             return read_features(frame[used].reset_index(drop=True), like=self.schema)
         except InputError as error:
             raise _told(error, owner) from None
+
+
+def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The first of all rows that have cells and targets in common, in order, and which of these each row is; all without y."""
+    if y is None:
+        return np.arange(len(frame)), np.arange(len(frame))
+    import pandas
+
+    target = pandas.DataFrame(np.asarray(y).reshape(len(frame), -1), index=frame.index)
+    marks = [pandas.util.hash_pandas_object(part, index=False) for part in (frame, target)]
+    _, first, place = np.unique(np.column_stack(marks), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[place.reshape(-1)]
 
 
 def is_pandas(X: Any) -> bool:

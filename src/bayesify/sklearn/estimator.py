@@ -203,13 +203,25 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read_rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
     ) -> _Read:
-        inputs, y, columns = self._read(X, y, reset=reset, ensure_min_samples=min_rows, **options)
+        """Rows of positive weight, once they are known to be valid: one of weight 0 is no row."""
+        known = self._weights(sample_weight, X) if is_pandas(X) else None
+        inputs, y, columns = self._read(X, y, known, reset=reset, ensure_min_samples=min_rows, **options)
+        weights = self._weights(sample_weight, inputs) if known is None else known
+        warn_of_copies(weights, type(self).__name__)
+        used = weights > 0
+        if used.sum() < min_rows:
+            raise ValueError(
+                f"{type(self).__name__}: X has {used.sum()} rows of positive sample_weight; give at least {min_rows}"
+            )
+        return _Read(inputs[used], y[used], weights[used], columns)
+
+    def _weights(self, sample_weight: Any, X: Any) -> np.ndarray:
+        """How many examples each row stands for, [N]."""
         with self._telling("sample_weight as numbers of at least 0, one for each row"):
-            weights = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
+            weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
                 raise ValueError("every sample_weight is zero, or one is too large")
-        warn_of_copies(weights, type(self).__name__)
-        return _Read(inputs, y, weights, columns)
+        return weights
 
     @contextmanager
     def _telling(self, words: str, X: Any = None) -> Iterator[None]:
@@ -220,7 +232,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}{_place(X)}; give {words}") from error
 
-    def _read(self, X: Any, y: Any = NONE, *, reset: bool, **options: Any) -> tuple[np.ndarray, Any, Columns | None]:
+    def _read(
+        self, X: Any, y: Any = NONE, weights: np.ndarray | None = None, *, reset: bool, **options: Any
+    ) -> tuple[np.ndarray, Any, Columns | None]:
         """Inputs as numbers [N, D], targets where they are given, and how a frame becomes numbers, learned where `reset`."""
         owner = type(self).__name__
         columns = None if reset else self.fitted_.columns
@@ -237,7 +251,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                     check_consistent_length(X, y)
             if columns is not None:
                 return columns(X, owner), y, columns
-            columns, inputs = Columns.learn(X, owner)
+            columns, inputs = Columns.learn(X, owner, None if y is NONE else y, weights)
             self.n_features_in_ = X.shape[1]
             if all(isinstance(name, str) for name in X.columns):
                 self.feature_names_in_ = np.array(list(X.columns), dtype=object)

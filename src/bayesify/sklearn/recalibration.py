@@ -54,9 +54,11 @@ class Recalibration(Plain):
         if num_rows < MIN_ROWS:
             return cls()
         order = np.argsort(values, kind="stable")
-        places = (np.cumsum(weights[order]) - 0.5 * weights[order]) / num_rows
+        # A row that stands for several examples has the places of the first and of the last of them.
+        above, inset = np.cumsum(weights[order]), np.minimum(0.5, 0.5 * weights[order])
+        places = np.column_stack((above - weights[order] + inset, above - inset)).reshape(-1) / num_rows
         levels = np.array(KNOT_LEVELS_OF_FEW if num_rows < MIN_ROWS_FOR_MORE_KNOTS else KNOT_LEVELS)
-        found = np.interp(levels, places, values[order])
+        found = np.interp(levels, places, values[order].repeat(2))
         share = num_rows / (num_rows + PRIOR_ROWS)
         said = share * _scores(found) + (1 - share) * _scores(levels)
         keep = np.concatenate(([True], np.diff(np.maximum.accumulate(said)) > 1e-3))

@@ -182,15 +182,16 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
     return Encoding(np.zeros(rows.x.shape[1]), np.ones(rows.x.shape[1]))
 
 
-def list_candidates(y: np.ndarray, settings: Settings) -> list[Pair]:
+def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
     """Likelihoods and transforms that can be, the simplest first; a method by name has one, Gaussian noise by default."""
     likelihood, transform = settings.likelihood, settings.transform
     if settings.method is not None:
         return [("gaussian" if likelihood == AUTO else likelihood, "none" if transform == AUTO else transform)]
     if settings.noise is not None:
         return [("gaussian", "none")]
-    one = y.shape[1] == 1
-    small = one and (y >= 0).all() and (y == np.round(y)).all() and np.quantile(y, 0.1) <= MAX_SMALL_COUNT
+    y, one = rows.y, rows.y.shape[1] == 1
+    small = one and (y >= 0).all() and (y == np.round(y)).all()
+    small = small and rows.weights[y[:, 0] <= MAX_SMALL_COUNT].sum() >= 0.1 * rows.num_data
     transforms = [transform]
     if transform == AUTO:
         transforms = (
@@ -271,7 +272,7 @@ def _begin(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Draft
     units, name, likelihood = None, "categorical", cast(Likelihood, Categorical())
     num_outputs = 0 if classes is None else len(classes)
     if classes is None:
-        name, transform = list_candidates(rows.y, settings)[0]
+        name, transform = list_candidates(rows, settings)[0]
         units, likelihood = take_units(rows, (name, transform), settings), make_likelihood(name).double()
         num_outputs = rows.y.shape[1] * likelihood.outputs_per_target
         if name == "gaussian" and settings.noise is not None:
@@ -329,7 +330,7 @@ def _train_default(rows: Rows, classes: np.ndarray | None, settings: Settings) -
     """Members with the likelihood and transform that predict rows best that they have not seen, recalibrated on these."""
     if classes is not None:
         return _train_classes(rows, len(classes), settings)
-    pairs, tried = list_candidates(rows.y, settings), {}
+    pairs, tried = list_candidates(rows, settings), {}
     best = pairs[0]
     if len(pairs) > 1:
         part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))

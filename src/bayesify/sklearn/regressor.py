@@ -183,7 +183,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
         if y.shape[1] != before:
             raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {before} in the first call")
-        return TrainingTable(Rows(read.inputs, y, read.weights).weighed(), None, read.columns, flat)
+        return TrainingTable(Rows(read.inputs, y, read.weights), None, read.columns, flat)
 
     def _check_choices(self, y: np.ndarray) -> None:
         """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
@@ -288,5 +288,5 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return self._shaped(self.predictive(X).quantile([float(q) for q in quantiles]))
 
     def _shaped(self, values: Tensor) -> np.ndarray:
-        array = values.detach().numpy()
+        array = values.detach().double().numpy()
         return array[..., 0] if self.fitted_.flat else array

@@ -51,10 +51,6 @@ class Rows:
     def __getitem__(self, index: np.ndarray) -> Rows:
         return Rows(self.x[index], self.y[index], self.weights[index])
 
-    def weighed(self) -> Rows:
-        """Without the rows of weight 0."""
-        return self if (self.weights > 0).all() else self[self.weights > 0]
-
     def merged(self) -> Rows:
         """Equal rows as one with their weights added, in an order that does not depend on the given one.
 
@@ -64,18 +60,6 @@ class Rows:
         _, first, inverse = np.unique(both, axis=0, return_index=True, return_inverse=True)
         weights = np.bincount(inverse.reshape(-1), weights=self.weights, minlength=len(first))
         return Rows(self.x[first], self.y[first], weights)
-
-    def repeated(self) -> Rows:
-        """Each row as often as its weight says.
-
-        Raises:
-            ValueError: If a weight is not an integer.
-        """
-        counts = np.rint(self.weights).astype(int)
-        if not np.array_equal(counts, self.weights):
-            raise ValueError("sample_weight: this method repeats rows and does not weigh them; give integers, or none")
-        index = np.repeat(np.arange(len(self)), counts)
-        return Rows(self.x[index], self.y[index], np.ones(len(index)))
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:

@@ -23,12 +23,12 @@ class Scores:
     Args:
         num_rows: Examples that were scored.
         sums: Of each score over these.
-        unknown: Rows with a class that the model has never had; they count as wrong, and not in the log-loss.
+        unknown: Examples with a class that the model has never had; they count as wrong, and not in the log-loss.
     """
 
     num_rows: float = 0
     sums: Mapping[str, float] = field(default_factory=dict)
-    unknown: int = 0
+    unknown: float = 0
 
     @classmethod
     def of_numbers(
@@ -81,7 +81,7 @@ class Scores:
         return cls(
             float(share.sum()),
             {name: float((share * value).sum()) for name, value in sums.items()},
-            int((~known).sum()),
+            float(share[~known].sum()),
         )
 
     def __add__(self, other: Scores) -> Scores:
@@ -91,9 +91,9 @@ class Scores:
 
     def means(self) -> dict[str, float]:
         """Means over the rows; the root of the mean square as `rmse`."""
-        found = {name: value / max(1, self.num_rows) for name, value in self.sums.items()}
+        found = {name: value / (self.num_rows or 1) for name, value in self.sums.items()}
         if "log_loss" in found:
-            found["log_loss"] = self.sums["log_loss"] / max(1, self.num_rows - self.unknown)
+            found["log_loss"] = self.sums["log_loss"] / ((self.num_rows - self.unknown) or 1)
         if "square" in found:
             found = {"rmse": float(np.sqrt(found.pop("square"))), **found}
         return found

@@ -86,14 +86,13 @@ class Start:
 
     def task(self, point: BayesianNetwork | None = None) -> TrainingTask:
         """The same for a method that is more than a posterior."""
-        rows = self.rows.repeated() if _method(self).is_chain else self.rows  # a chain does not weigh rows
-        batches = self.settings.batches(rows)
+        batches = self.settings.batches(self.rows)
         return TrainingTask(
             self.network,
             self.fixed_likelihood,
             batches,
             prior=self.settings.prior,
-            num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
+            num_data=len(self.rows),  # with weights as they are, the data term of all batches is their weighted sum
             epochs=self.settings.count_epochs(len(batches)),
             seed=self.settings.seed,
             point=point,
@@ -113,9 +112,6 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
 
     Args:
         starts: Their settings differ in nothing but seeds and priors.
-
-    Raises:
-        ValueError: If a chain is wanted and weights are not integers.
     """
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
@@ -286,15 +282,14 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
     Args:
         models: Networks that were trained on all rows.
-        starts: Where the training on every fold starts; a row that stands for k examples counts k times.
+        starts: Where the training on every fold starts; rows count by their weights.
     """
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
         # Outputs are all that a temperature sees.
         same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(outputs)
         nn.init.eye_(same.weight)
-        copies = np.maximum(1, np.round(held.weights)).astype(np.int64)
-        batch = outputs.repeat_interleave(torch.from_numpy(copies), 0), torch.from_numpy(np.repeat(held.y, copies, 0))
+        batch = outputs, torch.from_numpy(held.y), torch.from_numpy(held.weights)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about bounds that are wider than the ones below
             fitted = TemperatureScaling(same, start.fixed_likelihood).fit([batch])

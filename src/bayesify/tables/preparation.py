@@ -12,7 +12,7 @@ from bayesify.tables.columns import Features
 MAX_LEVELS = 20
 """Levels of one category that get an input of their own."""
 MIN_LEVEL_ROWS = 3
-"""Training rows that a level needs for that; rarer ones share an input."""
+"""Training rows, by their weights, that a level needs for that; rarer ones share an input."""
 MAX_RANGES_OUTSIDE = 3.0
 """Ranges of the training rows by which a number may lie outside them before it is cut: a typing error in one cell of a test row
 else decides a whole score."""
@@ -45,28 +45,31 @@ class Preparation(Plain):
     kept: np.ndarray
 
     @classmethod
-    def of(cls, features: Features, rows: np.ndarray) -> Preparation:
+    def of(cls, features: Features, rows: np.ndarray, weights: np.ndarray | None = None) -> Preparation:
         """From the training rows.
 
         Args:
             features: Of the whole table.
             rows: Numbers of the training rows.
+            weights: How many examples each of these stands for, positive, [N]; 1 by default.
         """
+        weights = np.ones(len(rows)) if weights is None else weights
         numbers, codes = features.numbers[rows], features.codes[rows]
         medians = np.zeros(numbers.shape[1])
         largest = np.finfo(np.float64).max
         low, high = np.full(numbers.shape[1], -largest), np.full(numbers.shape[1], largest)
         for index in range(numbers.shape[1]):
-            known = numbers[~np.isnan(numbers[:, index]), index]
+            present = ~np.isnan(numbers[:, index])
+            known = numbers[present, index]
             if len(known):
-                medians[index] = np.median(known)
+                medians[index] = weighted_median(known, weights[present])
                 width = known.max() - known.min()
                 low[index], high[index] = (
                     known.min() - MAX_RANGES_OUTSIDE * width,
                     known.max() + MAX_RANGES_OUTSIDE * width,
                 )
         marked, full = np.flatnonzero(np.isnan(numbers).any(0)), np.flatnonzero((codes != -1).all(0))
-        levels = tuple(_frequent(codes[:, index]) for index in range(codes.shape[1]))
+        levels = tuple(_frequent(codes[:, index], weights) for index in range(codes.shape[1]))
         draft = cls(medians, low, high, tuple(marked.tolist()), tuple(full.tolist()), levels, np.ones(0, bool))
         inputs = draft._all(features, rows)
         return replace(draft, kept=(inputs != inputs[:1]).any(0))
@@ -111,7 +114,18 @@ class Preparation(Plain):
         return np.column_stack(columns)
 
 
-def _frequent(codes: np.ndarray) -> tuple[int, ...]:
-    levels, counts = np.unique(codes[codes >= 0], return_counts=True)
+def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    """The median of values [N] that stand for several examples each, as if each were there so many times."""
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[order])
+    half = 0.5 * total[-1]
+    low, high = np.searchsorted(total, (half * (1 - 1e-12), half * (1 + 1e-12)))
+    return float(0.5 * (values[order[low]] + values[order[high]]))
+
+
+def _frequent(codes: np.ndarray, weights: np.ndarray) -> tuple[int, ...]:
+    known = codes >= 0
+    levels, place = np.unique(codes[known], return_inverse=True)
+    counts = np.bincount(place.reshape(-1), weights=weights[known], minlength=len(levels))
     order = np.lexsort((levels, -counts))
     return tuple(sorted(int(levels[index]) for index in order[:MAX_LEVELS] if counts[index] >= MIN_LEVEL_ROWS))

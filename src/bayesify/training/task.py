@@ -46,6 +46,7 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader; one that shuffles does not move the caller's generator."""
+        """All batches of the loader, without examples of weight 0; one that shuffles does not move the caller's generator."""
         with own_generators():
-            return [parse_batch(item) for item in self.loader]
+            found = [parse_batch(item).weighed() for item in self.loader]
+        return [batch for batch in found if len(batch)]
