@@ -9,10 +9,14 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Positive, Share, checked
 from bayesify.likelihoods.base import NumberLikelihood, reweighted
+from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import as_float
 from bayesify.predictive.families.gaussian import GAUSSIAN, gaussian_log_density
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive, with_variance
+
+START_NOISE = 0.1
+"""Variance until one is found."""
 
 
 class Gaussian(NumberLikelihood):
@@ -22,7 +26,9 @@ class Gaussian(NumberLikelihood):
     Stored: `raw_noise` through softplus, a parameter if learned.
 
     Args:
-        noise: Starting variance: a number is shared by all outputs, a sequence gives one per output.
+        noise: Variance, where training starts: a number is shared by all outputs, a sequence gives one per output. Left out, one
+            variance is found from the data: by `fit` from the residuals of the network (see `training.noise.LearnedNoise`), by
+            `Laplace.fit` from those of the trained one. Until then, and for other trainings, it is 0.1.
         learn: Whether the variance is trained.
 
     Raises:
@@ -35,14 +41,31 @@ class Gaussian(NumberLikelihood):
     raw_noise: Tensor
 
     @checked
-    def __init__(self, noise: Positive | Sequence[Positive] | Tensor = 0.1, learn: bool = True) -> None:
+    def __init__(self, noise: Positive | Sequence[Positive] | Tensor | None = None, learn: bool = True) -> None:
         super().__init__()
-        self._noise, self._learn = self._store("noise", noise, learn), learn
+        start = self._store("noise", START_NOISE if noise is None else noise, learn)
+        self._noise, self._learn = None if noise is None else start, learn
 
     @property
     def noise(self) -> Tensor:
         """Noise variance: a scalar, or [O]."""
         return self._stored("noise")
+
+    @property
+    def is_learned_by_fit(self) -> bool:
+        """Whether `fit` and `Laplace.fit` find the variance: it is to be learned, and no start was given."""
+        return self._noise is None and self._learn
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the variance was given, or has been found, trained or loaded."""
+        untouched = torch.tensor(raw_positive(START_NOISE), dtype=self.raw_noise.dtype)
+        return not self.is_learned_by_fit or not torch.equal(self.raw_noise.detach().cpu(), untouched)
+
+    @torch.no_grad()
+    def set_noise(self, variance: float) -> None:
+        """Use another variance, for all outputs."""
+        self.raw_noise.fill_(raw_positive(variance))
 
     def numbers(self) -> dict[str, Tensor]:
         """The variance."""

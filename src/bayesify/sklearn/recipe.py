@@ -35,7 +35,7 @@ from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO, EFFORTS, FULL_BATCH_ROWS, Settings
-from bayesify.sklearn.settling import recalibrate_by_leverage, settle, settle_further
+from bayesify.sklearn.settling import START_NOISE, recalibrate_by_leverage, settle, settle_further
 from bayesify.sklearn.training import Start, scale_temperatures, train_methods, train_posteriors
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.tables.encoding import Encoding
@@ -212,8 +212,10 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
 
 def make_likelihood(name: str) -> Likelihood:
     """A likelihood by name, with a spread that depends on the row where it has one."""
-    from_network: dict[str, dict[str, None]] = {"student_t": {"scale": None}, "negative_binomial": {"dispersion": None}}
-    return REGISTRY[name](**from_network.get(name, {}))
+    options: dict[str, dict[str, float | None]] = {
+        "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
+    }  # fmt: skip
+    return REGISTRY[name](**options.get(name, {}))
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:

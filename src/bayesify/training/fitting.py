@@ -28,6 +28,7 @@ from bayesify.training.checkpoints import Checkpoint, model_state, set_model_sta
 from bayesify.training.distributed import FabricProcesses, Processes, count_nodes, make_fabric
 from bayesify.training.history import History
 from bayesify.training.loop import TrainingLoop
+from bayesify.training.noise import LearnedNoise
 from bayesify.training.optimizers import make_optimizer, make_scheduler
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Callback, Run, Settings
@@ -172,10 +173,11 @@ def fit(
     def train(processes: Processes) -> History:
         if device is not None or processes.count > 1:
             model.module.to(processes.device(None if devices.kind is None else torch.device(devices.kind)))
-        made = None if run.update.takes_steps else make_optimizer(optimizer, model.module, learning_rate)
-        scheduled = make_scheduler(None if scheduler == "constant" else scheduler, made)
-        loop = TrainingLoop(model, train_loader, made, scheduled, replace(run, seed=processes.agree(seed)), processes)
-        return loop.run(stored)
+        with LearnedNoise(model, settings.total_epochs).without_gradient():
+            made = None if run.update.takes_steps else make_optimizer(optimizer, model.module, learning_rate)
+            scheduled = make_scheduler(None if scheduler == "constant" else scheduler, made)
+            plan = replace(run, seed=processes.agree(seed))
+            return TrainingLoop(model, train_loader, made, scheduled, plan, processes).run(stored)
 
     devices = device if isinstance(device, Devices) else Devices(1, None if device is None else str(device))
     if devices.count == 1 and count_nodes() == 1:

@@ -20,12 +20,13 @@ from bayesify.predictor import Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples
+from bayesify.training.batches import as_resident, check_num_data, count_batches, first_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
 from bayesify.training.history import History
 from bayesify.training.interrupts import DelayedInterrupt
+from bayesify.training.noise import MAX_EXAMPLES, LearnedNoise
 from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
     DataStream,
@@ -68,6 +69,7 @@ class TrainingLoop:
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
+        self.noise = LearnedNoise(model, run.settings.total_epochs)
         self.step = Step(model, optimizer, scheduler, run, self.processes)
         self.device = self.step.device
         self.data = data_fingerprint(loader) if run.checkpoint is not None else []
@@ -100,6 +102,7 @@ class TrainingLoop:
             show = self.plan.progress and self.processes.rank == 0
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
+            self._begin_noise()
             if resumed is None and self.processes.rank == 0:
                 self.watch.begin(self._validate_start if self.plan.validation is not None else None)
             resident = self.processes.count == 1 and self.plan.reader is None
@@ -123,6 +126,13 @@ class TrainingLoop:
         for parameter in self.model.module.parameters():
             parameter.grad = None
         return self.history
+
+    def _begin_noise(self) -> None:
+        """Let the noise see the first batches of the data, whose loader is left as it was."""
+        if self.noise.is_wanted:
+            with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
+                batches = first_batches(self.loader, MAX_EXAMPLES, self.plan.reader)
+            self.noise.begin(batches, self.device)
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
@@ -159,6 +169,7 @@ class TrainingLoop:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
             self._check_finite()
             row = self._row(phase) | self.plan.update.after_epoch()
+            self.noise.after_epoch(row["nll"], epoch + 1, epoch + 1 == self.settings.total_epochs)
             if self.plan.validation is not None:
                 row |= self._validate(self.plan.validation)
         row["seconds"] = time.perf_counter() - start

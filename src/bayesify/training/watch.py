@@ -131,12 +131,13 @@ class Watch:
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
         """Before the first step of a run that is not continued; `score` scores a function to predictions on validation data."""
-        if not self._looks:
-            return
-        with self._aside():
-            self.spread = relative_spread(self.model, self.device)
-        with self._aside():
-            self._network = start_network(self.model)
+        if self._looks:
+            with self._aside():
+                self.spread = relative_spread(self.model, self.device)
+            with self._aside():
+                self._network = start_network(self.model)
+        if isinstance(self.model.module, BayesianNetwork):
+            self.model.module.given_weights = {}
         if self._network is not None and score is not None:
             with self._aside():
                 self.start = score(self._predict_start)
@@ -317,7 +318,6 @@ def start_network(model: Trainable) -> nn.Module | None:
         return bnn.mean_network().eval()
     network = copy.deepcopy(bnn.network).eval()
     put_in(network, list(bnn.weights.values()), bnn.given_weights)
-    bnn.given_weights = {}
     return network
 
 

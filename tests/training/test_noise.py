@@ -1,0 +1,141 @@
+"""The noise variance of `likelihoods.Gaussian()`, which `fit` finds from residuals."""
+
+import functools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.training.noise import LearnedNoise
+
+STD = 0.3
+
+
+def rows(count=2000, scale=1.0, outputs=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator)
+    y = x[:, :1].sin() + x[:, 1:2] + STD * torch.randn(count, outputs, generator=generator)
+    return x, scale * y
+
+
+def loader(x, y, *weights):
+    return DataLoader(TensorDataset(x, y, *weights), batch_size=100, shuffle=True)
+
+
+@functools.cache
+def trained(scale=1.0, outputs=1):
+    torch.manual_seed(0)
+    net, (x, y) = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, outputs)), rows(outputs=outputs)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(15):
+        for a, b in loader(x, y):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(a), b).backward()
+            optimizer.step()
+    with torch.no_grad():
+        net[2].weight.mul_(scale)
+        net[2].bias.mul_(scale)
+    return net
+
+
+def noise_of(bnn):
+    return float(bnn.likelihood.noise.detach())
+
+
+def fitted(net, data, posterior=None, likelihood=None, **options):
+    bnn = bayesify.bayesianize(
+        net, posterior or posteriors.MeanField(), likelihood=likelihood or likelihoods.Gaussian()
+    )
+    bayesify.fit(bnn, data, **{"epochs": 3, "seed": 0, "progress": False} | options)
+    return bnn
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_noise_is_found_whatever_the_scale_of_the_targets(scale):
+    bnn = fitted(trained(scale), loader(*rows(scale=scale)))
+    assert noise_of(bnn) == pytest.approx((STD * scale) ** 2, rel=0.2)
+    x, y = rows(scale=scale, seed=1)
+    assert 0.87 < bayesify.metrics.evaluate(bnn.predict(x, 16), y)["coverage_90"] < 0.93
+
+
+def test_noise_of_a_network_from_scratch():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
+    bnn = fitted(net, loader(*rows()), epochs=20, learning_rate=1e-2)
+    assert noise_of(bnn) == pytest.approx(STD**2, rel=0.25)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_step_is_the_mean_squared_residual(outputs):
+    """A point estimate that stays where it is: the variance is that of its residuals, with weights too."""
+    net, (x, y) = trained(outputs=outputs), rows(outputs=outputs)
+    weights = torch.rand(len(x), generator=torch.Generator().manual_seed(0)) + 0.5
+    options = {"posterior": posteriors.Point(), "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-12)}
+    for data, share in ((loader(x, y), torch.ones(len(x))), (loader(x, y, weights), weights)):
+        bnn = fitted(net, data, **options)
+        with torch.no_grad():
+            expected = (share[:, None] * (net(x) - y).square()).sum() / (outputs * share.sum())
+        assert noise_of(bnn) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_it_only_falls_while_the_network_still_learns():
+    bnn = bayesify.bayesianize(nn.Linear(4, 1), posteriors.Point(), likelihood="gaussian")
+    noise = LearnedNoise(bnn, 9)
+
+    def nll(variance):  # of residuals of a variance under the present one
+        now = noise_of(bnn)
+        return 0.5 * math.log(2 * math.pi * now) + variance / (2 * now)
+
+    found = []
+    for epoch, variance in ((1, 0.5), (2, 0.05), (3, 0.07), (7, 0.07)):
+        noise.after_epoch(nll(variance), epoch, last=False)
+        found.append(noise_of(bnn))
+    noise.after_epoch(nll(0.2), 2, last=True)
+    assert [*found, noise_of(bnn)] == pytest.approx([0.1, 0.05, 0.05, 0.07, 0.2], rel=1e-4)
+
+
+def test_numbers_that_were_given_are_left_to_the_user():
+    net, data = trained(), loader(*rows())
+    fixed = fitted(net, data, likelihood=likelihoods.Gaussian(0.5, learn=False))
+    assert noise_of(fixed) == pytest.approx(0.5)
+    assert noise_of(fitted(net, data, likelihood=likelihoods.Gaussian(learn=False))) == pytest.approx(0.1)
+    given = fitted(net, data, likelihood=likelihoods.Gaussian(0.5))
+    assert 0.4 < noise_of(given) < 0.5  # by gradients, at the learning rate
+    mine = likelihoods.Gaussian()
+    bnn = fitted(net, data, likelihood=mine)
+    assert float(mine.noise.detach()) == pytest.approx(0.1)
+    assert bnn.likelihood.raw_noise.requires_grad
+
+
+def test_stored_networks_keep_it_and_train_on(tmp_path):
+    net, data = trained(), loader(*rows())
+    bnn = fitted(net, data)
+    bayesify.save(bnn, tmp_path / "model")
+    again = bayesify.load(tmp_path / "model", net)
+    x = rows(seed=1)[0]
+    first, second = (part.predict(x, 4, generator=torch.Generator().manual_seed(0)) for part in (bnn, again))
+    assert torch.equal(first.variance, second.variance)
+    assert again.likelihood.is_settled
+    assert not likelihoods.Gaussian().is_settled
+
+
+def test_an_interrupted_run_finds_the_same(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(model, history):
+        if len(history) == 2:
+            raise Stop
+
+    net, data, path = trained(), loader(*rows()), tmp_path / "run"
+    whole = fitted(net, data, epochs=4)
+    with pytest.raises(Stop):
+        fitted(net, data, epochs=4, checkpoint=path, callbacks=[stop])
+    resumed = fitted(net, data, epochs=4, checkpoint=path)
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
