@@ -38,7 +38,7 @@ from bayesify.adapters.arviz import to_inference_data
 from bayesify.adapters.lightning import BayesianModule, PredictiveScores
 from bayesify.adapters.torchmetrics import CalibrationError, Coverage, IntervalWidth, collection
 from bayesify.compare import Question, comparison
-from bayesify.datasets import computer_experiments, corruptions, images, rotations, toy, uci
+from bayesify.datasets import corruptions, images, rotations, toy, uci
 from bayesify.scale_out import read_results, run_jobs
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
@@ -374,7 +374,6 @@ CALLS: dict[str, Call] = {
         corruptions.corrupt, images=PICTURES, kind="gaussian_noise", severity=1, seed=0
     ),
     "datasets.rotations.rotate": of(rotations.rotate, images=PICTURES, degrees=30.0),
-    "datasets.computer_experiments.sample": of(computer_experiments.sample, name="borehole", n=4, seed=0, noise=0.1),
     "datasets.Standardization.of": of(datasets.Standardization.of, train=X.numpy(), axes=(0,)),
     # deep Gaussian processes, function space, random features
     "deep_gp.DeepGP": of(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import fit
-from bayesify.datasets import computer_experiments
+from bayesify_papers.walsh_hadamard import computer_experiments
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
 from bayesify.random_features import InducingPointGP, RandomFeatureGP

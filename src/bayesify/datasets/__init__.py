@@ -1,6 +1,6 @@
 """Data: small problems made from a seed, UCI tables and image sets from a folder or downloaded, and what is done to images."""
 
-from bayesify.datasets import computer_experiments, corruptions, images, rotations, toy, uci
+from bayesify.datasets import corruptions, images, rotations, toy, uci
 from bayesify.datasets.scaling import Standardization
 
-__all__ = ["Standardization", "computer_experiments", "corruptions", "images", "rotations", "toy", "uci"]
+__all__ = ["Standardization", "corruptions", "images", "rotations", "toy", "uci"]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from bayesify.datasets import computer_experiments
-from bayesify.datasets.computer_experiments import SIMULATORS, sample
+from bayesify_papers.walsh_hadamard import computer_experiments
+from bayesify_papers.walsh_hadamard.computer_experiments import SIMULATORS, sample
 
 
 def at(name: str, *x: float) -> float:
