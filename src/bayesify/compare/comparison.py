@@ -11,7 +11,7 @@ from typing import Any
 
 from bayesify.arguments.checks import Count, checked
 from bayesify.compare.compared_table import ComparedTable, read_compared_table
-from bayesify.compare.contestants import title_of, trains_together, work_of
+from bayesify.compare.contestants import RIVALS, title_of, trains_together, work_of
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.question import Question
 from bayesify.compare.runs import run_method
@@ -219,7 +219,7 @@ class _Runs:
     def _tell(self, name: str, done: int, total: int) -> None:
         self._done.add(name)
         if self._progress is not None:
-            work = {job: work_of(method) * len(own) for job, (method, own) in self._names.items()}
+            work = {job: _work(*about) for job, about in self._names.items()}
             method, own = self._names[name]
             words = title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
             share = sum(work[job] for job in self._done)
@@ -232,9 +232,16 @@ class _Runs:
 
 
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
-    """Jobs with their method and splits: all splits of a posterior train together, those of other methods are jobs of their own."""
+    """Jobs with their method and splits: all splits of a posterior train together, those of other methods are jobs of their own.
+
+    Rivals come first because a first report needs them. The longest runs follow, so that no worker is left with one at the end.
+    """
     every = list(range(splits))
     names = {method: (method, every) for method in methods if trains_together(method)}
     for split in every:
         names |= {f"{method}-{split}": (method, [split]) for method in methods if not trains_together(method)}
-    return names
+    return dict(sorted(names.items(), key=lambda job: (job[1][0] not in RIVALS, -_work(*job[1]))))
+
+
+def _work(method: str, splits: Sequence[int]) -> float:
+    return work_of(method) * len(splits)

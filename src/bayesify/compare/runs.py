@@ -46,8 +46,8 @@ def run_method(path: str, job: Job) -> Result:
         job: `data` (their fingerprint), `method`, `splits`, `seed`, `quick`.
 
     Returns:
-        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `rows` (of each part), `examples` and
-        `importance` for the first split, and `ood` where there are other inputs; or `error`.
+        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `rows` (of each part), for the first split
+        `examples`, `importance` and the time of a prediction, and `ood` where there are other inputs; or `error`.
 
     Raises:
         ValueError: If the file holds other data.
@@ -105,11 +105,12 @@ def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seco
     result: Result = {
         "scores": scores,
         "curves": curves,
-        "times": {"train_seconds": seconds, "predict_ms": _predict_milliseconds(trained, inputs)},
+        "times": {"train_seconds": seconds},
         **_costs(trained.model),
         "rows": {name: len(rows) for name, rows in vars(parts).items()},
     }
     if split == 0:
+        result["times"]["predict_ms"] = _predict_milliseconds(trained, inputs)
         result["examples"] = examples(test, parts.test, values[0])
         seed = derive_seed(job["seed"], "shuffling")
         result["importance"] = importance(trained.predict, preparation, table.features, parts.test, table.values, seed)

@@ -238,8 +238,8 @@ def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Met
     means: dict[str, float | None] = {}
     errors: dict[str, float | None] = {}
     found = [_flat(results[name, split]) for split in splits]
-    for key in found[0] if found else ():
-        values = [entry[key] for entry in found]
+    for key in dict.fromkeys(key for entry in found for key in entry):
+        values = [entry[key] for entry in found if key in entry]  # some are measured on one split only
         known = all(value is not None for value in values)
         means[key] = float(np.mean(values)) if known else None
         errors[key] = float(np.std(values, ddof=1) / math.sqrt(len(values))) if known and len(values) > 1 else None
