@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from bayesify.compare import contestants
 from bayesify.sklearn.settings import EFFORTS, Effort
 
 
@@ -10,8 +9,8 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     for effort in EFFORTS:
         patch.setitem(EFFORTS, effort, Effort(4, 4, 4, 1, 2, 30, 2))
     for name, value in {
-        "compare.question.QUICK": contestants.Extent(2, 5_000),
-        "compare.question.FULL": contestants.Extent(2, 5_000),
+        "compare.question.NUM_SPLITS": 2,
+        "compare.question.NUM_QUICK_SPLITS": 2,
         "compare.runs.NUM_TIMED_ROWS": 20,
         "compare.rivals.MAX_TREES": 3,
         "compare.rivals.NUM_FOLDS": 2,

@@ -388,7 +388,7 @@ def test_progress_is_told_with_the_time_that_is_left(monkeypatch, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
     with command._Progress(console) as progress:
         for done in range(1, 5):
-            progress.tell(comparison.Told(f"Laplace, split {done}", done, 4, done, 4.0))
+            progress.tell(f"Laplace, split {done}", done, 4, done / 4)
     text = console.file.getvalue()
     if terminal:
         assert "Laplace, split 4" in text

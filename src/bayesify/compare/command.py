@@ -15,7 +15,7 @@ from bayesify.serving import terminal
 from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse, say
 
 if TYPE_CHECKING:
-    from bayesify.compare.comparison import Comparison, Told
+    from bayesify.compare.comparison import Comparison
     from bayesify.compare.question import Question
 
 MIN_WIDE_COLUMNS = 110
@@ -197,16 +197,15 @@ class _Progress:
         self._bar = Display(*columns, console=console, description="reading the table", left="")
         self._start = self._said = monotonic()
 
-    def tell(self, told: Told) -> None:
-        """Show how far runs are."""
+    def tell(self, name: str, done: int, total: int, share: float) -> None:
+        """Show how far runs are; see `comparison.Progress`."""
         now = monotonic()
         passed = now - self._start
-        share = told.work_done / told.work
         left = "" if share < MIN_WORK_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
-        self._bar.update(description=told.name, completed=told.done, total=told.total, left=left)
+        self._bar.update(description=name, completed=done, total=total, left=left)
         if not self._console.is_terminal and now - self._said >= self.MIN_SECONDS:
             self._said = now
-            line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
+            line = f"{done} of {total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {name}"
             say(self._console, line, soft_wrap=True)
 
     def __enter__(self) -> _Progress:

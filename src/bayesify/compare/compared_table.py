@@ -155,7 +155,7 @@ def read_compared_table(question: Question) -> ComparedTable:
             notes.append(f"{int((~known).sum()):,} rows without a {question.time} were left out.")
         rows, values = rows[known], values[known]
     standard = source.standard if len(rows) == len(frame) else ()
-    max_rows = question.max_rows or question.extent.max_rows
+    max_rows = question.row_limit
     if len(rows) > max_rows:
         chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(

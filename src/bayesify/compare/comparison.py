@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,27 +27,8 @@ MIN_REPORT_SECONDS = 10.0
 """Seconds between reports of what is finished, while runs go on."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """How far runs are.
-
-    Args:
-        name: Of the last one that was finished, in words.
-        done: Runs that are finished.
-        total: All runs.
-        work_done: Of the finished ones, by a rough measure.
-        work: Of all.
-    """
-
-    name: str
-    done: int
-    total: int
-    work_done: float
-    work: float
-
-
-Progress = Callable[[Told], None]
-"""Is told of every finished run."""
+Progress = Callable[[str, int, int, float], None]
+"""Is told of every finished run: its name in words, how many are finished, how many there are, and the share of the work done."""
 Report = Callable[["Comparison", str], None]
 """Is given what is finished and, while runs go on, how far they are."""
 
@@ -78,7 +59,7 @@ class Comparison:
     winner: Winner | None = None
     commands: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict | None:
         """What it recommends; `None` if no method finished."""
         return judge(self.summary, self.results, self.table.target, self.table.classes)
@@ -120,7 +101,7 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    folder, table, usual = check_folder("compare", folder), read_compared_table(question), question.extent.splits
+    folder, table, usual = check_folder("compare", folder), read_compared_table(question), question.usual_splits
     most = len(table.standard) or (count_folds(len(table)) if table.times is not None else usual)
     splits = question.splits or min(usual if len(table) < MAX_SMALL_ROWS else -(-usual // 2), most)
     if table.standard and splits > most:
@@ -222,8 +203,7 @@ class _Runs:
             work = {job: _work(*about) for job, about in self._names.items()}
             method, own = self._names[name]
             words = title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
-            share = sum(work[job] for job in self._done)
-            self._progress(Told(words, done, total, share, sum(work.values())))
+            self._progress(words, done, total, sum(work[job] for job in self._done) / sum(work.values()))
         if self._report is not None and monotonic() - self._reported > MIN_REPORT_SECONDS:
             self._reported = monotonic()
             results = self._stored()
@@ -240,7 +220,7 @@ def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list
     names = {method: (method, every) for method in methods if trains_together(method)}
     for split in every:
         names |= {f"{method}-{split}": (method, [split]) for method in methods if not trains_together(method)}
-    return dict(sorted(names.items(), key=lambda job: (job[1][0] not in RIVALS, -_work(*job[1]))))
+    return dict(sorted(names.items(), key=lambda job: 0 if job[1][0] in RIVALS else 1 / _work(*job[1])))
 
 
 def _work(method: str, splits: Sequence[int]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 from bayesify.methods import Method, all_methods, get_method
@@ -30,22 +29,6 @@ MAX_LAYER_WEIGHTS: Mapping[str, int] = {"full_covariance": 3000}
 """Number of weights of one layer above which a method is too large."""
 MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
 """Number of all weights above which a method is too slow."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much a comparison looks at, where the user does not say.
-
-    Args:
-        splits: Splits; half as many of tables from `splits.MAX_SMALL_ROWS` rows on.
-        max_rows: Rows of a table.
-    """
-
-    splits: int
-    max_rows: int
-
-
-FULL, QUICK = Extent(10, 20_000), Extent(5, 5_000)
 
 
 def method_of(name: str) -> Method:

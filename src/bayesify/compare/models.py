@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,26 +62,19 @@ def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list
     Returns:
         For each split what was trained, or what went wrong.
     """
+    make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
-        tables = [(part.x, part.y) for part in rows]
-        if rows[0].num_classes:
-            classifiers = [
-                BayesianClassifier(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows
-            ]
-            return [
-                _classifier(one, part)
-                for one, part in zip(BayesianClassifier.fit_several(classifiers, tables), rows, strict=True)
-            ]
-        regressors = [BayesianRegressor(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
-        return [SplitModel(one.predictive, one.model_) for one in BayesianRegressor.fit_several(regressors, tables)]
+        estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
+        fitted = make.fit_several(estimators, [(part.x, part.y) for part in rows])
+        return [_model_of(one, part) for one, part in zip(fitted, rows, strict=True)]
     except FAILURES as error:
         if len(rows) == 1:
             return [error]
         return [found for part in rows for found in fit_splits(name, [part], effort)]
 
 
-def _classifier(estimator: BayesianClassifier, rows: SplitRows) -> SplitModel:
-    if len(estimator.classes_) == rows.num_classes:
+def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
+    if not rows.num_classes or len(estimator.classes_) == rows.num_classes:
         return SplitModel(estimator.predictive, estimator.model_)
     known = estimator.classes_.astype(int)
     return SplitModel(lambda x: of_probabilities(estimator.predict_proba(x), known, rows), estimator.model_)

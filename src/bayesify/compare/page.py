@@ -57,51 +57,43 @@ def render(comparison: Comparison, running: str = "") -> str:
         comparison: What was found; it may be unfinished, with at least one finished run.
         running: How far runs are, while they go on.
     """
-    summary, table, question = comparison.summary, comparison.table, comparison.question
-    columns = COLUMNS[summary.task]
-    verdict = comparison.verdict
+    summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
+    regression = summary.task == "regression"
     return _template().render(
-        version=__version__,
-        name=table.name,
-        target=table.target,
-        task=summary.task,
-        rows_total=len(table),
-        num_columns=table.features.num_columns,
-        classes=list(table.classes),
-        splits=len(summary.splits),
-        parts=next((result["rows"] for result in comparison.results.values() if "rows" in result), {}),
-        hidden=HIDDEN_BY_NAME[0],
-        seed=question.seed,
-        quick=question.quick,
-        standard=bool(table.standard),
-        notes=list(table.notes),
-        cautions=list(table.cautions),
+        comparison=comparison,
+        summary=summary,
+        table=comparison.table,
         verdict=verdict,
         shown=shown,
         running=running,
-        winner=comparison.winner,
-        commands=comparison.commands,
+        version=__version__,
+        parts=next((result["rows"] for result in comparison.results.values() if "rows" in result), {}),
+        hidden=HIDDEN_BY_NAME[0],
         examples=None if shown is None else _examples(shown, comparison),
         importance=[] if shown is None else _importance(shown, comparison),
         recalls=[] if shown is None else _recalls(shown, comparison),
         worth=MIN_NAMED_NATS,
-        constant=summary.row("constant") is not None,
-        trees=summary.row(REFERENCE) is not None,
+        reference=REFERENCE,
         unfinished=[title_of(name) for name in comparison.unfinished],
         ranking=_ranking(comparison),
-        columns=columns,
-        labels=[f"{column.heading}{', ' + column.unit if column.unit else ''}" for column in columns],
-        rows=[_table_row(row, columns, summary.rows) for row in summary.rows],
-        intervals=[_interval_row(row, summary.task) for row in summary.ranked],
-        thirds=THIRDS if summary.task == "regression" else (),
-        levels=[f"{100 * level:.0f}" for level in LEVELS],
+        columns=COLUMNS[summary.task],
         ood=_ood(summary.ranked),
+        cell=cell,
+        is_best=functools.partial(_is_best, summary.ranked),
+        percent=_percent,
+        width=lambda value: MISSING if value is None else significant(value) if regression else f"{value:.2f}",
+        levels=[f"{100 * level:.0f}" for level in LEVELS],
+        thirds=THIRDS if regression else (),
         panels=_panels(comparison),
         shown_panels=NUM_OPEN_PANELS,
     )
+
+
+def _percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.0f}"
 
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
@@ -163,15 +155,10 @@ def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
 
 
 def _recalls(row: MethodRow, comparison: Comparison) -> list[list[str]]:
-    classes = comparison.table.classes
-    if not classes:
-        return []
-    found = recalls(row, comparison.summary, comparison.results, classes)
+    """Label, share, recall and precision of the most frequent classes; none of a regression."""
+    found = recalls(row, comparison.summary, comparison.results, comparison.table.classes)
     order = sorted(found, key=lambda entry: -entry[1])[:MAX_LISTED]
-    return [
-        [label, f"{100 * share:.1f}", *(MISSING if value is None else f"{100 * value:.0f}" for value in values)]
-        for label, share, *values in order
-    ]
+    return [[label, f"{100 * share:.1f}", *map(_percent, values)] for label, share, *values in order]
 
 
 def _ranking(comparison: Comparison) -> str:
@@ -185,26 +172,10 @@ def _ranking(comparison: Comparison) -> str:
     return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row: further left is better")
 
 
-def _table_row(row: MethodRow, columns: Sequence[Column], rows: Sequence[MethodRow]) -> dict[str, Any]:
-    ranked = [other for other in rows if not other.failure]
-    cells = []
-    for column in columns:
-        text, _, spread = cell(row, column).partition(" ± ")
-        cells.append({"text": text, "spread": spread, "best": not row.failure and _is_best(row, column, ranked)})
-    return {
-        "title": row.title,
-        "name": row.name,
-        "cells": cells if row.means else [],
-        "failure": row.failure,
-        "standing": "" if row.behind is None else "not tested" if math.isnan(row.p) else row.standing,
-        "first": row.behind is None and not row.failure,
-    }
-
-
-def _is_best(row: MethodRow, column: Column, ranked: Sequence[MethodRow]) -> bool:
+def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> bool:
     values = [value for other in ranked if (value := other.means.get(column.key)) is not None]
     mine = row.means.get(column.key)
-    if mine is None or len(values) < 2:
+    if row.failure or mine is None or len(values) < 2:
         return False
     if isinstance(column.better, str):
         return show(mine, column) == show(max(values) if column.better == "high" else min(values), column)
@@ -212,36 +183,10 @@ def _is_best(row: MethodRow, column: Column, ranked: Sequence[MethodRow]) -> boo
     return abs(mine - goal) <= min(abs(value - goal) for value in values) + 1e-9
 
 
-def _interval_row(row: MethodRow, task: str) -> dict[str, Any]:
-    groups = []
-    for level in LEVELS:
-        name = f"{100 * level:.0f}"
-        group = []
-        for prefix in ("", "conformal_"):
-            cover, width = row.means[f"{prefix}coverage_{name}"], row.means[f"{prefix}width_{name}"]
-            group.append(MISSING if cover is None else f"{100 * cover:.0f}")
-            group.append(MISSING if width is None else significant(width) if task == "regression" else f"{width:.2f}")
-        groups.append(group)
-    covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS] if task == "regression" else []
-    thirds = [MISSING if cover is None else f"{100 * cover:.0f}" for cover in covers]
-    return {"title": row.title, "groups": groups, "thirds": thirds}
-
-
-def _ood(ranked: Sequence[MethodRow]) -> dict[str, Any] | None:
-    keys = [key for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
-    if not keys:
-        return None
-    columns = [Column(key, "AUROC", "", 1, 3, "high") for key in keys]
-    return {
-        "headings": [OOD[key.removeprefix("auroc_")] for key in keys],
-        "rows": [
-            {
-                "title": row.title,
-                "cells": [{"text": cell(row, column), "best": _is_best(row, column, ranked)} for column in columns],
-            }
-            for row in ranked
-        ],
-    }
+def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
+    """Columns of the table of out-of-distribution rows; none without such rows."""
+    names = [key.removeprefix("auroc_") for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
+    return [Column(f"auroc_{name}", OOD[name], "", 1, 3, "high") for name in names]
 
 
 def _panels(comparison: Comparison) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayesify.arguments.checks import checked
-from bayesify.compare.contestants import ALWAYS, BASELINES, FULL, PORTFOLIO, QUICK, RIVALS, Extent
+from bayesify.compare.contestants import ALWAYS, BASELINES, PORTFOLIO, RIVALS
 from bayesify.compare.rivals import installed
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
@@ -15,6 +15,11 @@ from bayesify.sklearn.settings import AUTO
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
+
+NUM_SPLITS, NUM_QUICK_SPLITS = 10, 5
+"""Splits of small tables, where the user does not say."""
+MAX_ROWS, MAX_QUICK_ROWS = 20_000, 5_000
+"""Rows of a table that are used, where the user does not say."""
 
 
 @checked
@@ -83,6 +88,11 @@ class Question:
         return short_name(self.data)
 
     @property
-    def extent(self) -> Extent:
-        """How much is looked at, where nothing else is said."""
-        return QUICK if self.quick else FULL
+    def usual_splits(self) -> int:
+        """Splits of a small table, where nothing else is said."""
+        return NUM_QUICK_SPLITS if self.quick else NUM_SPLITS
+
+    @property
+    def row_limit(self) -> int:
+        """Rows that are used, at most."""
+        return self.max_rows or (MAX_QUICK_ROWS if self.quick else MAX_ROWS)

@@ -45,6 +45,11 @@ class Column:
     digits: int | None = None
     better: str | float = "low"
 
+    @property
+    def label(self) -> str:
+        """Heading and unit."""
+        return f"{self.heading}, {self.unit}" if self.unit else self.heading
+
 
 COSTS = (
     Column("train_seconds", "Training", "s", 1, 1),
