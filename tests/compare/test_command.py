@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.compare import InputError, Question, command, compare, comparison, contestants
 from bayesify.compare.page import render
-from bayesify.compare.record import as_record
 from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.methods import METHODS, Method
 from bayesify.serving import ModelFolder
@@ -158,7 +157,7 @@ def test_a_resumed_comparison_is_identical(csv, tmp_path, whole):
 def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_path):
     def table(seed, folder):
         asked = Question(str(csv), "price", methods=["laplace"], seed=seed, splits=1)
-        return without_times(as_record(compare(asked, tmp_path / folder, workers=1)))
+        return without_times(compare(asked, tmp_path / folder, workers=1).record())
 
     first = table(3, "a")
     assert table(3, "b") == first

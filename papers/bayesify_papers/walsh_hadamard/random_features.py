@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import fit
-from bayesify_papers.walsh_hadamard import computer_experiments
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
 from bayesify.random_features import InducingPointGP, RandomFeatureGP
@@ -33,6 +32,7 @@ from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import RandomBatches
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
+from bayesify_papers.walsh_hadamard import computer_experiments
 from bayesify_papers.walsh_hadamard.rows import random_features as read_rows
 
 Covariance = Literal["diagonal", "full"]

@@ -124,10 +124,9 @@ def _run(question: Question, folder: Path, resume: bool, engine: str, workers: i
 def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
     """Print what was found; the exit status says whether it is whole."""
     from bayesify.compare.folder import REPORT
-    from bayesify.compare.record import as_json as to_json
 
     if as_json:
-        print(to_json(comparison))
+        print(comparison.to_json())
     else:
         _print(comparison)
         print(plain((folder / REPORT).absolute()))
@@ -140,11 +139,10 @@ def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
 def _write(folder: Path, comparison: Comparison, running: str = "") -> None:
     from bayesify.compare.folder import REPORT, RESULTS
     from bayesify.compare.page import render
-    from bayesify.compare.record import as_json
     from bayesify.storage import write_file
 
     if not running:
-        write_file(folder / RESULTS, as_json(comparison))
+        write_file(folder / RESULTS, comparison.to_json())
     write_file(folder / REPORT, render(comparison, running))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
@@ -14,7 +16,7 @@ from bayesify.compare.compared_table import ComparedTable, read_compared_table
 from bayesify.compare.contestants import RIVALS, title_of, trains_together, work_of
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.question import Question
-from bayesify.compare.runs import run_method
+from bayesify.compare.runs import TIMES, run_method
 from bayesify.compare.splits import MAX_SMALL_ROWS, count_folds
 from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.verdict import Verdict, judge
@@ -22,6 +24,7 @@ from bayesify.compare.winner import Winner, commands, train_winner
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
 from bayesify.tables.errors import InputError
+from bayesify.version import __version__
 
 MIN_REPORT_SECONDS = 10.0
 """Seconds between reports of what is finished, while runs go on."""
@@ -63,6 +66,53 @@ class Comparison:
     def verdict(self) -> Verdict | None:
         """What it recommends; `None` if no method finished."""
         return judge(self.summary, self.results, self.table.target, self.table.classes)
+
+    def record(self) -> dict[str, Any]:
+        """The table, the verdict and what they were made from, as plain data.
+
+        Numbers that are not known are `None`. `times` differ from run to run; all else is the same for the same seed.
+        """
+        summary, table, question = self.summary, self.table, self.question
+        verdict = self.verdict
+        return {
+            "bayesify": __version__,
+            "data": table.name,
+            "target": table.target,
+            "task": summary.task,
+            "classes": list(table.classes),
+            "rows": len(table),
+            "seed": question.seed,
+            "quick": question.quick,
+            "splits": len(summary.splits),
+            "unfinished": list(self.unfinished),
+            "verdict": None if verdict is None else asdict(verdict),
+            "winner": None if self.winner is None else asdict(self.winner),
+            "methods": [
+                {
+                    "name": row.name,
+                    "title": row.title,
+                    "splits": len(row.splits),
+                    "mean": _finite({key: value for key, value in row.means.items() if key not in TIMES}),
+                    "standard_error": _finite({key: value for key, value in row.errors.items() if key not in TIMES}),
+                    "times": _finite({key: row.means.get(key) for key in TIMES}),
+                    "behind_best": None if row.behind is None else row.behind.mean,
+                    "p": None if math.isnan(row.p) else row.p,
+                    "leads": row.leads,
+                    "failure": row.failure or None,
+                }
+                for row in summary.rows
+            ],
+            "cautions": list(table.cautions),
+            "notes": list(table.notes),
+        }
+
+    def to_json(self) -> str:
+        """The record as text, for files and other programs."""
+        return json.dumps(self.record(), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in values.items()}
 
 
 @checked
@@ -132,30 +182,29 @@ def _with_winner(found: Comparison, folder: Path) -> Comparison:
     )
 
 
+@dataclass
 class _Runs:
     """The runs of a comparison: which there are, how far they are, and what came of them."""
 
-    def __init__(
-        self,
-        question: Question,
-        table: ComparedTable,
-        splits: int,
-        folder: Path,
-        progress: Progress | None,
-        report: Report | None,
-    ) -> None:
-        self._question, self._table, self._splits, self._folder = question, table, splits, folder
-        self._progress, self._report, self._reported = progress, report, monotonic()
-        self._shared = {"data": table.fingerprint, "seed": question.seed, "quick": question.quick}
-        self._names = _job_names(question.chosen(), splits)
+    question: Question
+    table: ComparedTable
+    splits: int
+    folder: Path
+    progress: Progress | None
+    report: Report | None
+
+    def __post_init__(self) -> None:
+        self._shared = {"data": self.table.fingerprint, "seed": self.question.seed, "quick": self.question.quick}
+        self._names = _job_names(self.question.chosen(), self.splits)
         self._done: set[str] = set()
+        self._reported = monotonic()
 
     def comparison(self, results: Results) -> Comparison:
         """What the results of runs say."""
-        methods = self._question.chosen()
-        summary = summarize(results, methods, self._table.task)
-        unfinished = [name for name in methods for split in range(self._splits) if (name, split) not in results]
-        about = self._question, self._table, tuple(methods), self._splits
+        methods = self.question.chosen()
+        summary = summarize(results, methods, self.table.task)
+        unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
+        about = self.question, self.table, tuple(methods), self.splits
         return Comparison(*about, results, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
@@ -163,7 +212,7 @@ class _Runs:
         jobs = {name: {**self._shared, "splits": own, "method": method} for name, (method, own) in self._names.items()}
         try:
             done = run_jobs(
-                partial(run_method, str(data)), jobs, self._folder, engine=engine, workers=workers, progress=self._tell
+                partial(run_method, str(data)), jobs, self.folder, engine=engine, workers=workers, progress=self._tell
             )
             return self._by_split(done)
         except JobsFailed as failure:  # workers that died again and again
@@ -184,7 +233,7 @@ class _Runs:
         """Results of this comparison's runs that are on disk."""
         found = {}
         for name, (method, own) in self._names.items():
-            stored = read_result(self._folder, name)
+            stored = read_result(self.folder, name)
             if stored is not None and {**self._shared, "splits": own, "method": method}.items() <= stored[0].items():
                 found[name] = stored[1]
         return self._by_split(found)
@@ -199,16 +248,16 @@ class _Runs:
 
     def _tell(self, name: str, done: int, total: int) -> None:
         self._done.add(name)
-        if self._progress is not None:
+        if self.progress is not None:
             work = {job: _work(*about) for job, about in self._names.items()}
             method, own = self._names[name]
             words = title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
-            self._progress(words, done, total, sum(work[job] for job in self._done) / sum(work.values()))
-        if self._report is not None and monotonic() - self._reported > MIN_REPORT_SECONDS:
+            self.progress(words, done, total, sum(work[job] for job in self._done) / sum(work.values()))
+        if self.report is not None and monotonic() - self._reported > MIN_REPORT_SECONDS:
             self._reported = monotonic()
             results = self._stored()
             if len({method for method, _ in results}) > 1:
-                self._report(self.comparison(results), f"{done} of {total} runs are finished")
+                self.report(self.comparison(results), f"{done} of {total} runs are finished")
 
 
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:

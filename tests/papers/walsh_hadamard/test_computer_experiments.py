@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-
 from bayesify_papers.walsh_hadamard import computer_experiments
 from bayesify_papers.walsh_hadamard.computer_experiments import SIMULATORS, sample
 
