@@ -54,5 +54,5 @@ def test_a_comparison_prints_what_fit_gives(target, other, task, tmp_path):
         else:
             codes = np.searchsorted(estimator.classes_, truth)
             wanted = metrics.evaluate(estimator.predictive(new), torch.from_numpy(codes))
-        scores = found.results[method, 1]["scores"]
+        scores = found.summary.results[method, 1]["scores"]
         assert {name: scores[name] for name in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-6), method

@@ -18,7 +18,7 @@ def verdict_of(task="regression", classes=(), target="price", **methods):
         for split, value in enumerate(values):
             found[name, split] = result(value) if isinstance(value, float) else value
     summary = summarize(found, list(methods), task)
-    return summary, judge(summary, found, target, classes)
+    return summary, judge(summary, target, classes)
 
 
 # -- the situations ----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_recall_by_class():
     runs = {"point": [label(0.3, 0.8, [70, 10, 10, 10])] * 2}
     found = {("point", split): run for split, run in enumerate(runs["point"])}
     summary = summarize(found, ["point"], "classification")
-    assert recalls(summary.best, summary, found, ("no", "yes")) == [
+    assert recalls(summary.best, summary, ("no", "yes")) == [
         ("no", 0.8, 0.875, 0.875),
         ("yes", 0.2, 0.5, 0.5),
     ]
@@ -200,7 +200,7 @@ def test_a_single_split_decides_nothing():
     assert summary.splits == (0,)
     assert verdict.certainty == "untested"
     assert verdict.headline == "A plain network did best on a single split, which decides nothing yet."
-    assert judge(summarize({}, ["point"], "regression"), {}, "y") is None
+    assert judge(summarize({}, ["point"], "regression"), "y") is None
 
 
 def test_the_score_of_a_winner_is_that_of_rows_which_did_not_choose_it():

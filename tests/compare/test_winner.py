@@ -36,8 +36,8 @@ def train(monkeypatch, tmp_path, task="regression", classes=(), **methods):
         return SimpleNamespace(write=lambda folder: asked.update(folder=folder))
 
     monkeypatch.setattr(winner, "fit_table", fit_table)
-    verdict = judge(summary, found, "price", classes)
-    made = train_winner(Question("-", seed=3), problem, summary, found, verdict, tmp_path)
+    verdict = judge(summary, "price", classes)
+    made = train_winner(Question("-", seed=3), problem, summary, verdict, tmp_path)
     return made, asked, (summary, problem)
 
 
@@ -103,9 +103,8 @@ def test_a_training_that_fails_is_told(monkeypatch, tmp_path):
 
     _, _, (summary, problem) = train(monkeypatch, tmp_path, laplace=[1.0, 1.01], constant=[3.0, 3.0])
     monkeypatch.setattr(winner, "fit_table", fail)
-    found = {("laplace", split): result(1.0) for split in range(2)}
     question = Question("-", "price")
-    made = train_winner(question, problem, summary, found, judge(summary, found, "price"), tmp_path)
+    made = train_winner(question, problem, summary, judge(summary, "price"), tmp_path)
     assert (made.folder, made.words) == (
         "",
         "The model is Laplace. It could not be trained on all rows: the table is odd",

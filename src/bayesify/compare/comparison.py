@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
@@ -45,8 +45,7 @@ class Comparison:
         table: The data.
         methods: In the order in which they ran.
         num_splits: Splits that were asked for.
-        results: Of finished runs, by method and split.
-        summary: The table.
+        summary: The table, with the results of finished runs.
         unfinished: Names of methods with runs that are still to be done.
         winner: What was trained on all rows; `None` before that, and where nothing could be.
         commands: What to type next.
@@ -56,7 +55,6 @@ class Comparison:
     table: ComparedTable
     methods: tuple[str, ...]
     num_splits: int
-    results: Results = field(repr=False)
     summary: Summary
     unfinished: tuple[str, ...] = ()
     winner: Winner | None = None
@@ -65,7 +63,7 @@ class Comparison:
     @cached_property
     def verdict(self) -> Verdict | None:
         """What it recommends; `None` if no method finished."""
-        return judge(self.summary, self.results, self.table.target, self.table.classes)
+        return judge(self.summary, self.table.target, self.table.classes)
 
     def record(self) -> dict[str, Any]:
         """The table, the verdict and what they were made from, as plain data.
@@ -174,7 +172,7 @@ def _with_winner(found: Comparison, folder: Path) -> Comparison:
     """With the recommended method trained on all rows, in the folder, and what to type next."""
     if found.verdict is None:
         return found
-    winner = train_winner(found.question, found.table, found.summary, found.results, found.verdict, folder)
+    winner = train_winner(found.question, found.table, found.summary, found.verdict, folder)
     if winner is None:
         return found
     return replace(
@@ -205,7 +203,7 @@ class _Runs:
         summary = summarize(results, methods, self.table.task)
         unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
         about = self.question, self.table, tuple(methods), self.splits
-        return Comparison(*about, results, summary, tuple(dict.fromkeys(unfinished)))
+        return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
         """Of every method and split; after Ctrl-C, of those that are finished."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bayesify.compare.comparison import Comparison
 from bayesify.compare.contestants import title_of
 from bayesify.compare.explanation import columns_of
-from bayesify.compare.panels import axes_of, figures
+from bayesify.compare.panels import Panels
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
 from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING, Column, MethodRow, cell, show, significant
@@ -70,7 +70,7 @@ def render(comparison: Comparison, running: str = "") -> str:
         shown=shown,
         running=running,
         version=__version__,
-        parts=next((result["rows"] for result in comparison.results.values() if "rows" in result), {}),
+        parts=next((result["rows"] for result in summary.results.values() if "rows" in result), {}),
         hidden=HIDDEN_BY_NAME[0],
         examples=None if shown is None else _examples(shown, comparison),
         importance=[] if shown is None else _importance(shown, comparison),
@@ -98,7 +98,7 @@ def _percent(value: float | None) -> str:
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
     """What only the run of the first split has."""
-    return comparison.results.get((row.name, 0), {}).get(key)
+    return comparison.summary.results.get((row.name, 0), {}).get(key)
 
 
 def _examples(row: MethodRow, comparison: Comparison) -> dict[str, Any] | None:
@@ -156,7 +156,7 @@ def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
 
 def _recalls(row: MethodRow, comparison: Comparison) -> list[list[str]]:
     """Label, share, recall and precision of the most frequent classes; none of a regression."""
-    found = recalls(row, comparison.summary, comparison.results, comparison.table.classes)
+    found = recalls(row, comparison.summary, comparison.table.classes)
     order = sorted(found, key=lambda entry: -entry[1])[:MAX_LISTED]
     return [[label, f"{100 * share:.1f}", *map(_percent, values)] for label, share, *values in order]
 
@@ -190,23 +190,20 @@ def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
 
 
 def _panels(comparison: Comparison) -> list[dict[str, Any]]:
-    summary, results = comparison.summary, comparison.results
-    curves = {row.name: [results[row.name, split]["curves"] for split in summary.splits] for row in summary.ranked}
+    summary = comparison.summary
+    curves = {
+        row.name: [summary.results[row.name, split]["curves"] for split in summary.splits] for row in summary.ranked
+    }
     if not curves:
         return []
-    axes = axes_of(list(curves.values()), summary.task)
+    panels = Panels(list(curves.values()), summary.task)
     reference = REFERENCE if REFERENCE in curves else "point"
     return [
         {
             "title": row.title,
-            "name": row.name,
             "line": f"NLL {row.means['nll']:.3f}, 90 % cover {100 * (row.means['coverage_90'] or 0):.0f} %",
-            "figures": figures(
-                curves[row.name],
-                axes,
-                summary.task,
-                row.title,
-                None if row.name == reference else curves.get(reference),
+            "figures": panels.figures(
+                curves[row.name], row.title, None if row.name == reference else curves.get(reference)
             ),
         }
         for row in summary.ranked

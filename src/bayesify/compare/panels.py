@@ -1,9 +1,8 @@
-"""The figures of one method: calibration, sharpness, rejection, error against uncertainty; averaged over splits."""
+"""The figures of each method: calibration, sharpness, rejection, error against uncertainty; averaged over splits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,103 +15,92 @@ Curves = Sequence[Mapping[str, Any]]
 """Curves of one method, one entry per split."""
 
 
-@dataclass(frozen=True)
-class Axes:
-    """Ends of axes that all methods share, so that figures can be compared."""
+class Panels:
+    """Figures with the same axes for all methods, so that they can be compared.
 
-    rejection: tuple[float, float]
-    uncertainty: tuple[float, float]
-    error: tuple[float, float]
-    sharpness: tuple[float, float]
+    The axes hold nearly all of every method; outliers are cut at three times the middle.
 
+    Args:
+        every: Curves of each method.
+        task: Of the comparison.
+    """
 
-def axes_of(every: Sequence[Curves], task: Task) -> Axes:
-    """Axes that hold nearly all of every method; outliers are cut at three times the middle."""
-    rejections = [_mean(curves, "rejection") for curves in every]
-    stated = [entry["uncertainty"] for curves in every for curve in curves for entry in curve["bins"]]
-    errors = [entry["error"] for curves in every for curve in curves for entry in curve["bins"]]
-    wide = [_mean(curves, "sharpness")[-1] for curves in every]
-    if task == "classification":
-        low = float(min(values.min() for values in rejections))
-        return Axes((max(0.0, low - 0.05), 1.0), (0.0, _top(stated)), (0.0, min(1.0, _top(errors))), (0.0, 1.0))
-    highest = _top([float(value) for values in rejections for value in values])
-    return Axes((0.0, highest), (0.0, _top([*stated, *errors])), (0.0, _top([*stated, *errors])), (0.0, _top(wide)))
+    def __init__(self, every: Sequence[Curves], task: Task) -> None:
+        self._classes = task == "classification"
+        rejections = np.array([_mean(curves, "rejection") for curves in every])
+        bins = [entry for curves in every for curve in curves for entry in curve["bins"]]
+        stated, errors = ([entry[key] for entry in bins] for key in ("uncertainty", "error"))
+        if self._classes:
+            self._rejection, self._sharpness = (max(0.0, float(rejections.min()) - 0.05), 1.0), (0.0, 1.0)
+            self._uncertainty, self._error = (0.0, _top(stated)), (0.0, min(1.0, _top(errors)))
+        else:
+            self._rejection = 0.0, _top(rejections.flatten().tolist())
+            self._sharpness = 0.0, _top([_mean(curves, "sharpness")[-1] for curves in every])
+            self._uncertainty = self._error = 0.0, _top([*stated, *errors])
+
+    def figures(self, curves: Curves, title: str, reference: Curves | None) -> list[tuple[str, str]]:
+        """Captions and SVG elements of one method.
+
+        Args:
+            curves: Of the method.
+            title: Of the method.
+            reference: Curves of another method, dashed in the figures; `None` for none.
+        """
+        first = self._reliability(curves, title) if self._classes else self._coverage(curves, title, reference)
+        return [
+            ("Stated against observed" if self._classes else "Coverage of intervals", first),
+            ("Sharpness", self._sharpnesses(curves, title)),
+            ("Turning away uncertain rows", self._rejections(curves, title, reference)),
+            ("Error against uncertainty", self._errors(curves, title)),
+        ]
+
+    def _coverage(self, curves: Curves, title: str, reference: Curves | None) -> str:
+        words = "stated coverage, %", "observed, %", f"{title}: observed against stated coverage"
+        plot = Plot((0, 1), (0, 1), *words, "xy").line([0, 1], [0, 1], FAINT, dash="4 3", width=1.5)
+        levels = list(curves[0]["levels"])
+        if reference is not None:
+            plot.line(levels, _mean(reference, "observed"), SECOND, dash="5 3", width=1.5)
+        return plot.line(levels, _mean(curves, "observed")).svg()
+
+    def _reliability(self, curves: Curves, title: str) -> str:
+        words = "stated confidence, %", "accuracy, %", f"{title}: accuracy against confidence"
+        keys = ("count", "confidence", "correct")
+        count, confidence, correct = (np.sum([curve[key] for curve in curves], axis=0) for key in keys)
+        plot = Plot((0, 1), (0, 1), *words, "xy").bars(curves[0]["edges"], count / count.sum(), FAINT)
+        plot.line([0, 1], [0, 1], FAINT, dash="4 3", width=1.5)
+        full = count > 0
+        shown = (confidence[full] / count[full], correct[full] / count[full])
+        return plot.line(*shown).points(*shown).svg()
+
+    def _sharpnesses(self, curves: Curves, title: str) -> str:
+        label = "confidence, %" if self._classes else "predictive standard deviation"
+        words = label, "rows, %", f"{title}: {label} over test rows", "xy" if self._classes else "y"
+        values = np.clip(_mean(curves, "sharpness"), *self._sharpness)
+        plot = Plot(self._sharpness, (0, 1), *words)
+        return plot.line(values, SHARPNESS_LEVELS).points(values, SHARPNESS_LEVELS).svg()
+
+    def _rejections(self, curves: Curves, title: str, reference: Curves | None) -> str:
+        label = "accuracy of the rest, %" if self._classes else "error of the rest"
+        words = "rows turned away, %", label, f"{title}: {label} by share turned away", "xy" if self._classes else "x"
+        plot, shares = Plot((0, 1), self._rejection, *words), [step / NUM_POINTS for step in range(NUM_POINTS)]
+        if reference is not None:
+            plot.line(shares, np.clip(_mean(reference, "rejection"), *self._rejection), SECOND, dash="5 3", width=1.5)
+        return plot.line(shares, np.clip(_mean(curves, "rejection"), *self._rejection)).svg()
+
+    def _errors(self, curves: Curves, title: str) -> str:
+        stated = "entropy, nats" if self._classes else "predictive standard deviation"
+        found = "error rate, %" if self._classes else "root mean squared error"
+        words = stated, found, f"{title}: {found} against {stated}", "y" if self._classes else ""
+        plot = Plot(self._uncertainty, self._error, *words)
+        if not self._classes:
+            plot.line([0, self._error[1]], [0, self._error[1]], FAINT, dash="4 3", width=1.5)
+        bins = list(zip(*(curve["bins"] for curve in curves), strict=False))  # some splits have fewer
+        x, y = ([np.mean([entry[key] for entry in group]) for group in bins] for key in ("uncertainty", "error"))
+        return plot.points(np.clip(x, *self._uncertainty), np.clip(y, *self._error), LINE).svg()
 
 
 def _top(values: Sequence[float]) -> float:
     return float(min(max(values), 3 * np.median(values))) * 1.05 or 1.0
-
-
-def figures(curves: Curves, axes: Axes, task: Task, title: str, reference: Curves | None) -> list[tuple[str, str]]:
-    """Captions and SVG elements of one method.
-
-    Args:
-        curves: Of the method.
-        axes: Shared by all methods.
-        task: Of the comparison.
-        title: Of the method.
-        reference: Curves of the plain network, dashed in the figures; `None` for none.
-    """
-    first = _reliability(curves, title) if task == "classification" else _coverage(curves, title, reference)
-    return [
-        ("Stated against observed" if task == "classification" else "Coverage of intervals", first),
-        ("Sharpness", _sharpness(curves, axes, task, title)),
-        ("Turning away uncertain rows", _rejection(curves, axes, task, title, reference)),
-        ("Error against uncertainty", _errors(curves, axes, task, title)),
-    ]
-
-
-def _coverage(curves: Curves, title: str, reference: Curves | None) -> str:
-    plot = Plot((0, 1), (0, 1), "stated coverage, %", "observed, %", f"{title}: observed against stated coverage", "xy")
-    plot.line([0, 1], [0, 1], FAINT, dash="4 3", width=1.5)
-    levels = list(curves[0]["levels"])
-    if reference is not None:
-        plot.line(levels, _mean(reference, "observed"), SECOND, dash="5 3", width=1.5)
-    return plot.line(levels, _mean(curves, "observed")).svg()
-
-
-def _reliability(curves: Curves, title: str) -> str:
-    plot = Plot((0, 1), (0, 1), "stated confidence, %", "accuracy, %", f"{title}: accuracy against confidence", "xy")
-    count, confidence, correct = (
-        np.sum([curve[key] for curve in curves], axis=0) for key in ("count", "confidence", "correct")
-    )
-    plot.bars(curves[0]["edges"], count / count.sum(), FAINT)
-    plot.line([0, 1], [0, 1], FAINT, dash="4 3", width=1.5)
-    full = count > 0
-    shown = (confidence[full] / count[full], correct[full] / count[full])
-    return plot.line(*shown).points(*shown).svg()
-
-
-def _sharpness(curves: Curves, axes: Axes, task: Task, title: str) -> str:
-    label = "confidence, %" if task == "classification" else "predictive standard deviation"
-    plot = Plot(axes.sharpness, (0, 1), label, "rows, %", f"{title}: {label} over test rows",
-                "xy" if task == "classification" else "y")  # fmt: skip
-    values = np.clip(_mean(curves, "sharpness"), *axes.sharpness)
-    return plot.line(values, SHARPNESS_LEVELS).points(values, SHARPNESS_LEVELS).svg()
-
-
-def _rejection(curves: Curves, axes: Axes, task: Task, title: str, reference: Curves | None) -> str:
-    label = "accuracy of the rest, %" if task == "classification" else "error of the rest"
-    plot = Plot((0, 1), axes.rejection, "rows turned away, %", label, f"{title}: {label} by share turned away",
-                "xy" if task == "classification" else "x")  # fmt: skip
-    shares = [step / NUM_POINTS for step in range(NUM_POINTS)]
-    if reference is not None:
-        plot.line(shares, np.clip(_mean(reference, "rejection"), *axes.rejection), SECOND, dash="5 3", width=1.5)
-    return plot.line(shares, np.clip(_mean(curves, "rejection"), *axes.rejection)).svg()
-
-
-def _errors(curves: Curves, axes: Axes, task: Task, title: str) -> str:
-    stated = "entropy, nats" if task == "classification" else "predictive standard deviation"
-    found = "error rate, %" if task == "classification" else "root mean squared error"
-    plot = Plot(axes.uncertainty, axes.error, stated, found, f"{title}: {found} against {stated}",
-                "y" if task == "classification" else "")  # fmt: skip
-    if task == "regression":
-        plot.line([0, axes.error[1]], [0, axes.error[1]], FAINT, dash="4 3", width=1.5)
-    number = min(len(curve["bins"]) for curve in curves)
-    bins = [[curve["bins"][position] for curve in curves] for position in range(number)]
-    x = np.clip([np.mean([entry["uncertainty"] for entry in group]) for group in bins], *axes.uncertainty)
-    y = np.clip([np.mean([entry["error"] for entry in group]) for group in bins], *axes.error)
-    return plot.points(x, y, LINE).svg()
 
 
 def _mean(curves: Curves, key: str) -> np.ndarray:

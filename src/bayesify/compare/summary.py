@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -138,19 +139,13 @@ class Summary:
         task: What the target poses.
         rows: Ranked methods from the best on, then those that failed.
         splits: Splits that all ranked methods have finished.
-        scores: NLL of each ranked method, one number per split.
-        losses: NLL of each ranked method's rows, one array per split; empty where they are not known.
-        num_rows: Different rows that were tested.
-        test_share: Test rows per training row.
+        results: Of all finished runs.
     """
 
     task: Task
     rows: tuple[MethodRow, ...]
     splits: tuple[int, ...]
-    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    losses: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
-    num_rows: int = 0
-    test_share: float = 0.0
+    results: Results = field(repr=False, compare=False)
 
     @property
     def ranked(self) -> list[MethodRow]:
@@ -172,12 +167,31 @@ class Summary:
         """Those of `leading` that are above all others: without methods that are tied because their scores vary so much."""
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
+    def of_splits(self, name: str, part: str, key: str) -> list[Any]:
+        """What the runs of a method have under two keys, such as `"scores"` and `"nll"`; one entry per split."""
+        return [self.results[name, split][part].get(key) for split in self.splits]
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Different rows that the splits test: at most all there are."""
+        counts = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
+        counts = {split: rows for split, rows in counts.items() if split in self.splits}
+        tested: int = sum(rows["test"] for rows in counts.values())
+        return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts.values())])
+
+    @cached_property
+    def test_share(self) -> float:
+        """Test rows per training row."""
+        counts = [entry["rows"] for entry in self.results.values() if "rows" in entry]
+        return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
+
     def difference(self, worse: str, better: str) -> Difference:
-        """How far one ranked method's NLL lies above another's."""
-        scores = self.scores[worse], self.scores[better]
-        if worse not in self.losses or better not in self.losses:
+        """How far one ranked method's NLL lies above another's, with the NLL of each row where it is known."""
+        scores = [self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better)]
+        losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
+        if any(loss is None for part in losses for loss in part):
             return paired_difference(*scores, self.test_share)
-        rows = [a - b for a, b in zip(self.losses[worse], self.losses[better], strict=True)]
+        rows = [np.subtract(*pair) for pair in zip(*losses, strict=True)]
         return paired_difference(*scores, self.test_share, rows, self.num_rows)
 
     def chosen_elsewhere(self) -> list[str]:
@@ -185,9 +199,9 @@ class Summary:
 
         Scored on the split that did not choose it, it shows what choosing a winner among many is worth.
         """
-        names = list(self.scores)
-        table = np.array([self.scores[name] for name in names])
-        if table.shape[1] < 2:
+        names = [row.name for row in self.ranked]
+        table = np.array([self.of_splits(name, "scores", RANKING_SCORE) for name in names])
+        if len(self.splits) < 2:
             return []
         return [names[int(np.delete(table, split, 1).mean(1).argmin())] for split in range(table.shape[1])]
 
@@ -206,15 +220,12 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
     sound = [name for name in methods if finished[name] and not failures[name]]
     common = sorted(set.intersection(*(set(finished[name]) for name in sound))) if sound else []
-    scores = {name: [results[name, split]["scores"][RANKING_SCORE] for split in common] for name in sound}
-    order = sorted(sound, key=lambda name: (round(float(np.mean(scores[name])), 3), cost_rank(name))) if common else []
-    losses = {
-        name: [np.array(results[name, split]["curves"]["losses"]) for split in common]
-        for name in order
-        if all("losses" in results[name, split]["curves"] for split in common)
-    }
-    ranked = {name: scores[name] for name in order}
-    found = Summary(task, (), tuple(common), ranked, losses, _num_rows(results, common), _test_share(results))
+    found = Summary(task, (), tuple(common), results)
+
+    def place(name: str) -> tuple[float, int]:
+        return round(float(np.mean(found.of_splits(name, "scores", RANKING_SCORE))), 3), cost_rank(name)
+
+    order = sorted(sound, key=place) if common else []
     behind = {name: found.difference(name, order[0]) for name in order[1:]}
     p = adjusted({name: difference.p for name, difference in behind.items()})
     rows: list[MethodRow] = []
@@ -260,20 +271,6 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
         "kilobytes": None if size is None else size / 1000,
         **result.get("ood", {}),
     }
-
-
-def _num_rows(results: Results, splits: Sequence[int]) -> int:
-    """Different rows that some splits test: at most all there are."""
-    counts: dict[int, dict[str, int]] = {
-        split: entry["rows"] for (_, split), entry in results.items() if split in splits and "rows" in entry
-    }
-    tested: int = sum(rows["test"] for rows in counts.values())
-    return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts.values())])
-
-
-def _test_share(results: Results) -> float:
-    shares = [entry["rows"]["test"] / entry["rows"]["fit"] for entry in results.values() if "rows" in entry]
-    return float(np.mean(shares)) if shares else 0.0
 
 
 # -- numbers as text ---------------------------------------------------------------------------------------------------

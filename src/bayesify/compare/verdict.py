@@ -17,7 +17,6 @@ from bayesify.compare.summary import (
     SIGNIFICANCE_LEVEL,
     UNCLEAR,
     MethodRow,
-    Results,
     Summary,
     is_clear,
     significant,
@@ -73,7 +72,7 @@ class Verdict:
     details: tuple[str, ...]
 
 
-def judge(summary: Summary, results: Results, target: str, classes: Sequence[str] = ()) -> Verdict | None:
+def judge(summary: Summary, target: str, classes: Sequence[str] = ()) -> Verdict | None:
     """The verdict; `None` if no method finished."""
     best = summary.best
     if best is None:
@@ -87,14 +86,14 @@ def judge(summary: Summary, results: Results, target: str, classes: Sequence[str
     shown = pick if certainty != "nothing" or pick.name != "constant" or network is None else network
     sentences = [
         *_choice(certainty, pick, network, tied, summary, target),
-        *_size_of_error(shown, summary, results, target, classes),
-        *_after_choosing(summary, results, target),
-        *_sureness(shown, summary, results, target),
-        *_rejection(shown, summary, results),
-        *_rare_classes(shown, summary, results, classes),
+        *_size_of_error(shown, summary, target, classes),
+        *_after_choosing(summary, target),
+        *_sureness(shown, summary, target),
+        *_rejection(shown, summary),
+        *_rare_classes(shown, summary, classes),
         *_outside(shown, summary),
     ]
-    headline = _headline(certainty, best, tied, summary, target, _majority(summary, results, classes))
+    headline = _headline(certainty, best, tied, summary, target, _majority(summary, classes))
     network_name = None if network is None else network.name
     return Verdict(headline, certainty, pick.name, network_name, tuple(sentences), tuple(_details(summary)))
 
@@ -211,9 +210,7 @@ def _more(nats: float) -> str:
     return f"{100 * (ratio - 1):.2g} % more probability" if ratio < 2 else f"{ratio:.2g} times the probability"
 
 
-def _size_of_error(
-    row: MethodRow, summary: Summary, results: Results, target: str, classes: Sequence[str]
-) -> list[str]:
+def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:
     """What errors are like, beside those of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
@@ -223,7 +220,7 @@ def _size_of_error(
         return [f"{told}."]
     accuracy = row.means["accuracy"] or 0.0
     told = f"{_capital(row)} {_verb(row, 'is', 'are')} right in {100 * accuracy:.1f} % of test rows"
-    majority = _majority(summary, results, classes)
+    majority = _majority(summary, classes)
     if majority is None or row is constant:
         return [f"{told}."]
     label, share = majority
@@ -233,28 +230,28 @@ def _size_of_error(
     return [told]
 
 
-def _majority(summary: Summary, results: Results, classes: Sequence[str]) -> tuple[str, float] | None:
+def _majority(summary: Summary, classes: Sequence[str]) -> tuple[str, float] | None:
     """The most frequent class of test rows and its share, where it is known."""
     if summary.task == "regression" or not classes or summary.best is None:
         return None
-    counts = _confusion(summary.best, summary, results, len(classes)).sum(1)
+    counts = _confusion(summary.best, summary, len(classes)).sum(1)
     if not counts.sum():
         return None
     return classes[int(counts.argmax())], float(counts.max() / counts.sum())
 
 
-def _confusion(row: MethodRow, summary: Summary, results: Results, number: int) -> np.ndarray:
+def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
     """Counts by true and by predicted class over all splits, [C, C]."""
-    tables = [results[row.name, split]["curves"].get("confusion", [0] * number**2) for split in summary.splits]
+    tables = [table or [0] * number**2 for table in summary.of_splits(row.name, "curves", "confusion")]
     found: np.ndarray = np.sum(tables, axis=0).reshape(number, number)
     return found
 
 
 def recalls(
-    row: MethodRow, summary: Summary, results: Results, classes: Sequence[str]
+    row: MethodRow, summary: Summary, classes: Sequence[str]
 ) -> list[tuple[str, float, float | None, float | None]]:
     """Of each class its label, share of the rows, how often it is found, and how often it is right when said (`None`: never)."""
-    counts = _confusion(row, summary, results, len(classes))
+    counts = _confusion(row, summary, len(classes))
     found = []
     for place, label in enumerate(classes):
         own, said = counts[place].sum(), counts[:, place].sum()
@@ -267,10 +264,10 @@ def recalls(
     return found
 
 
-def _rare_classes(row: MethodRow, summary: Summary, results: Results, classes: Sequence[str]) -> list[str]:
+def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> list[str]:
     if summary.task == "regression" or not classes:
         return []
-    missed = [entry for entry in recalls(row, summary, results, classes) if entry[2] is not None and entry[2] < 0.5]
+    missed = [entry for entry in recalls(row, summary, classes) if entry[2] is not None and entry[2] < 0.5]
     if not missed:
         return []
     label, share, recall, _ = min(missed, key=lambda entry: (entry[2], entry[0]))
@@ -280,14 +277,16 @@ def _rare_classes(row: MethodRow, summary: Summary, results: Results, classes: S
     ]
 
 
-def _after_choosing(summary: Summary, results: Results, target: str) -> list[str]:
+def _after_choosing(summary: Summary, target: str) -> list[str]:
     """The score of a winner that was chosen without the rows it is scored on."""
     names, best = summary.chosen_elsewhere(), summary.best
     if not names or best is None or len(summary.ranked) < 2:
         return []
     key = "rmse" if summary.task == "regression" else "accuracy"
     honest = float(
-        np.mean([results[name, split]["scores"][key] for name, split in zip(names, summary.splits, strict=True)])
+        np.mean(
+            [summary.results[name, split]["scores"][key] for name, split in zip(names, summary.splits, strict=True)]
+        )
     )
     shown = best.means[key] or 0.0
     if summary.task == "regression":
@@ -304,11 +303,11 @@ def _after_choosing(summary: Summary, results: Results, target: str) -> list[str
 # -- uncertainty -------------------------------------------------------------------------------------------------------
 
 
-def _sureness(row: MethodRow, summary: Summary, results: Results, target: str) -> list[str]:
+def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
     """How far to trust stated intervals or sets, at every level and over the range of predictions."""
     regression = summary.task == "regression"
     what = "intervals" if regression else "sets of classes"
-    tested = sum(results[row.name, split].get("rows", {}).get("test", 0) for split in summary.splits)
+    tested = sum(summary.of_splits(row.name, "rows", "test"))
     names = [f"{100 * level:.0f}" for level in LEVELS]
     covers = [row.means[f"coverage_{name}"] or 0.0 for name in names]
     fits = [_fit(row, level, cover, tested, regression) for level, cover in zip(LEVELS, covers, strict=True)]
@@ -367,34 +366,34 @@ def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
     return [f"But they do not fit every prediction: 90 % ones held {shown}, {_list(words)}."]
 
 
-def _rejection(row: MethodRow, summary: Summary, results: Results) -> list[str]:
+def _rejection(row: MethodRow, summary: Summary) -> list[str]:
     """Whether uncertainty says which rows to look at, of this method or else of one that is as good."""
-    if _helps(row, summary, results):
-        return [f"If the least certain fifth of rows goes to a human, {_effect(row, summary, results)}."]
+    if _helps(row, summary):
+        return [f"If the least certain fifth of rows goes to a human, {_effect(row, summary)}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
     told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
     others = [other for other in summary.contenders if other is not row]
-    other = next((other for other in others if _helps(other, summary, results)), None)
+    other = next((other for other in others if _helps(other, summary)), None)
     if other is not None:
-        told += f" That of {_words(other)}, which predicts as well, does: {_effect(other, summary, results)}."
+        told += f" That of {_words(other)}, which predicts as well, does: {_effect(other, summary)}."
     return [told]
 
 
-def _ends(row: MethodRow, summary: Summary, results: Results) -> tuple[float, float]:
+def _ends(row: MethodRow, summary: Summary) -> tuple[float, float]:
     """Error or accuracy of all rows, and of the most certain four fifths."""
-    curves = [results[row.name, split]["curves"]["rejection"] for split in summary.splits]
+    curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     return start, after
 
 
-def _helps(row: MethodRow, summary: Summary, results: Results) -> bool:
-    start, after = _ends(row, summary, results)
+def _helps(row: MethodRow, summary: Summary) -> bool:
+    start, after = _ends(row, summary)
     return after < 0.97 * start if summary.task == "regression" else after > start + 0.005
 
 
-def _effect(row: MethodRow, summary: Summary, results: Results) -> str:
-    start, after = _ends(row, summary, results)
+def _effect(row: MethodRow, summary: Summary) -> str:
+    start, after = _ends(row, summary)
     if summary.task == "regression":
         return f"the error of the rest falls from {significant(start)} to {significant(after)}"
     return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"

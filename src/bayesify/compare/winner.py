@@ -12,7 +12,7 @@ from bayesify.compare.contestants import BASELINES, PORTFOLIO, RIVALS
 from bayesify.compare.models import FAILURES
 from bayesify.compare.question import Question
 from bayesify.compare.scores import LEVELS
-from bayesify.compare.summary import MethodRow, Results, Summary, significant
+from bayesify.compare.summary import MethodRow, Summary, significant
 from bayesify.compare.verdict import PLURAL, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
@@ -37,7 +37,7 @@ class Winner:
 
 
 def train_winner(
-    question: Question, table: ComparedTable, summary: Summary, results: Results, verdict: Verdict, folder: Path
+    question: Question, table: ComparedTable, summary: Summary, verdict: Verdict, folder: Path
 ) -> Winner | None:
     """Train the recommended network on all rows that were compared and write it; `None` where no network was ranked.
 
@@ -47,7 +47,6 @@ def train_winner(
         question: What was asked.
         table: With its rows.
         summary: The ranking.
-        results: Of the runs behind it.
         verdict: What is recommended.
         folder: Of the comparison.
     """
@@ -68,7 +67,7 @@ def train_winner(
                 method=name,
                 task=table.task,
                 seed=question.seed,
-                scored=_scored(row, summary, results),
+                scored=_scored(row, summary),
                 missing=tuple(question.reading.missing),
             )
         made.write(folder / MODEL)
@@ -77,13 +76,13 @@ def train_winner(
     return Winner(name, MODEL, words)
 
 
-def _scored(row: MethodRow, summary: Summary, results: Results) -> Scored:
+def _scored(row: MethodRow, summary: Summary) -> Scored:
     """The comparison's scores under the names of a model's."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}
     names |= {f"{key}_{100 * level:.0f}": f"{own}_{100 * level:.0f}" for level in LEVELS for key, own in kinds.items()}
-    rows = results[row.name, row.splits[0]]["rows"]
+    rows = summary.results[row.name, row.splits[0]]["rows"]
     count = f"{len(row.splits)} split{'s' * (len(row.splits) > 1)}"
     where = f"the test rows of {count} of a comparison, by models trained on {rows['fit']:,} other rows each"
     return Scored({own: float(row.means[key] or 0.0) for key, own in names.items()}, where)
