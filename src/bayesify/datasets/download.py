@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tomllib
 import urllib.error
 import urllib.request
 import zipfile
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,6 +31,9 @@ TIMEOUT_SECONDS = 60
 
 MAX_BYTES = 1 << 30
 """Of a download, and of a file's arrays when unpacked; larger ones are refused. The largest set, SVHN, has 310 million."""
+
+SOURCES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("sources.toml").read_text())
+"""The public homes, sizes and checksums of all data sets."""
 
 Arrays = dict[str, np.ndarray]
 Check = Callable[[Mapping[str, np.ndarray]], None]

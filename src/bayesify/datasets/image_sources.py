@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bayesify.datasets.download import MAX_BYTES, digest, fetch
+from bayesify.datasets.download import MAX_BYTES, SOURCES, digest, fetch
 
 IDX_FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
@@ -25,65 +25,12 @@ IDX_FILES = {
     "test_labels": "t10k-labels-idx1-ubyte.gz",
 }
 
-BASE_URLS: dict[str, tuple[str, ...]] = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "https://storage.googleapis.com/cvdf-datasets/mnist",
-    ),
-    "fashion_mnist": (
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-    ),
-    "notmnist": ("https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master",),
-    "cifar10": ("https://www.cs.toronto.edu/~kriz",),
-    "cifar100": ("https://www.cs.toronto.edu/~kriz",),
-    "svhn": ("http://ufldl.stanford.edu/housenumbers",),
-}
-"""Folders on the network that hold the same files, tried in order."""
-
-FILE_SHA256 = {
-    "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    "cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-    "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-    "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-}
-"""Of files as they are downloaded. MNIST's may be packed again by a mirror: there the arrays count."""
-
-ARRAY_SHA256: dict[str, dict[str, str]] = {
-    "mnist": {
-        "train_images": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
-        "train_labels": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
-        "test_images": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
-        "test_labels": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
-    },
-    "fashion_mnist": {
-        "train_images": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
-        "train_labels": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
-        "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
-        "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
-    },
-    "notmnist": {
-        "test_images": "6bda48464effe4169d9cd068967cd81a717ae2f925ddb55fd71025e23022ee9a",
-        "test_labels": "cbf49d96931f5bf9ec86d14ed2f729c2870d4f9b406729e43c68d3748a345369",
-    },
-    "cifar10": {
-        "train_images": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
-        "train_labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
-        "test_images": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
-        "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
-    },
-}
-"""Of the entries of each array in our layout, in C order."""
-
-SET_SIZES: dict[str, tuple[int, int, int]] = {
-    "mnist": (60_000, 10_000, 10),
-    "fashion_mnist": (60_000, 10_000, 10),
-    "notmnist": (0, 10_000, 10),
-    "cifar10": (50_000, 10_000, 10),
-    "cifar100": (50_000, 10_000, 100),
-    "svhn": (73_257, 26_032, 10),
-}
-"""Training images, test images, classes."""
+KNOWN_IMAGES = SOURCES["images"]
+BASE_URLS: dict[str, tuple[str, ...]] = {name: tuple(entry["homes"]) for name, entry in KNOWN_IMAGES.items()}
+SET_SIZES: dict[str, tuple[int, int, int]] = {name: tuple(entry["size"]) for name, entry in KNOWN_IMAGES.items()}
+ARRAY_SHA256: dict[str, dict[str, str]] = {name: entry.get("arrays", {}) for name, entry in KNOWN_IMAGES.items()}
+FILE_SHA256: dict[str, str] = SOURCES["files"]
+"""What `sources.toml` says of each set."""
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:

@@ -12,14 +12,7 @@ from bayesify.arguments.checks import Count, NonNegative, Seed, checked
 from bayesify.datasets import image_sources
 from bayesify.datasets.download import obtain
 
-FILES = {
-    "mnist": "mnist.npz",
-    "fashion_mnist": "fashion_mnist.npz",
-    "notmnist": "notmnist_test10k.npz",
-    "cifar10": "cifar10.npz",
-    "cifar100": "cifar100.npz",
-    "svhn": "svhn.npz",
-}
+FILES: dict[str, str] = {name: entry["file"] for name, entry in image_sources.KNOWN_IMAGES.items()}
 """File of each set; its arrays are `train_images`, `train_labels`, `test_images` and `test_labels`, uint8."""
 
 

