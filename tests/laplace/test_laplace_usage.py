@@ -103,7 +103,7 @@ WRONG |= {
     ),
     "negative_weights": (
         lambda: Laplace(network(), CATEGORICAL).fit([(*data()[0], -torch.ones(20))]),
-        "example weight is negative",
+        "negative or non-finite number",
     ),
     "factors": (
         lambda: Laplace(nn.Linear(600, 2), CATEGORICAL, covariance="kronecker", memory="1MiB").fit(

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods
 from bayesify.jacobians import Jacobians
+from bayesify.laplace.linearized import NUM_CURVATURE_SAMPLES, NUM_DIRECTIONS
 from bayesify.laplace.subset import Subset
+from bayesify.predictive.spreads import LowRank
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 
@@ -162,3 +164,71 @@ def test_classes_are_taken_in_proportion_and_none_twice(spread: float) -> None:
     share = (1 / 5 - probs).clamp_min(0) * probs  # variance of a weight of 1/5 that comes with chance 5 p, at most
     error = (rounds.mean(0) - probs).abs()
     assert (error <= 5 * (share / 2000).sqrt() + 1e-6 + 3 / 5 / 2000).all()
+
+
+def many_classes(**options) -> tuple[bayesify.Laplace, Tensor]:
+    """A posterior over a first layer of a network with 200 classes."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 200)).eval()
+    x = torch.randn(40, 3)
+    made = bayesify.Laplace(net, likelihoods.Categorical(), ["0.weight"], "full", 1.0, **options)
+    return made.fit([(x, torch.randint(200, (40,)))]), x
+
+
+def test_many_outputs_are_sampled_by_default_and_the_error_is_said() -> None:
+    laplace, x = many_classes()
+    assert "200 outputs sampled: curvature off by 0.056, predicted standard deviations by 0.12" in repr(laplace)
+    with pytest.warns(
+        UserWarning, match=r"Laplace.fit: 200 outputs take about 400 passes .* leave out num_samples='exact'"
+    ):
+        exact, _ = many_classes(num_samples="exact")
+    assert "sampled" not in repr(exact)
+    assert torch.equal(
+        laplace.covariance_matrix(), many_classes(num_samples=NUM_CURVATURE_SAMPLES)[0].covariance_matrix()
+    )
+    near, truth = laplace.covariance_matrix(), exact.covariance_matrix()
+    assert 0 < (near - truth).norm() / truth.norm() < 0.2
+    with pytest.warns(UserWarning, match=r"Laplace.predict: 200 outputs take about 400 passes"):
+        wanted = exact.predict(x)
+    # the same weights' Gaussian, so that only the draws differ; a variance of n draws is off by sqrt(2 / n), n = 32
+    exact.num_samples = None
+    found = exact.predict(x)
+    assert isinstance(found._gaussian.spread, LowRank)
+    ratio = found._gaussian.variance.mean() / wanted._gaussian.variance.mean()
+    assert abs(ratio - 1) < 5 * (2 / NUM_DIRECTIONS) ** 0.5
+    assert (found.probs - wanted.probs).abs().max() < 0.01
+    assert found.outputs.shape == (32, 40, 200)
+    assert found.mutual_information.min() >= 0
+    torch.testing.assert_close(exact.predict(x[:5]).probs, found.probs[:5])
+
+
+def test_draws_that_are_fewer_than_outputs_are_pushed_forward() -> None:
+    laplace, x = many_classes()
+
+    def outputs() -> Tensor:
+        return laplace.predict(x, 3, method="linearized_mc", generator=torch.Generator().manual_seed(1)).outputs
+
+    found = outputs()
+    subset, posterior = laplace.fitted()
+    point = Jacobians(laplace._runner, subset.names).at((x,), {})
+    jacobians = point.pull(point.identity()).dense("0.weight").flatten(2)  # [O, B, S]
+    offsets = posterior.draw(3, torch.Generator().manual_seed(1))
+    exact = point.outputs + torch.einsum("obs,ns->nbo", jacobians, offsets)
+    torch.testing.assert_close(found, exact.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_grid_of_sampled_outputs_says_what_it_takes() -> None:
+    laplace, x = many_classes()
+    with pytest.warns(UserWarning, match=r"Laplace.tune_prior_precision: 200 outputs take about"):
+        laplace.tune_prior_precision([(x, torch.randint(200, (40,)))], grid=(0.1, 1.0, 10.0, 100.0), fine=False)
+
+
+def test_the_last_layer_of_many_outputs_is_exact_and_quiet() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 200)).eval()
+    x, y = torch.randn(30, 3), torch.randint(200, (30,))
+    laplace = bayesify.Laplace(net, likelihoods.Categorical(), "last_layer", "kronecker").fit([(x, y)])
+    assert "sampled" not in repr(laplace)
+    exact = products(likelihoods.Categorical().fisher_factor(net(x))).sum(0)
+    torch.testing.assert_close(laplace.fitted()[1].tensors()["slopes/2"], exact)
+    assert laplace.predict(x)._gaussian.spread is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.base import Outputs
-from bayesify.predictive.regression import RegressionPredictive, halves
+from bayesify.predictive.regression import RegressionPredictive, pair
 
 
 class ProcessPredictive(RegressionPredictive):
@@ -22,7 +22,7 @@ class ProcessPredictive(RegressionPredictive):
     def __init__(self, mean: Tensor, variance: Tensor, noise: Tensor, seed: int) -> None:
         self._mean, self._variance, self._seed = mean, variance, seed
         self._noise = noise.to(mean).expand(mean.shape[1:])
-        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), halves)
+        super().__init__(Outputs(kept=torch.stack((mean, variance + self._noise), dim=-1)), pair)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:

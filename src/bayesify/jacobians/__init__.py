@@ -1,5 +1,6 @@
 """Derivatives of a network's outputs by chosen weights, example by example."""
 
-from bayesify.jacobians.linearization import Gradients, Jacobians, Linearization, check_deterministic
+from bayesify.jacobians.features import Features
+from bayesify.jacobians.linearization import FeatureCost, Gradients, Jacobians, Linearization, check_deterministic
 
-__all__ = ["Gradients", "Jacobians", "Linearization", "check_deterministic"]
+__all__ = ["FeatureCost", "Features", "Gradients", "Jacobians", "Linearization", "check_deterministic"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,14 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
+from bayesify.jacobians.features import Features, read_features
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.maths.gamma import as_float
 from bayesify.running.inputs_and_outputs import batch_size, explain_shape_errors, select_output, split_rows, spread_rows
 from bayesify.running.kernels import full_float32, twice_differentiable
-from bayesify.running.memory import count_activation_bytes
-from bayesify.running.runner import Runner
+from bayesify.running.memory import PROBED_ROWS, CountBytes, count_activation_bytes
+from bayesify.running.runner import FILTERS, Runner
 from bayesify.weights.catalog import owner_of
 
 RULE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
@@ -46,6 +50,25 @@ class Cost:
     activations: float
     per_vector: float
     outputs: int
+
+
+@dataclass(frozen=True)
+class FeatureCost:
+    """What one example takes where the derivatives follow from the inputs of the last layer.
+
+    Args:
+        activations: Bytes that a pass without derivatives holds at a time, roughly.
+        inputs: Numbers that the layer sees.
+        outputs: Numbers that the network puts out.
+        positions: T, at which the layer is applied.
+        channels: K, rows of its weight.
+    """
+
+    activations: float
+    inputs: int
+    outputs: int
+    positions: int
+    channels: int
 
 
 class Jacobians:
@@ -74,6 +97,8 @@ class Jacobians:
         self.check_deterministic()
         self._certified: dict[bool, Uses] = {}
         self._costs: dict[Any, Cost] = {}
+        self._feature_costs: dict[Any, FeatureCost] = {}
+        self._may_end = True  # with the layer of the weights, as far as is known
         self._candidates: Uses = {}
         rules: dict[nn.Module, Rule | None] = {}
         for name in names:
@@ -113,10 +138,7 @@ class Jacobians:
             ValueError: If the network mixes the examples of a batch.
         """
         given = dict(values or {})
-        several = batch_size(args, kwargs) > 1  # one example shows nothing of order and mixing
-        uses = self._certified.get(several)
-        if uses is None:
-            uses = self._certified[several] = self._certify(args, kwargs, given)
+        uses = self._known_uses(args, kwargs, given)
         while True:
             passed = trace(self.runner, self._call(given, args, kwargs), _watched(uses), differentiable=differentiable)
             partial = passed.partial()
@@ -125,10 +147,72 @@ class Jacobians:
             # A layer that saw only some of these examples: which ones, its rule cannot know.
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
+    def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
+        """The rules that hold, found out by the first batch of one example and by the first of several."""
+        several = batch_size(args, kwargs) > 1  # one example shows nothing of order and mixing
+        if several not in self._certified:
+            self._certified[several] = self._certify(args, kwargs, values)
+        return self._certified[several]
+
+    def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
+        """One plain pass of the network over a batch, where all derivatives follow from the inputs of its last layer.
+
+        Returns:
+            The features; `None` if the weights are not those of one linear map or convolution, it is called more than once, its
+            weights are used elsewhere too, or something is computed from its outputs.
+        """
+        if not self._may_end:
+            return None
+        uses = self._known_uses(args, kwargs, {})
+        own = [use for name in self.names for use in uses.get(name, ())]
+        rules = {use.rule for use in own}
+        found = None
+        if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
+            found = read_features(self.runner, self._plain_call(args, kwargs), own[0].rule)
+        self._may_end = found is not None
+        return found
+
+    def feature_cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeatureCost | None:
+        """What an example takes in a pass for its `features`, measured once for inputs of a shape; `None` if it has none."""
+        key = _shapes(args, kwargs)
+        if key not in self._feature_costs:
+            few_args, few_kwargs = next(split_rows(args, kwargs, PROBED_ROWS))
+            self._known_uses(args, kwargs, {})
+            with CountBytes() as counter:
+                found = self.features(few_args, few_kwargs)
+            if found is None:
+                return None
+            rows = len(found.outputs)
+            # Without derivatives most activations are freed at once.
+            peak = max(4 * counter.largest, counter.bytes // 8) / rows
+            sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
+            self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
+        return self._feature_costs[key] if self._may_end else None
+
+    def push(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], offsets: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], under directions of weights, [S, *shape] each.
+
+        Forward-mode differentiation, at about three passes for each direction, however many outputs there are.
+        """
+        _load_forward_rules()
+        center = {name: self.value(name, {}).detach() for name in self.names}
+
+        def run(weights: dict[str, Tensor]) -> Tensor:
+            return self._call(weights, args, kwargs)(self.runner)
+
+        outputs, changes = None, []
+        for direction in range(len(next(iter(offsets.values())))):
+            along = {name: offsets[name][direction].to(center[name]) for name in self.names}
+            outputs, change = torch.func.jvp(run, (center,), (along,))[:2]
+            changes.append(as_float(change.detach()))
+        assert outputs is not None
+        return outputs.detach(), torch.stack(changes)
+
     def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cost:
         """What an example takes; measured once for inputs of a shape."""
-        leaves = pytree.tree_leaves((args, dict(kwargs)))
-        key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
+        key = _shapes(args, kwargs)
         if key not in self._costs:
             with explain_shape_errors(args, kwargs):
                 activations, output = count_activation_bytes(self.runner, args, kwargs)
@@ -145,6 +229,15 @@ class Jacobians:
         def call(runner: Runner) -> Tensor:
             with explain_shape_errors(args, kwargs), twice_differentiable(runner.network):
                 return select_output(runner.call(values, args, kwargs), self.output)
+
+        return call
+
+    def _plain_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Runner], Tensor]:
+        """As `_call`, with the network's own kernels."""
+
+        def call(runner: Runner) -> Tensor:
+            with explain_shape_errors(args, kwargs):
+                return select_output(runner.call({}, args, kwargs), self.output)
 
         return call
 
@@ -342,6 +435,20 @@ class Gradients:
 
     def _or_zero(self, found: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         return as_float(self._vectors.new_zeros(*self.shape, *shape)) if found is None else found
+
+
+@cache
+def _load_forward_rules() -> None:
+    """Load what torch would load with the first forward derivative, with a warning that is not the user's concern."""
+    with FILTERS, warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import_module("torch._decomp.decompositions_for_jvp")
+
+
+def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Shapes of one example's inputs, and their types."""
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _watched(uses: Uses) -> dict[nn.Module, Rule]:

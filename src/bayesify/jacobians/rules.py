@@ -31,6 +31,8 @@ class Rule(ABC):
     kinds: ClassVar[tuple[type[nn.Module], ...]]
     has_factors = False
     """Whether the layer is one linear map, possibly applied at several positions."""
+    channel_axis = -1
+    """Axis of the layer's outputs that the rows of its weight are on."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -50,6 +52,10 @@ class Rule(ABC):
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map applied at T positions, if it is one."""
         return None
+
+    def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
+        """What a linear map sees at each of the T positions of its outputs [B, ...]: [B, T, d_in]."""
+        return kept
 
 
 class LinearRule(Rule):
@@ -92,6 +98,7 @@ class ConvRule(Rule):
     r"""$\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, x padded."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    channel_axis = 1
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
@@ -154,8 +161,12 @@ class ConvRule(Rule):
         """Patches and gradients, position by position; for convolutions without groups."""
         if not self.has_factors:
             return None
-        patches = self.patches(kept, tuple(g.shape[3:])).reshape(kept.shape[0], -1, math.prod(g.shape[3:]))
-        return patches.transpose(1, 2), as_float(g).flatten(3).transpose(2, 3)
+        return self.positions(kept, g[0]), as_float(g).flatten(3).transpose(2, 3)
+
+    def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
+        """The window of each output position."""
+        sizes = tuple(outputs.shape[2:])
+        return self.patches(kept, sizes).reshape(kept.shape[0], -1, math.prod(sizes)).transpose(1, 2)
 
 
 class TransposedConvRule(ConvRule):
@@ -276,9 +287,13 @@ def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Te
     """Inputs [B, T, d_in], with ones in place of a bias, and gradients [K, B, T, d_out] of one call of a linear map."""
     factors = rule.factors(kept.detach(), g.detach())
     assert factors is not None
-    a, slopes = factors
+    return with_ones(factors[0], layer), factors[1]
+
+
+def with_ones(a: Tensor, layer: Layer) -> Tensor:
+    """Inputs [B, T, d_in] of a linear map in the order of the columns of `[W b]`, with ones for a bias: [B, T, D]."""
     ones = a.new_ones(*a.shape[:2], 1)
-    return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1), slopes
+    return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1)
 
 
 def fold_product(g: Tensor, a: Tensor) -> Tensor:

@@ -15,17 +15,15 @@ from torch import Tensor
 
 from bayesify.jacobians import Gradients
 from bayesify.jacobians.rules import fold_product, layer_factors
-from bayesify.laplace.curvature import Structure, has_factors
+from bayesify.laplace.curvature import MAX_DIAGONALIZED_WEIGHTS, Structure, has_factors
+from bayesify.laplace.last_layer import layer_of, matrix_order
 from bayesify.laplace.subset import Subset
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
+from bayesify.predictive.spreads import DenseSpread, SharedBasis, Spread
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Layer, Weight, group_layers
-
-MAX_DIAGONALIZED_WEIGHTS = 8192
-"""Largest subset whose full curvature is diagonalized to serve all prior precisions, in float64; above it, each one is factorized
-in the network's type."""
 
 
 class WeightCovariance(ABC):
@@ -60,7 +58,8 @@ class WeightCovariance(ABC):
         """The same curvature under another factor on the prior precisions; eigenvectors are kept where they were computed."""
         other = copy.copy(self)
         other.factor = factor
-        vars(other).pop("_factor", None)
+        for name in ("_factor", "_whitening"):
+            vars(other).pop(name, None)
         return other
 
     @abstractmethod
@@ -74,6 +73,29 @@ class WeightCovariance(ABC):
         Returns:
             [B, K, K], or [C, B, K, K] for C factors.
         """
+
+    @abstractmethod
+    def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
+        """Covariances over the K outputs of the network's last layer at each position, where the subset is that layer.
+
+        Args:
+            a: Inputs of the layer at T positions of B examples, with a one for a bias: [B, T, D].
+            factors: Values of c; the own one by default.
+
+        Returns:
+            B T rows for each factor.
+        """
+
+    @abstractmethod
+    def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
+        """The same with the covariances between an example's positions: [C, B, T K, T K] for C factors."""
+
+    @property
+    def layer(self) -> Layer:
+        """The layer of the weights, where they are those of one."""
+        found = layer_of(self.subset)
+        assert found is not None
+        return found
 
     @abstractmethod
     def joint(self, gradients: Gradients) -> Tensor:
@@ -156,6 +178,37 @@ class FullCovariance(WeightCovariance):
         turned = (self._rows(gradients) @ basis).movedim(1, 0)
         columns = turned.mT.contiguous()
         return torch.stack([(turned / (values + factor)) @ columns for factor in factors])
+
+    @cached_property
+    def _whitening(self) -> Tensor:
+        """The inverse transposed factor by the columns of the last layer's `[W b]`: [D, K, S]."""
+        eye = torch.eye(len(self.prior), dtype=self._factor.dtype, device=self._factor.device)
+        inverse: Tensor = torch.linalg.solve_triangular(self._factor, eye, upper=False)
+        return self._by_columns(inverse.T)
+
+    @cached_property
+    def _eigen_by_columns(self) -> Tensor:
+        """The eigenvectors in the same way."""
+        return self._by_columns(self._eigen[1])
+
+    def _by_columns(self, matrix: Tensor) -> Tensor:
+        return matrix[matrix_order(self.subset, self.layer).T.to(matrix.device)]
+
+    def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
+        """Products of whitened rows, or of rows in the eigenbasis for several factors."""
+        rows = a.flatten(0, 1).unsqueeze(1)
+        return [DenseSpread(found) for found in self.across_positions(rows, factors)]
+
+    def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
+        """Products of whitened rows, or of rows in the eigenbasis for several factors."""
+        if factors is not None and not self.diagonalize():
+            return torch.cat([self.rescaled(factor).across_positions(a) for factor in factors])
+        basis = self._whitening if factors is None else self._eigen_by_columns
+        turned = (a.to(basis) @ basis.flatten(1)).reshape(len(a), -1, basis.shape[-1])  # [B, T K, S]
+        columns = turned.mT.contiguous()
+        if factors is None:
+            return (turned @ columns).unsqueeze(0)
+        return torch.stack([(turned / (self._eigen[0] + factor)) @ columns for factor in factors])
 
     def _rows(self, gradients: Gradients) -> Tensor:
         """Gradients by the weights that the curvature is of: [K, B, S]."""
@@ -349,6 +402,37 @@ class KroneckerCovariance(WeightCovariance):
             for place, factor in enumerate(chosen):
                 total[place] += (rows * self._spread(part, factor).reshape(-1)) @ columns
         return total[0] if factors is None else total
+
+    def _last_layer(self, a: Tensor, factors: list[float] | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and variances of `[W b]` in both for each factor.
+
+        A layer of independent weights is its own eigenbasis.
+        """
+        chosen = factors or [self.factor]
+        if self.blocks:
+            _, out_vectors, in_vectors = self._eigen[0]
+            return a.to(in_vectors) @ in_vectors, out_vectors, [self._spread(0, factor) for factor in chosen]
+        names, shapes = self.layer.weights, {weight.name: weight.shape for weight in self.layer.weights}
+        found = [
+            {part.name: self._spread(part.name, factor).view(shapes[part.name]) for part in names} for factor in chosen
+        ]
+        return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
+
+    def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
+        """Sums of squared inputs in the eigenbasis of A, which are variances in that of G."""
+        turned, basis, spreads = self._last_layer(a.flatten(0, 1), factors)
+        squares = turned.square()
+        return [SharedBasis(squares @ spread.T, basis) for spread in spreads]
+
+    def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
+        """Products of inputs in the eigenbasis of A, which are covariances in that of G."""
+        turned, basis, spreads = self._last_layer(a, factors)
+        found = []
+        for spread in spreads:
+            inside = torch.einsum("btd,bsd,od->btso", turned, turned, spread)
+            outer = torch.diag_embed(inside) if basis is None else (basis * inside.unsqueeze(-2)) @ basis.T
+            found.append(outer.transpose(2, 3).reshape(len(a), turned.shape[1] * len(spread), -1))  # [B, T K, T K]
+        return torch.stack(found)
 
     def joint(self, gradients: Gradients) -> Tensor:
         """Weight by weight and layer by layer."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.jacobians import Gradients, Jacobians, Linearization
+from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians, Linearization
 from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
@@ -25,6 +25,11 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 Curvature = Literal["ggn", "empirical"]
 Structure = Literal["full", "diagonal", "kronecker"]
 """Structure of the curvature, and of the covariance that follows from it."""
+
+
+MAX_DIAGONALIZED_WEIGHTS = 8192
+"""Largest subset whose full curvature is diagonalized to serve all prior precisions, in float64; above it, each one is factorized
+in the network's type."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
@@ -161,9 +166,47 @@ class Pieces:
         self.data = DataTerm()
 
     def __iter__(self) -> Iterator[tuple[Linearization, Tensor, Tensor | None]]:
+        data = DataTerm()
+        for piece, (args, kwargs) in self._read(data, self._rows):
+            point = self.jacobians.at(args, kwargs)
+            data.add(self.loss.likelihood, point.outputs, piece)
+            yield point, self.loss.vectors(point.outputs, piece), piece.weights
+        self._close(data)
+
+    def features(self) -> Iterator[tuple[Features, Batch]]:
+        """The same pass by the inputs of the network's last layer, without derivatives.
+
+        Raises:
+            FeaturesEnd: If the network ends in another way in some batch, here or in another process.
+        """
+        data, ended = DataTerm(), False
+        for piece, (args, kwargs) in self._read(data, self._feature_rows):
+            found = self.jacobians.features(args, kwargs)
+            ended = found is None
+            if found is None:
+                break
+            data.add(self.loss.likelihood, found.outputs, piece)
+            yield found, piece
+        if float(sum_over_processes(torch.tensor(float(ended)))):
+            raise FeaturesEnd
+        self._close(data)
+
+    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        return rows_at_once(
+            self.jacobians, args, kwargs, self.memory, self.per_row, self.loss.count, one_by_one=self.one_by_one
+        )
+
+    def _feature_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        cost = self.jacobians.feature_cost(args, kwargs)
+        return 1 if cost is None else feature_rows(cost, self.memory)
+
+    def _read(
+        self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
+    ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
+        """Pieces of the batches, with their inputs; stops after `num_examples` of the data term."""
         check_repeatable(self.loader)
         device = next(self.jacobians.runner.network.parameters()).device
-        data, rows = DataTerm(), None
+        rows = 0
         for item in self.loader:
             batch = parse_batch(item, self.reader).to(device)
             if batch.weights is not None:
@@ -173,21 +216,18 @@ class Pieces:
                 batch = batch.rows(slice(0, self.num_examples - data.num_data))
             if not len(batch):
                 continue
-            args, kwargs = checked_inputs(batch.x)
-            if rows is None:
-                rows = rows_at_once(
-                    self.jacobians, args, kwargs, self.memory, self.per_row, self.loss.count, one_by_one=self.one_by_one
-                )
-            for start in range(0, len(batch), rows):
-                piece = batch.rows(slice(start, start + rows))
-                args, kwargs = as_inputs(piece.x)
-                point = self.jacobians.at(args, kwargs)
-                data.add(self.loss.likelihood, point.outputs, piece)
-                yield point, self.loss.vectors(point.outputs, piece), piece.weights
+            inputs = checked_inputs(batch.x)
+            rows = rows or count_rows(*inputs)
+            step = -(-len(batch) // -(-len(batch) // rows))  # pieces of equal size
+            for start in range(0, len(batch), step):
+                piece = batch.rows(slice(start, start + step))
+                yield piece, as_inputs(piece.x)
                 if self.progress is not None:
                     self.progress(len(piece))
             if self.num_examples is not None and data.num_data >= self.num_examples:
                 break
+
+    def _close(self, data: DataTerm) -> None:
         if data.num_data == 0:
             raise ValueError("Laplace: the loader has no examples of positive weight; give a loader over at least one")
         data.sum_over_processes()
@@ -205,6 +245,16 @@ class Pieces:
             if bar.shown:
                 self.progress = lambda count: bar.update(advance=count)
             yield
+
+
+class FeaturesEnd(Exception):
+    """The outputs of the network are not the numbers that its last layer makes, so that derivatives have to be computed."""
+
+
+def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
+    """Examples that a pass for `Features` takes at a time within a budget of bytes, `per_row` numbers for each apart."""
+    held = cost.activations + 12 * cost.inputs + 40 * cost.outputs + 8 * per_row
+    return max(1, int(memory // held))
 
 
 def rows_at_once(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -16,11 +19,10 @@ from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.swag import SWAG
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
-from bayesify.jacobians import Gradients, Jacobians, check_deterministic
+from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.laplace import prior_precision as precisions
 from bayesify.laplace import tuning
 from bayesify.laplace.covariances import (
-    MAX_DIAGONALIZED_WEIGHTS,
     DiagonalCovariance,
     FullCovariance,
     MarginalCovariance,
@@ -30,14 +32,24 @@ from bayesify.laplace.covariances import (
 )
 from bayesify.laplace.curvature import (
     CURVATURES,
+    MAX_DIAGONALIZED_WEIGHTS,
     Curvature,
     DataTerm,
+    FeaturesEnd,
     OutputCurvature,
     Pieces,
     Structure,
     first_batch,
-    rows_at_once,
     sum_over_processes,
+)
+from bayesify.laplace.last_layer import last_layer_curvature, layer_of
+from bayesify.laplace.linearized import (
+    MAX_EXACT_OUTPUTS,
+    MAX_QUIET_PASSES,
+    NUM_CURVATURE_SAMPLES,
+    NUM_DIRECTIONS,
+    Covariance,
+    LinearizedNetwork,
 )
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
@@ -45,11 +57,11 @@ from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
+from bayesify.predictive.gaussian import Link, OutputGaussian
+from bayesify.predictive.spreads import Spread
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (
-    as_inputs,
     batch_size,
     checked_inputs,
     explain_shape_errors,
@@ -58,6 +70,7 @@ from bayesify.running.inputs_and_outputs import (
 )
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import in_words, parse_bytes
+from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count
@@ -86,8 +99,11 @@ class Laplace(Drawable):
             `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
-        num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`; by
-            default it is exact, at a pass backwards for each output. Diagonals are off by $\sqrt{2 / (N K)}$, last layers by more.
+        num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`.
+            Diagonals are off by $\sqrt{2 / (N K)}$, Kronecker factors of one layer by more. Default: exact up to
+            `MAX_EXACT_OUTPUTS` outputs and for the network's last layer; otherwise `NUM_CURVATURE_SAMPLES` vectors, and
+            `NUM_DIRECTIONS` draws for the closed form of predictions, whose standard deviations are then off by an eighth.
+            `"exact"`: a pass backwards for each output.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
         memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.
@@ -123,7 +139,7 @@ class Laplace(Drawable):
         link: Link | None = None,
         temperature: Positive = 1.0,
         curvature: Curvature = "ggn",
-        num_samples: Count | None = None,
+        num_samples: Count | Literal["exact"] | None = None,
         seed: Seed = 0,
         marginal: bool = False,
         memory: Memory | str = "1GiB",
@@ -133,7 +149,7 @@ class Laplace(Drawable):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
-        if num_samples is not None and curvature == "empirical":
+        if isinstance(num_samples, int) and curvature == "empirical":
             raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector; leave it out")
         made = make_likelihood(likelihood)
         assert made is not None
@@ -194,9 +210,8 @@ class Laplace(Drawable):
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
         first = parse_batch(first_batch(loader), read_batch).to(self.device)
         args, kwargs = checked_inputs(first.x)
-        candidates = self._candidates(
-            loader, read_batch, progress, lambda: last_layer(self._runner, self.weights, args, kwargs, self.output)
-        )
+        find_last = functools.cache(lambda: last_layer(self._runner, self.weights, args, kwargs, self.output))
+        candidates = self._candidates(loader, read_batch, progress, find_last)
         size = candidates.free if self.marginal else self.selector.count(candidates)
         check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
@@ -216,7 +231,11 @@ class Laplace(Drawable):
             self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
         )
         self.posterior = self._covariance_from(found, self.subset)
-        if default:
+        if self.covariance == "kronecker":
+            self.posterior.diagonalize()  # once, not in the first prediction
+        if self._is_sampled(first.x):
+            self.remarks += (self._sampling_remark(),)
+        if default and not self._is_sampled(first.x):
             self._settle_precision(loader, read_batch)
         return self
 
@@ -273,19 +292,70 @@ class Laplace(Drawable):
         *,
         progress: bool,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples."""
-        pieces = Pieces(
-            loader,
-            self._jacobians(over.names),
-            OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed),
-            self.memory,
-            over.size if structure == "full" else 0,
-            read_batch,
-            num_examples,
-            one_by_one=structure == "diagonal",
-        )
-        with pieces.shown(f"{structure} curvature", progress):
+        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples.
+
+        That of the network's last layer is exact from its inputs; see `last_layer_curvature`.
+        """
+
+        def read(count: int | None) -> Pieces:
+            return Pieces(
+                loader,
+                self._jacobians(over.names),
+                OutputCurvature(self.likelihood, self.curvature, count, self.seed),
+                self.memory,
+                over.size if structure == "full" else 0,
+                read_batch,
+                num_examples,
+                one_by_one=structure == "diagonal",
+            )
+
+        title = f"{structure} curvature"
+        if layer_of(over) is not None and self.curvature == "ggn" and not isinstance(self.num_samples, int):
+            try:
+                pieces = read(None)
+                with pieces.shown(title, progress):
+                    return last_layer_curvature(pieces, over, structure), pieces.data
+            except FeaturesEnd:
+                pass
+        vectors = self._num_vectors
+        announced = self._announce("fit", 2 * (vectors or self.outputs_per_example) * (self.curvature == "ggn"))
+        pieces = read(vectors)
+        with pieces.shown(title, progress or announced):
             return CURVATURES[structure](pieces, over), pieces.data
+
+    @property
+    def _num_vectors(self) -> int | None:
+        """Random vectors per example for the curvature where it takes passes backwards; `None`: one for each output."""
+        if isinstance(self.num_samples, int):
+            return self.num_samples
+        return NUM_CURVATURE_SAMPLES if self._samples_outputs and self.curvature == "ggn" else None
+
+    @property
+    def _samples_outputs(self) -> bool:
+        """Whether the network has more outputs than are exact by default, unless asked for."""
+        return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
+
+    def _sampling_remark(self) -> str:
+        """How far samples that stand for the outputs are off."""
+        count, directions = self._num_vectors, f"predicted standard deviations by {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
+        if count is None:
+            return f"{directions} of themselves (sampled)"
+        error = math.sqrt(2 / max(1.0, self.data.num_data * count))
+        return (
+            f"{self.outputs_per_example:,} outputs sampled: curvature off by {error:.2g}, {directions}, of themselves"
+        )
+
+    def _announce(self, call: str, num_passes: int) -> bool:
+        """Say before a call how many passes of the network it takes, if they are more than `MAX_QUIET_PASSES`."""
+        if num_passes <= MAX_QUIET_PASSES:
+            return False
+        remedy = "leave out num_samples='exact'" if self.num_samples == "exact" else "give fewer rows or values to try"
+        warnings.warn(
+            f"Laplace.{call}: {self.outputs_per_example:,} outputs take about {num_passes:,} passes of the network over these "
+            f"data; {remedy}, or choose subset='last_layer', which takes one",
+            stacklevel=4,
+        )
+        return True
 
     def _curved(self, subset: Subset) -> Subset:
         """The weights that the curvature is of, for a posterior over some."""
@@ -317,7 +387,7 @@ class Laplace(Drawable):
         few rows for the weights, it asks for a prior so wide that the Gaussian reaches far beyond where the log-likelihood is
         quadratic: predictions then are less sure than the network even of the rows that it was trained on. So the precision is the
         smallest one, from that of the evidence up to the default, with at most `MAX_TRAINING_LOSS_RISE` nats of such a loss. It
-        stays as it is but for classes and one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights.
+        stays as it is but for classes and one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, whose predictions are exact.
         """
         subset, _ = self.fitted()
         if not self._is_one_layer or self.likelihood.task != "classification" or subset.size > MAX_DIAGONALIZED_WEIGHTS:
@@ -399,43 +469,53 @@ class Laplace(Drawable):
         if not split_batch:
             raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
         if method == "linearized_mc":
-            return self.likelihood.predictive(Outputs(kept=self._linearized_draws(x, count, generator, budget)))
+            _, posterior = self.fitted()
+            offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
+            return self.likelihood.predictive(Outputs(kept=self._linearized().moved(x, budget, offsets)))
         # Nothing is drawn unless asked for, and then the same each time.
         seed = torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)
-        _, posterior = self.fitted()
-        means, covariances = [], []
-        for mean, gradients in self._linearized(x, budget):
-            covariance = self.temperature * posterior.outputs(gradients)
-            if covariance[0].numel() * batch_size(*as_inputs(x)) * covariance.element_size() > budget:
-                covariance = marginals(covariance, mean.shape, self.likelihood.logit_axis(mean.ndim))
-            means.append(mean)
-            covariances.append(covariance)
-        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(covariances), seed), self.link)
+        mean, covariance = self._output_gaussian(x, budget)
+        return self._closed_form(mean, covariance, seed)
 
-    def _linearized(self, x: Any, budget: int) -> Iterator[tuple[Tensor, Gradients]]:
-        """Outputs and their gradients by the chosen weights, for pieces of a batch that stay within a budget of bytes.
+    def _closed_form(self, mean: Tensor, covariance: Covariance, seed: int) -> Predictive:
+        """The predictive from a Gaussian over outputs at the own temperature."""
+        scaled = (
+            covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
+        )
+        gaussian = OutputGaussian(mean, scaled, seed, self.likelihood.logit_axis(mean.ndim))
+        return self.likelihood.closed_form(gaussian, self.link)
 
-        Every prediction of the linearized network starts here: `WeightCovariance` makes covariances of the gradients.
-        """
+    def _output_gaussian(self, x: Any, budget: int) -> tuple[Tensor, Covariance]:
+        """Means and covariances of the outputs of a batch."""
+        network = self._linearized()
+        found: list[tuple[Tensor, list[Any]]] | None = None
+        if self._is_sampled(x):
+            with suppress(NotImplementedError):  # an operation without a forward derivative
+                found = list(network.sampled(x, budget, self.seed, [network.posterior]))
+        if found is None:
+            announced = self._announce("predict", self._exact_passes(x))
+            columns = ("{task.description}", "bar", "percent", "left")
+            total = batch_size(*checked_inputs(x))
+            with Display(*columns, show=announced, total=total, description="covariance of outputs") as bar:
+                told = replace(network, progress=lambda count: bar.update(advance=count)) if bar.shown else network
+                found = told.gaussians(x, budget, parts=True)
+        covariances: list[Any] = [parts[0] for _, parts in found]
+        first = covariances[0]
+        joined = type(first).joined(covariances) if isinstance(first, Spread) else torch.cat(covariances)
+        return torch.cat([mean for mean, _ in found]), joined
+
+    def _linearized(self) -> LinearizedNetwork:
+        """The network as a linear function of the chosen weights. Every prediction of it starts here."""
         subset, posterior = self.fitted()
-        args, kwargs = checked_inputs(x)
-        if batch_size(args, kwargs) == 0:
-            raise ValueError("predict: the batch is empty; give at least one example")
-        jacobians = self._jacobians(subset.names)
-        rows = rows_at_once(jacobians, args, kwargs, budget, 3 * posterior.held)
-        for part_args, part_kwargs in split_rows(args, kwargs, rows):
-            point = jacobians.at(part_args, part_kwargs)
-            yield point.outputs.detach().to(self.dtype), point.pull(point.identity())
+        return LinearizedNetwork(self._jacobians(subset.names), posterior, self.likelihood, self.dtype)
 
-    def _linearized_draws(self, x: Any, num_draws: int, generator: torch.Generator | None, budget: int) -> Tensor:
-        """Outputs of the linearized network under draws of the chosen weights: [S, B, ...]."""
-        subset, posterior = self.fitted()
-        offsets = math.sqrt(self.temperature) * posterior.draw(num_draws, generator)
-        parts = []
-        for mean, gradients in self._linearized(x, budget):
-            moved = subset.move(gradients, offsets).movedim(1, -1)
-            parts.append(mean + moved.reshape(num_draws, *mean.shape))
-        return torch.cat(parts, dim=1)
+    def _is_sampled(self, x: Any) -> bool:
+        """Whether draws stand for the covariance of the outputs of a batch."""
+        return self._samples_outputs and self._linearized().feature_cost(x) is None
+
+    def _exact_passes(self, x: Any) -> int:
+        """Passes of the network that an exact covariance of outputs takes, roughly."""
+        return 2 * self.outputs_per_example if self._linearized().feature_cost(x) is None else 1
 
     @torch.no_grad()
     @checked
@@ -451,9 +531,9 @@ class Laplace(Drawable):
         """
         _, posterior = self.fitted()
         args, kwargs = checked_inputs(x)
+        self._announce("output_covariance", self._exact_passes(x))
         if not joint:
-            parts = [posterior.outputs(gradients) for _, gradients in self._linearized(x, self.memory)]
-            return self.temperature * torch.cat(parts)
+            return self.temperature * self._linearized().covariance(x, self.memory)
         rows = batch_size(args, kwargs) * self.outputs_per_example
         size = rows * (rows + 2 * posterior.held) * torch.finfo(self.dtype).bits // 8
         if size > self.memory:
@@ -461,8 +541,7 @@ class Laplace(Drawable):
                 f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
                 f"memory={in_words(self.memory)}; give fewer examples"
             )
-        ((_, gradients),) = self._linearized(x, 2**62)
-        return self.temperature * posterior.joint(gradients)
+        return self.temperature * self._linearized().joint_covariance(x)
 
     # -- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -616,16 +695,25 @@ class Laplace(Drawable):
         diagonal = posterior.diagonalize()
         if not diagonal and len(factors) > 1:  # one at a time, since each has a factorization of its own
             return [self._densities(batches, [factor], seed)[0] for factor in factors]
-        own = None if diagonal else posterior.rescaled(factors[0])
+        network = self._linearized()
+        if not diagonal:
+            network = replace(network, posterior=posterior.rescaled(factors[0]))
         totals = torch.zeros(len(factors), dtype=torch.float64)
+        sampled = self._is_sampled(batches[0].x)
+        num_passes = 3 * NUM_DIRECTIONS * len(factors) if sampled else self._exact_passes(batches[0].x)
+        self._announce("tune_prior_precision", num_passes)
         for batch in batches:
             start, counts = 0, batch.counts
-            for mean, gradients in self._linearized(batch.x, self.memory):
+            if sampled:
+                others = [posterior.rescaled(factor) for factor in factors]
+                found: Any = network.sampled(batch.x, self.memory, self.seed, others)
+            else:
+                found = network.gaussians(batch.x, self.memory, factors if diagonal else None)
+            for mean, covariances in found:
                 rows = slice(start, start + len(mean))
                 start += len(mean)
-                found = posterior.outputs(gradients, factors) if own is None else own.outputs(gradients).unsqueeze(0)
-                for place, covariance in enumerate(self.temperature * found):
-                    made = self.likelihood.closed_form(OutputGaussian(mean, covariance, seed), self.link)
+                for place, covariance in enumerate(covariances):
+                    made = self._closed_form(mean, covariance, seed)
                     totals[place] += counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
         return (totals / total_count(batches)).tolist()
 

@@ -151,6 +151,19 @@ class Likelihood(nn.Module):
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return spread_factor(self._factor(wide)).reshape(-1, *outputs.shape)
 
+    def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        r"""The Fisher matrix of an example's outputs as $\operatorname{diag}(h) - q q^\top$, the product for each group of classes.
+
+        Args:
+            outputs: [B, ...], of one draw.
+            y: Targets, where some of them stand for "no label here".
+
+        Returns:
+            h and q, in the shape of the outputs; no q where the matrix is diagonal, as it is here.
+        """
+        wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
+        return self.fisher(wide).diagonal(dim1=-2, dim2=-1).reshape(outputs.shape), None
+
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

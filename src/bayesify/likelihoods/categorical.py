@@ -144,6 +144,14 @@ class Categorical(Likelihood):
         found = spread_factor(factor)  # [K, B, ..., C]
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
+    def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Twice the probabilities, which are 0 where there is no label."""
+        probs = as_float(outputs).softmax(self.logit_axis(outputs.ndim))
+        if y is not None:
+            labels, _ = self._fit_targets(outputs, y, False)
+            probs = probs * (labels != self._ignore_index).unsqueeze(self.logit_axis(outputs.ndim))
+        return probs, probs
+
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -15,7 +15,8 @@ from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK, Outputs
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive, halves, match_targets
+from bayesify.predictive.regression import RegressionPredictive, match_targets, pair
+from bayesify.predictive.spreads import DenseSpread, LowRank, SharedBasis, Spread
 
 Link = Literal["mc", "probit", "bridge"]
 """How class probabilities come from a Gaussian over logits; see `GaussianClassPredictive`."""
@@ -33,47 +34,84 @@ class OutputGaussian:
     Args:
         mean: The network's outputs at the point estimate, [B, ...].
         covariance: $C_b$ over an example's O outputs, [B, O, O]; where the whole is too large only its diagonal, [B, O], or the
-            part over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`).
-        seed: Of the draws.
+            part over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). Or a `Spread` over the K outputs
+            at each position, which are on an axis of the mean.
+        seed: Seed of the draws.
+        axis: Axis of the K outputs of a `Spread`, counted from the end; `None`: all O outputs of an example are one row of it.
     """
 
-    def __init__(self, mean: Tensor, covariance: Tensor, seed: int) -> None:
+    def __init__(self, mean: Tensor, covariance: Tensor | Spread, seed: int, axis: int | None = None) -> None:
         self.mean = mean
-        self.covariance = covariance
-        self._seed = seed
+        self._given = covariance
+        self._seed, self._axis = seed, axis
+
+    @property
+    def spread(self) -> Spread | None:
+        """The covariance where it is not a tensor."""
+        return self._given if isinstance(self._given, Spread) else None
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """The covariance as a tensor: [B, O, O], [B, O] or [B, P, K, K]."""
+        if isinstance(self._given, Tensor):
+            return self._given
+        found = self._given.dense()
+        return found if self.is_joint else found.unflatten(0, (len(self.mean), -1))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the covariance of all outputs of an example is known, rather than parts of it."""
+        if isinstance(self._given, Tensor):
+            return self._given.ndim == 3
+        return len(self._given) == len(self.mean)
 
     @property
     def variance(self) -> Tensor:
         """Variance of each output: [B, ...]."""
-        diagonal = self.covariance.diagonal(dim1=-2, dim2=-1) if self.covariance.ndim == 3 else self.covariance
+        if isinstance(self._given, Spread):
+            return self._in_shape(self._given.variances().unsqueeze(0))[0].clamp_min(0)
+        diagonal = self._given.diagonal(dim1=-2, dim2=-1) if self._given.ndim == 3 else self._given
         return diagonal.clamp_min(0).reshape(self.mean.shape)
 
-    def logits(self, axis: int | None) -> tuple[Tensor, Tensor]:
-        """Means [B, ..., K] and covariances [B, P, K, K] over the classes at each of an example's positions.
+    def _in_shape(self, rows: Tensor) -> Tensor:
+        """Numbers of a spread's rows [S, N, K] in the shape of the outputs: [S, B, ...]."""
+        if self._axis is None:
+            return rows.reshape(len(rows), *self.mean.shape)
+        last = self.mean.movedim(self._axis, -1).shape
+        return rows.reshape(len(rows), *last).movedim(-1, self._axis)
+
+    def logits(self, axis: int | None) -> tuple[Tensor, Spread]:
+        """Means [B, ..., K] and the spread over the classes at each of an example's P positions, B P rows.
 
         The axis of the classes is counted from the end; without one each output is the difference of two logits.
         """
         if axis is None:
             halves = 0.5 * torch.stack((-self.mean, self.mean), -1)
             signs = torch.tensor([[0.25, -0.25], [-0.25, 0.25]], dtype=halves.dtype, device=halves.device)
-            return halves, self.variance.flatten(1)[..., None, None] * signs
+            return halves, DenseSpread(self.variance.flatten()[..., None, None] * signs)
         mean = self.mean.movedim(axis, -1)
-        if self.covariance.ndim == 2:
-            spread = torch.diag_embed(self.covariance.view(self.mean.shape).movedim(axis, -1))
-            return mean, spread.reshape(len(mean), -1, *spread.shape[-2:])
-        if self.covariance.ndim == 4:
-            return mean, self.covariance
-        return mean, class_blocks(self.covariance, self.mean.shape, axis)
+        if isinstance(self._given, Spread):
+            return mean, self._given
+        if self._given.ndim == 2:
+            return mean, SharedBasis(self._given.view(self.mean.shape).movedim(axis, -1).flatten(0, -2))
+        blocks = self._given if self._given.ndim == 4 else class_blocks(self._given, self.mean.shape, axis)
+        return mean, DenseSpread(blocks.flatten(0, 1))
 
     @cached_property
     def draws(self) -> Tensor:
         """Draws of the outputs, the same whenever asked for: [S, B, ...]."""
-        if self.covariance.ndim != 3:
+        generator = torch.Generator(device="cpu").manual_seed(self._seed)
+        batch, kind = len(self.mean), self.mean.dtype
+        spread = self.spread
+        if spread is not None and (self.is_joint or spread.is_joint):
+            shape = (NUM_OUTPUT_DRAWS, batch, spread.num_noise)
+            noise = torch.randn(*shape, generator=generator, dtype=kind).to(self.mean.device)
+            return self.mean + self._in_shape(spread.move(noise.repeat_interleave(len(spread) // batch, 1)))
+        if not self.is_joint:
             raise RuntimeError(
                 "Predictive: the covariances of the outputs exceed the memory budget and were not kept; give fewer rows at a "
                 "time, more memory=, or method='linearized_mc'"
             )
-        generator = torch.Generator(device="cpu").manual_seed(self._seed)
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         noise = torch.randn(NUM_OUTPUT_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
@@ -109,9 +147,10 @@ class GaussianRegressionPredictive(RegressionPredictive):
         self, outputs: OutputGaussian, mean: Tensor, variance: Tensor, noise: Tensor, *, correlated: bool
     ) -> None:
         self._gaussian = outputs
-        self._correlated = correlated and mean[0].numel() > 1 and outputs.covariance.ndim == 3
+        sampled = isinstance(outputs.spread, LowRank)  # correlations of few draws are mostly chance
+        self._correlated = correlated and mean[0].numel() > 1 and outputs.is_joint and not sampled
         self._parts = (mean, variance, noise)
-        super().__init__(Outputs(kept=torch.cat((mean, variance + noise), -1).unsqueeze(0)), halves)
+        super().__init__(Outputs(kept=torch.stack((mean, variance + noise), -1).unsqueeze(0)), pair)
 
     @property
     def outputs(self) -> Tensor:
@@ -176,15 +215,13 @@ class GaussianClassPredictive(ClassificationPredictive):
     @cached_property
     def _integrals(self) -> tuple[Tensor, Tensor]:
         """Log of the mean probabilities, [B, ..., K], and mean entropy, [B, ...]."""
-        mean, covariance = self._logits
-        noise = _link_noise(mean.shape[-1]).to(mean)  # [S, K]
-        rows = max(1, MAX_ELEMENTS_PER_CHUNK // noise.numel())
+        mean, spread = self._logits
+        noise = _link_noise(spread.num_noise).to(mean).unsqueeze(1)  # [S, 1, n]
+        rows = max(1, MAX_ELEMENTS_PER_CHUNK // (len(noise) * mean.shape[-1]))
         found = []
-        for center, spread in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
-            values, vectors = stable_eigh(spread, "Predictive: the covariance of the outputs")
-            # Symmetric: the same on every machine.
-            root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
-            log_probs = (center + (noise @ root).transpose(0, 1)).log_softmax(-1)  # [S, rows, K]
+        for start in range(0, len(spread), rows):
+            part = slice(start, start + rows)
+            log_probs = (mean.flatten(0, -2)[part] + spread[part].move(noise)).log_softmax(-1)  # [S, rows, K]
             entropy = -(log_probs.exp() * log_probs).sum(-1).mean(0)
             found.append((log_probs.logsumexp(0) - math.log(len(noise)), entropy))
         log_probs, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -210,22 +247,22 @@ def _link_noise(size: int) -> Tensor:
     return torch.cat((half, -half))
 
 
-def _centered(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+def _centered(mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
     r"""$P m$ and the diagonal of $P C P$, [..., K] each."""
-    rows = covariance.mean(-1)
-    variance = covariance.diagonal(dim1=-2, dim2=-1) - 2 * rows + rows.mean(-1, keepdim=True)
+    rows = spread.row_means()
+    variance = spread.variances() - 2 * rows + rows.mean(-1, keepdim=True)
     return mean - mean.mean(-1, keepdim=True), variance.clamp_min(0).view(mean.shape)
 
 
-def _probit(mean: Tensor, covariance: Tensor) -> Tensor:
-    center, variance = _centered(mean, covariance)
+def _probit(mean: Tensor, spread: Spread) -> Tensor:
+    center, variance = _centered(mean, spread)
     if mean.shape[-1] == 2:
         variance = 4 * variance  # of the difference
     return (center * (1 + math.pi / 8 * variance).rsqrt()).log_softmax(-1)
 
 
-def _bridge(mean: Tensor, covariance: Tensor) -> Tensor:
-    center, variance = _centered(mean, covariance)
+def _bridge(mean: Tensor, spread: Spread) -> Tensor:
+    center, variance = _centered(mean, spread)
     classes = mean.shape[-1]
     peak = center + (-center).logsumexp(-1, keepdim=True) - 2 * math.log(classes)
     flat = torch.full_like(peak, 1 - 2 / classes).log()

@@ -200,9 +200,9 @@ def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.to(mean)
 
 
-def halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Components of Gaussians whose means and variances stand side by side."""
-    mean, variance = both.chunk(2, dim=-1)
+def pair(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Components of Gaussians whose means and variances are on a last axis, [..., 2]."""
+    mean, variance = both.unbind(-1)
     return mean, variance
 
 

@@ -52,10 +52,8 @@ def last_layer(
         for module in unique.values():
             alone.module(module).register_forward_hook(lambda _, __, ___, module=module: called.append(module))
         outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
-    slopes: tuple[Any, ...] = (None,) * len(given)
-    if outputs.requires_grad:
-        slopes = torch.autograd.grad(outputs.sum(), list(given.values()), allow_unused=True)
-    used = [name for name, slope in zip(given, slopes, strict=True) if slope is not None]
+    reached = _leaves(outputs.grad_fn)
+    used = [name for name, value in given.items() if id(value) in reached]
     hidden = [name for name in used if not any(owners[name] is module for module in called)]
     if hidden:
         raise ValueError(
@@ -67,3 +65,18 @@ def last_layer(
         if names:
             return names
     raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
+
+
+def _leaves(node: Any) -> set[int]:
+    """Identities of the tensors that a node of the graph of derivatives goes back to; nothing is differentiated for it."""
+    found: set[int] = set()
+    seen, waiting = {None}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [parent for parent, _ in node.next_functions]
+    return found

@@ -67,7 +67,7 @@ def count_activation_bytes(
     probe = min(batch_size(args, kwargs), PROBED_ROWS)
     few_args, few_kwargs = next(split_rows(args, kwargs, probe))
     try:
-        with _CountBytes() as counter:
+        with CountBytes() as counter:
             output = runner.call(values or {}, few_args, few_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         runner.call(values or {}, args, kwargs)  # inputs that do not fit at all fail here too, in plain words
@@ -79,8 +79,13 @@ def count_activation_bytes(
     return counter.bytes / probe, output
 
 
-class _CountBytes(TorchDispatchMode):
-    """Adds up the bytes of the tensors that operations return."""
+class CountBytes(TorchDispatchMode):
+    """Adds up the bytes of the tensors that operations return.
+
+    Attributes:
+        bytes: The sum.
+        largest: What the operation with the largest result made.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -89,14 +94,14 @@ class _CountBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
-        self.bytes = 0
+        self.bytes = self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         known = {_storage(leaf) for leaf in _tensors((*args, *(kwargs or {}).values()))}
-        for leaf in _tensors((output,)):
-            if _storage(leaf) not in known:  # a view holds no memory of its own
-                self.bytes += leaf.numel() * leaf.element_size()
+        new = [leaf for leaf in _tensors((output,)) if _storage(leaf) not in known]  # a view holds no memory of its own
+        made = sum(leaf.numel() * leaf.element_size() for leaf in new)
+        self.bytes, self.largest = self.bytes + made, max(self.largest, made)
         return output
 
 

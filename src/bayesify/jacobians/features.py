@@ -1,0 +1,156 @@
+"""The inputs of the linear map that a network ends with, which are all that derivatives by its weights need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.jacobians.rules import Rule, with_ones
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import Layer
+
+
+@dataclass(frozen=True)
+class Features:
+    r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs a.
+
+    Args:
+        outputs: The network's outputs, [B, ...]: T K numbers for each example.
+        inputs: a, [B, T, d_in], in float32 at least.
+        channels: K, rows of W.
+        place: Flat index in an example's outputs of each position and row of W, [T K]; `None`: they are in this order.
+    """
+
+    outputs: Tensor
+    inputs: Tensor
+    channels: int
+    place: Tensor | None
+
+    def of(self, layer: Layer) -> Tensor:
+        """Inputs with a column of ones in place of a bias: [B, T, D], in the order of the columns of `[W b]`."""
+        return with_ones(self.inputs, layer)
+
+    def at_positions(self, values: Tensor) -> Tensor:
+        """Numbers in the shape of the outputs, [B, ...], by position and row of W: [B, T, K]."""
+        flat = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
+        flat = flat if self.place is None else flat[:, self.place.to(flat.device)]
+        return flat.reshape(len(values), -1, self.channels)
+
+    def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
+        """Numbers by position and row of W on each of the last `dims` axes, [..., T K], as the outputs have them."""
+        if self.place is None:
+            return values
+        order = self.place.argsort().to(values.device)
+        for dim in range(-dims, 0):
+            values = values.index_select(dim, order)
+        return values
+
+    def class_order(self, axis: int) -> Tensor | None:
+        """The position of the layer behind each position of the outputs, where the rows of W are the classes: [T].
+
+        Args:
+            axis: Axis of the outputs that holds the classes, counted from the end.
+
+        Returns:
+            The order; `None` if classes are not the rows of W, each in its place.
+        """
+        shape = self.outputs.shape
+        wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]
+        own = torch.arange(wanted.numel()) if self.place is None else self.place
+        if wanted.shape[1] != self.channels:
+            return None
+        own = own.reshape(-1, self.channels)
+        order = own[:, 0].argsort()[wanted[:, 0].argsort().argsort()]
+        return order if torch.equal(own[order], wanted) else None
+
+
+@torch.no_grad()
+def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) -> Features | None:
+    """Run a network once, without derivatives, and keep what its last layer saw.
+
+    The network's outputs must be the layer's own numbers: the same memory, seen in any order of axes, and unchanged since.
+
+    Args:
+        runner: The network.
+        call: Runs it and returns the outputs; it gets a runner that is alone.
+        rule: The rule of the layer.
+
+    Returns:
+        The features; `None` if the layer was called more or less than once, not with all examples, or is not the network's end.
+    """
+    seen: list[tuple[Tensor, Tensor, int, int] | None] = []
+
+    def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given = isinstance(output, Tensor) and args and isinstance(args[0], Tensor)
+        seen.append((args[0], output, _version(args[0]), _version(output)) if given else None)
+
+    with ExitStack() as stack, torch.inference_mode(False):
+        own = stack.enter_context(runner.alone())
+        stack.callback(own.module(rule.module).register_forward_hook(watch).remove)
+        outputs = call(own)
+    if len(seen) != 1 or seen[0] is None:
+        return None
+    inputs, made, *versions = seen[0]
+    if [_version(inputs), _version(made)] != versions or not len(made) == len(inputs) == len(outputs):
+        return None
+    if not _same_numbers(made, outputs):
+        return None
+    shape = (tuple(made.shape[1:]), made.stride()[1:], tuple(outputs.shape[1:]), outputs.stride()[1:])
+    found = _places(*shape, outputs.storage_offset() - made.storage_offset(), rule.channel_axis)
+    if found is None:
+        return None
+    positions = rule.positions(rule.keep(inputs), made)
+    return Features(outputs, positions, made.shape[rule.channel_axis], None if _in_order(found) else found)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; one made in inference mode cannot be, outside of it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same_numbers(made: Tensor, outputs: Tensor) -> bool:
+    """Whether two tensors lie in the same memory as numbers of one type, example by example."""
+    if made.dtype != outputs.dtype or made.numel() != outputs.numel() or outputs.is_conj() or outputs.is_neg():
+        return False
+    if made.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr():
+        return False
+    return len(made) < 2 or made.stride(0) == outputs.stride(0)
+
+
+@lru_cache(maxsize=32)
+def _places(
+    made: tuple[int, ...],
+    made_stride: tuple[int, ...],
+    outputs: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    channel_axis: int,
+) -> Tensor | None:
+    """Flat index among an example's outputs of each number that the layer made, channels last: [T K].
+
+    `None` if the outputs are not the layer's numbers, each of them once.
+    """
+    own = _addresses(made, made_stride).movedim(channel_axis if channel_axis < 0 else channel_axis - 1, -1).flatten()
+    seen, order = (_addresses(outputs, stride) + offset).flatten().sort()
+    at = torch.searchsorted(seen, own).clamp_max(len(seen) - 1)
+    places = order[at]
+    right = torch.equal(seen[at], own) and len(places.unique()) == len(own)
+    return places if right else None
+
+
+def _addresses(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """Where the entries of a tensor lie in its memory, from its first one: [*shape]."""
+    found = torch.zeros(shape, dtype=torch.long)
+    for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
+        found += (torch.arange(size) * step).reshape(-1, *[1] * (len(shape) - axis - 1))
+    return found
+
+
+def _in_order(places: Tensor) -> bool:
+    return torch.equal(places, torch.arange(len(places)))

@@ -1,0 +1,216 @@
+"""Gaussians over the outputs of a network that is linear in chosen weights, from whatever is the least work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians
+from bayesify.laplace.covariances import FullCovariance, MarginalCovariance, WeightCovariance
+from bayesify.laplace.curvature import FeaturesEnd, feature_rows, rows_at_once
+from bayesify.laplace.last_layer import layer_of, matrix_order
+from bayesify.likelihoods import Likelihood
+from bayesify.predictive.gaussian import marginals
+from bayesify.predictive.spreads import LowRank, Spread
+from bayesify.running.inputs_and_outputs import batch_size, checked_inputs, split_rows
+
+MAX_EXACT_OUTPUTS = 128
+"""Most outputs of an example whose curvature and predictive covariance are exact by default where each output takes a pass
+backwards. Above it, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws stand for them. The last layer is exact always."""
+
+NUM_CURVATURE_SAMPLES = 16
+"""Vectors per example that stand for the curvature of more than `MAX_EXACT_OUTPUTS` outputs."""
+
+NUM_DIRECTIONS = 32
+r"""Draws of the weights whose effects R on more than `MAX_EXACT_OUTPUTS` outputs stand for their covariance, $R R^\top$. A variance
+is off by $\sqrt{2 / n}$ of itself, a quarter."""
+
+MAX_QUIET_PASSES = 300
+"""Passes of the network over the data that a call may take before it says how many there will be."""
+
+Found = TypeVar("Found")
+Covariance = Tensor | Spread
+
+
+@dataclass(frozen=True)
+class LinearizedNetwork:
+    r"""$f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.
+
+    The last layer needs its inputs only (`Features`), every other subset derivatives of the outputs (`Gradients`).
+
+    Args:
+        jacobians: Derivatives of the network by the chosen weights.
+        posterior: The Gaussian.
+        likelihood: p(y | outputs).
+        dtype: Type of the results.
+        progress: Called with the number of examples after each piece.
+    """
+
+    jacobians: Jacobians
+    posterior: WeightCovariance
+    likelihood: Likelihood
+    dtype: torch.dtype
+    progress: Callable[[int], None] | None = None
+
+    @property
+    def may_have_features(self) -> bool:
+        """Whether the weights are those of one layer, which may be the network's last."""
+        return not isinstance(self.posterior, MarginalCovariance) and layer_of(self.posterior.subset) is not None
+
+    def feature_cost(self, x: Any) -> FeatureCost | None:
+        """What an example takes by the inputs of the last layer; `None` where derivatives are needed."""
+        return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
+
+    def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
+        """What a function makes of the outputs and their features or gradients, for pieces of a batch within a budget of bytes."""
+        args, kwargs = checked_inputs(x)
+        if batch_size(args, kwargs) == 0:
+            raise ValueError("predict: the batch is empty; give at least one example")
+        try:
+            return [use(mean, found) for mean, found in self._features(args, kwargs, budget)]
+        except FeaturesEnd:
+            return [use(mean, found) for mean, found in self._gradients(args, kwargs, budget)]
+
+    def _features(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
+    ) -> Iterator[tuple[Tensor, Features]]:
+        cost = self.jacobians.feature_cost(args, kwargs) if self.may_have_features else None
+        if cost is None:
+            raise FeaturesEnd
+        held = 3 * cost.outputs * (self.posterior.held if isinstance(self.posterior, FullCovariance) else 1)
+        if cost.positions > 1 and cost.outputs <= MAX_EXACT_OUTPUTS:
+            held += 2 * cost.outputs**2
+        total, rows = batch_size(args, kwargs), feature_rows(cost, budget, held)
+        for part_args, part_kwargs in split_rows(args, kwargs, -(-total // -(-total // rows))):
+            found = self.jacobians.features(part_args, part_kwargs)
+            if found is None:
+                raise FeaturesEnd
+            yield found.outputs.to(self.dtype), found
+
+    def _gradients(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
+    ) -> Iterator[tuple[Tensor, Gradients]]:
+        rows = rows_at_once(self.jacobians, args, kwargs, budget, 3 * self.posterior.held)
+        for part_args, part_kwargs in split_rows(args, kwargs, rows):
+            point = self.jacobians.at(part_args, part_kwargs)
+            yield point.outputs.detach().to(self.dtype), point.pull(point.identity())
+            if self.progress is not None:
+                self.progress(len(point.outputs))
+
+    def gaussians(
+        self, x: Any, budget: int, factors: list[float] | None = None, *, parts: bool = False
+    ) -> list[tuple[Tensor, list[Covariance]]]:
+        """Means [B, ...] of the outputs and their covariances, one for each factor on the prior precisions, piece by piece.
+
+        Args:
+            x: Inputs.
+            budget: Bytes.
+            factors: Factors; the own one by default.
+            parts: Whether covariances of all examples that exceed the budget are cut to `marginals`.
+        """
+        total = batch_size(*checked_inputs(x))
+
+        def use(mean: Tensor, found: Features | Gradients) -> tuple[Tensor, list[Covariance]]:
+            fits = not parts or total * mean[0].numel() ** 2 * mean.element_size() <= budget
+            if isinstance(found, Features):
+                return mean, self._from_features(mean, found, factors, fits)
+            return mean, self._from_gradients(mean, found, factors, fits)
+
+        return self.over(x, budget, use)
+
+    def _from_gradients(
+        self, mean: Tensor, gradients: Gradients, factors: list[float] | None, fits: bool
+    ) -> list[Covariance]:
+        found = self.posterior.outputs(gradients, factors)
+        whole = list(found) if factors is not None else [found]
+        axis = self.likelihood.logit_axis(mean.ndim)
+        return [one if fits else marginals(one, mean.shape, axis) for one in whole]
+
+    def _from_features(
+        self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
+    ) -> list[Covariance]:
+        """Over the outputs at each position where that is all that a prediction needs, else over all outputs of an example."""
+        a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
+        order = None if axis is None else features.class_order(axis)
+        in_rows = features.place is None if axis is None else order is not None
+        needed = fits and (self.likelihood.task != "classification" or mean[0].numel() <= MAX_EXACT_OUTPUTS)
+        if in_rows and (a.shape[1] == 1 or (axis is not None and not needed)):
+            return list(self.posterior.at_positions(a if order is None else a[:, order.to(a.device)], factors))
+        if axis is None and not needed:
+            found = [spread.variances() for spread in self.posterior.at_positions(a, factors)]
+            return [features.in_order(one.reshape(len(mean), -1)) for one in found]
+        whole = [features.in_order(one, 2) for one in self.posterior.across_positions(a, factors)]
+        return [one if fits or axis is None else marginals(one, mean.shape, axis) for one in whole]
+
+    def sampled(
+        self, x: Any, budget: int, seed: int, posteriors: Sequence[WeightCovariance]
+    ) -> Iterator[tuple[Tensor, list[LowRank]]]:
+        """Means of the outputs and covariances from `NUM_DIRECTIONS` draws of each of some Gaussians, piece by piece."""
+        device = posteriors[0].prior.device
+        drawn = [own.draw(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
+        for mean, *changes in self.pushed(x, budget, drawn):
+            yield mean, [self._low_rank(mean, change / math.sqrt(NUM_DIRECTIONS)) for change in changes]
+
+    def _low_rank(self, mean: Tensor, changes: Tensor) -> LowRank:
+        axis = self.likelihood.logit_axis(mean.ndim)
+        if axis is None:
+            return LowRank(changes.flatten(2).permute(1, 2, 0))  # [B, O, n]
+        return LowRank(changes.movedim(axis, -1).flatten(1, -2).permute(1, 2, 0))  # [B P, K, n]
+
+    def pushed(self, x: Any, budget: int, offsets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Outputs and their changes under several sets of offsets [S, n] of the chosen weights: [B, ...], then [S, B, ...] each."""
+        args, kwargs = checked_inputs(x)
+        rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
+        subset, network = self.posterior.subset, self.jacobians.runner.network
+        zeros = {name: torch.zeros_like(network.get_parameter(name)) for name in subset.names}
+        along = [subset.fill(one, zeros) for one in offsets]
+        for part in split_rows(args, kwargs, rows):
+            found = [self.jacobians.push(*part, one) for one in along]
+            yield found[0][0].to(self.dtype), *(change.to(self.dtype) for _, change in found)
+
+    def moved(self, x: Any, budget: int, offsets: Tensor) -> Tensor:
+        """Outputs under offsets [S, n] of the chosen weights: [S, B, ...]."""
+        outputs = self.jacobians.cost(*checked_inputs(x)).outputs if self.feature_cost(x) is None else 0
+        if outputs > max(MAX_EXACT_OUTPUTS, len(offsets)):  # fewer directions than outputs
+            return torch.cat([mean + change for mean, change in self.pushed(x, budget, [offsets])], dim=1)
+
+        def use(mean: Tensor, found: Features | Gradients) -> Tensor:
+            if isinstance(found, Gradients):
+                moved = self.posterior.subset.move(found, offsets).movedim(1, -1)
+            else:
+                layer = self.posterior.layer
+                change = offsets[:, matrix_order(self.posterior.subset, layer).to(offsets.device)]  # [S, K, D]
+                moved = found.of(layer).to(change).unsqueeze(0) @ change.mT.unsqueeze(1)  # [S, B, T, K]
+                moved = found.in_order(moved.flatten(2))
+            return mean + moved.reshape(len(offsets), *mean.shape)
+
+        return torch.cat(self.over(x, budget, use), dim=1)
+
+    def covariance(self, x: Any, budget: int) -> Tensor:
+        """Over an example's outputs: [B, O, O]."""
+
+        def use(mean: Tensor, found: Features | Gradients) -> Tensor:
+            if isinstance(found, Gradients):
+                return self.posterior.outputs(found)
+            return found.in_order(self.posterior.across_positions(found.of(self.posterior.layer))[0], 2)
+
+        return torch.cat(self.over(x, budget, use))
+
+    def joint_covariance(self, x: Any) -> Tensor:
+        """Over the outputs of all examples, which are slowest: [B O, B O]."""
+
+        def use(mean: Tensor, found: Features | Gradients) -> Tensor:
+            if isinstance(found, Gradients):
+                return self.posterior.joint(found)
+            a = found.of(self.posterior.layer)
+            whole = self.posterior.across_positions(a.flatten(0, 1).unsqueeze(0))[0, 0]
+            size = mean[0].numel()
+            blocks = whole.reshape(len(a), size, len(a), size).transpose(1, 2)
+            return found.in_order(blocks, 2).transpose(1, 2).reshape(whole.shape)
+
+        return self.over(x, 2**62, use)[0]
