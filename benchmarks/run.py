@@ -13,6 +13,7 @@ ON_CPU = [
     "benchmarks.hadamard",
     "benchmarks.global_inducing",
     "benchmarks.laplace_cpu",
+    "benchmarks.last_layer --small",
     "benchmarks.profiles --cpu",
 ]
 ON_GPU = [
@@ -21,6 +22,7 @@ ON_GPU = [
     "benchmarks.networks_gpu --profile",
     "benchmarks.captured_steps",
     "benchmarks.many_outputs",
+    "benchmarks.last_layer",
     "benchmarks.global_inducing --device cuda",
     "benchmarks.profiles",
 ]

@@ -21,11 +21,12 @@ def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return net.eval().double(), torch.randn(7, 2, 5, 5, dtype=torch.float64), torch.randint(3, (7,))
 
 
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
-def test_equals_the_cpu(structure: Any) -> None:
+def test_equals_the_cpu(structure: Any, subset: str) -> None:
     net, x, y = problem()
-    here = Laplace(net, likelihoods.Categorical(), covariance=structure).fit([(x, y)])
-    there = Laplace(net.cuda(), likelihoods.Categorical(), covariance=structure).fit([(x, y)])
+    here = Laplace(net, likelihoods.Categorical(), subset, covariance=structure).fit([(x, y)])
+    there = Laplace(net.cuda(), likelihoods.Categorical(), subset, covariance=structure).fit([(x, y)])
     torch.testing.assert_close(there.covariance_matrix().cpu(), here.covariance_matrix(), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(there.predict(x.cuda()).probs.cpu(), here.predict(x).probs, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(there.log_evidence().cpu(), here.log_evidence())
@@ -57,3 +58,12 @@ def test_bfloat16_network() -> None:
     scale = whole.posterior.curvature.abs().max()
     # bfloat16 has 8 bits: rounded activations and outputs are off by a few percent of the largest entry
     assert (half.posterior.curvature - whole.posterior.curvature).abs().max() < 0.05 * scale
+
+
+def test_many_outputs_are_sampled() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 200)).cuda()
+    x, y = torch.randn(20, 3, device="cuda"), torch.randint(200, (20,), device="cuda")
+    made = Laplace(net, likelihoods.Categorical(), ["0.weight"]).fit([(x, y)])
+    assert "200 outputs sampled" in repr(made)
+    assert torch.equal(made.predict(x).probs, made.predict(x).probs)

@@ -166,28 +166,29 @@ class Jacobians:
         uses = self._known_uses(args, kwargs, {})
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
-        found = None
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
-            found = read_features(self.runner, self._plain_call(args, kwargs), own[0].rule)
-        self._may_end = found is not None
-        return found
+            return read_features(self.runner, self._plain_call(args, kwargs), own[0].rule)
+        return None
 
     def feature_cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeatureCost | None:
         """What an example takes in a pass for its `features`, measured once for inputs of a shape; `None` if it has none."""
         key = _shapes(args, kwargs)
+        if not self._may_end:
+            return None
         if key not in self._feature_costs:
             few_args, few_kwargs = next(split_rows(args, kwargs, PROBED_ROWS))
             self._known_uses(args, kwargs, {})
             with CountBytes() as counter:
                 found = self.features(few_args, few_kwargs)
             if found is None:
+                self._may_end = False
                 return None
             rows = len(found.outputs)
             # Without derivatives most activations are freed at once.
             peak = max(4 * counter.largest, counter.bytes // 8) / rows
             sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
             self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
-        return self._feature_costs[key] if self._may_end else None
+        return self._feature_costs[key]
 
     def push(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], offsets: Mapping[str, Tensor]
