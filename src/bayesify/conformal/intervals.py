@@ -138,10 +138,12 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
     """The predictive's own central intervals, of the level q of each row and output; the whole line where q is 1 or more."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
+    # At the level itself the interval ends below an atom whose centrality is the level; one of a slightly higher level holds it.
+    margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)
     for level in q.unique().tolist():
-        if level > 1 - 1e-12:  # beyond what a distribution function resolves
+        if level > 1 - 2 * margin:  # beyond what a distribution function resolves
             continue
         here = q.expand_as(lower) == level
-        ends = prediction.interval(max(level, 1e-6))
+        ends = prediction.interval(max(level + margin, 1e-6))
         lower, upper = torch.where(here, ends[0], lower), torch.where(here, ends[1], upper)
     return lower, upper

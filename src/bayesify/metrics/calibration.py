@@ -89,8 +89,9 @@ def calibration_curve(
 ) -> CalibrationCurve:
     r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
 
-    A target lies in the central interval of level $\alpha$ if $|2 F(y) - 1| \le \alpha$, with F the predictive's distribution
-    function; outputs of one example count apart.
+    A target lies in the central interval of level $\alpha$ if its `centrality` is at most $\alpha$; outputs of one example count
+    apart. Where predictions have atoms (counts, floors), intervals hold more than their level, and the curve of a calibrated
+    prediction lies on or above the diagonal.
 
     Args:
         predictive: A regression.

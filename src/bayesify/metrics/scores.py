@@ -31,7 +31,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
     - `crps`: mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit.
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
-      prediction has 0.5, 0.9, 0.95.
+      prediction has 0.5, 0.9, 0.95, or more where it has atoms (counts, floors).
 
     Classification, binary outputs included, which count as two classes each:
 

@@ -24,6 +24,9 @@ Link = Literal["mc", "probit", "bridge"]
 LINK_DRAWS = 256
 """Draws of the link `"mc"`, half of them the other half's opposites."""
 
+ORTHANT_NODES, HALF_LOG_TAU = 4096, 0.5 * math.log(2 * math.pi)
+"""Nodes of the integral over several censored outputs, and what the logarithm of a standard normal density lacks at 0."""
+
 NUM_OUTPUT_DRAWS = 32
 """Draws from the Gaussian over outputs that `outputs` is made of."""
 
@@ -161,17 +164,35 @@ class GaussianRegressionPredictive(RegressionPredictive):
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._parts
 
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, jointly over correlated outputs: [B]."""
+    def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """Log-density of targets, jointly over correlated outputs: [B].
+
+        Exact with up to one censored output. The probability of several is an integral over all but the last of them, by Genz's
+        (1992) rule with `ORTHANT_NODES` nodes: to about 0.001 nats for two, 0.01 for five, and less exactly for more.
+        """
         if not self._correlated:
-            return super().log_prob(y)
+            return super().censored_log_prob(y, censored)
         mean, _, noise = self._parts
-        residual = widened(match_targets(y, mean) - mean).reshape(len(mean), -1, 1)
-        covariance = widened(self._gaussian.covariance) + torch.diag_embed(noise.reshape(len(mean), -1))
-        factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
-        white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
-        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
+        residual = widened(match_targets(y, mean) - mean).flatten(1)
+        covariance = widened(self._gaussian.covariance) + torch.diag_embed(noise.flatten(1))
+        mask = torch.zeros_like(residual, dtype=torch.bool) if censored is None else censored.reshape(residual.shape)
+        if not bool(mask.any()):
+            factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
+            white: Tensor = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False).squeeze(-1)
+            log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
+        else:
+            order = mask.int().argsort(dim=1, stable=True)  # the censored ones last, given all others
+            covariance = covariance.gather(1, order.unsqueeze(2).expand_as(covariance))
+            covariance = covariance.gather(2, order.unsqueeze(1).expand_as(covariance))
+            factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
+            found = torch.empty_like(residual[:, 0])
+            several = mask.sum(1) > 1
+            for chosen, nodes in ((~several, 1), (several, ORTHANT_NODES)):
+                most = max(1, MAX_ELEMENTS_PER_CHUNK // (nodes * mask.shape[1]))
+                for rows in chosen.nonzero()[:, 0].split(most):
+                    at, last = residual[rows].gather(1, order[rows]), mask[rows].gather(1, order[rows])
+                    found[rows] = _one_by_one(at, last, factor[rows], nodes)
         return found.to(mean.dtype)
 
 
@@ -238,6 +259,33 @@ class GaussianClassPredictive(ClassificationPredictive):
         log_probs, entropy = self._integrals
         whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
         return (whole - entropy).clamp_min(0.0)
+
+
+def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
+    """Log of the density of some Gaussian variables and of the probability that the others stay at or below: [B].
+
+    Each is taken given those before it. A censored one before the last stands at some quantiles of its tail.
+
+    Args:
+        residual: Values less their means, [B, O].
+        censored: Truth values [B, O].
+        factor: Lower Cholesky factor of the covariances, [B, O, O].
+        nodes: How many quantiles; 1 will do for one censored variable.
+    """
+    step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
+    ratio = 2.0  # of Kronecker's sequence with the powers of the root of x^(O + 1) = x + 1, the golden ratio for O = 1
+    for _ in range(50):
+        ratio = (1 + ratio) ** (1 / (residual.shape[1] + 1))
+    white, total = factor.new_zeros(nodes, *residual.shape), factor.new_zeros(nodes, len(residual))
+    for place in range(residual.shape[1]):
+        scale = factor[:, place, place]
+        z = (residual[:, place] - (factor[:, place] * white).sum(-1)) / scale  # [S, B]
+        tail = torch.special.log_ndtr(z)
+        share = (0.5 + step * ratio ** -(place + 1)) % 1
+        inside = torch.special.ndtri((tail.exp() * (1 - (2 * share - 1).abs())).clamp_min(1e-300))
+        white[..., place] = torch.where(censored[:, place], torch.minimum(inside, z), z)
+        total = total + torch.where(censored[:, place], tail, -0.5 * z.square() - scale.log() - HALF_LOG_TAU)
+    return total.logsumexp(0) - math.log(nodes)
 
 
 @lru_cache(maxsize=16)

@@ -96,17 +96,37 @@ class RegressionPredictive(Predictive):
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a probability where y is a count: [B].
 
+        Where an output has an atom (a value of positive probability, such as a floor), its factor at the atom is the atom's
+        probability. The other outputs keep their densities: the whole is a density with respect to the product over outputs of
+        length plus a point of mass 1 at each atom, and its integral is 1.
+
         Raises:
             ValueError: If targets do not fit, or are no values that the family has.
         """
         self.family.check_targets(y)
+        return self.censored_log_prob(y)
 
-        def score(outputs: Tensor, y: Tensor) -> Tensor:
-            density = self.family.log_density(y, *self._components(outputs))
+    def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        r"""Log-density of some outputs, jointly with the probability that the censored ones C are at most y: [B].
+
+        $$ \log \frac1S \sum_s \prod_{o \notin C} p(y_o; \theta_{so}) \prod_{o \in C} P(Y_o \le y_o; \theta_{so}) $$
+
+        Args:
+            y: Targets, [B, O].
+            censored: Truth values [B, O]; none by default.
+        """
+        at = match_targets(y, self.mean)
+        masks = () if censored is None or not bool(censored.any()) else (censored,)
+
+        def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
+            parameters = self._components(outputs)
+            density = self.family.log_density(y, *parameters)
+            for mask in masks:
+                density = torch.where(mask, self.family.log_cdf(y, *parameters), density)
             per_draw = density.flatten(2).sum(-1) if density.ndim > 2 else density
             return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
 
-        return self._rowwise(score, y)
+        return self._source.map(score, at, *masks)
 
     @checked
     def cdf(self, y: Tensor) -> Tensor:
@@ -118,20 +138,21 @@ class RegressionPredictive(Predictive):
         return self._rowwise(probability, y)
 
     @checked
+    def below(self, y: Tensor) -> Tensor:
+        """P(Y < y) for each output, less than `cdf` at an atom: [B, O]."""
+
+        def probability(outputs: Tensor, y: Tensor) -> Tensor:
+            return self.family.below(y, *self._components(outputs)).mean(0)
+
+        return self._rowwise(probability, y)
+
+    @checked
     def centrality(self, y: Tensor) -> Tensor:
-        r"""The level of the smallest central interval that holds y, $|2 F(y) - 1|$: [B, O].
+        r"""The level of the smallest central interval that holds y, $\max(1 - 2 P(Y \le y), 2 P(Y < y) - 1, 0)$: [B, O].
 
-        For counts, whose intervals hold more than they say, $\max(1 - 2 P(Y \le y), 2 P(Y < y) - 1, 0)$.
+        Without atoms that is $|2 F(y) - 1|$. Intervals that end at an atom hold more than their level.
         """
-        if not self.family.discrete:
-            return (2 * self.cdf(y) - 1).abs()
-
-        def levels(outputs: Tensor, y: Tensor) -> Tensor:
-            parameters = self._components(outputs)
-            low = 1 - 2 * self.family.cdf(y, *parameters).mean(0)
-            return torch.maximum(low, 2 * self.family.below(y, *parameters).mean(0) - 1).clamp_min(0)
-
-        return self._rowwise(levels, y)
+        return torch.maximum(1 - 2 * self.cdf(y), 2 * self.below(y) - 1).clamp_min(0)
 
     @checked
     def quantile(self, q: Level | Sequence[Level]) -> Tensor:
@@ -168,6 +189,12 @@ class RegressionPredictive(Predictive):
         """The central interval that holds y with probability `level`: lower and upper end, each [B, O]."""
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
+
+    def steps(self) -> Tensor | None:
+        """P(Y <= k) for k = 0, 1, ..., up to a tail of 1e-9, where counts are small enough to be listed: [K, B, O]; else `None`."""
+        most = int(self.quantile(1 - 1e-9).max()) + 1
+        found = self._source.map(lambda outputs: self.family.cumulated(most, *self._components(outputs)))
+        return found.movedim(1, 0) if found.shape[1] else None
 
     @checked
     def crps(self, y: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, cast, get_args
@@ -13,13 +13,18 @@ from torch import Tensor
 
 from bayesify.arguments.checks import checked
 from bayesify.predictive.base import check_finite
-from bayesify.predictive.families.quantile_function import QuantileFunction
+from bayesify.predictive.families.gaussian import normal_cdf
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"]
 """Scales that targets can be predicted on; see `TargetTransform`."""
+SMALL_POWER = 1e-6
+"""Powers below it are logarithms."""
 KNOT_STEP, PIECES_PER_STEP = 0.25, 8
 """Distance of the normal quantiles at which a predictive is asked for its own, and pieces each is then cut into."""
+MAX_STEP_RATIO, GAP_CUTS = 3.0, (1.0, 2.5, 5.0)
+"""Steps that are longer than a neighbor by more than this factor are gaps between modes. They are cut in the middle, and from
+either end at these multiples of the step next to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +177,14 @@ class TargetTransform:
             found = torch.where(t < 0, 1 - power, power - 1) * t.abs().log1p() - unit.log()
         return found - scale.log()
 
+    @property
+    def least(self) -> Tensor:
+        """The least target, on which all z fall that no target has: [O]; minus infinity where every z has a target."""
+        bounded = self.power > SMALL_POWER if self.name == "box_cox" else self.name in ("log1p", "sqrt")
+        return torch.where(
+            torch.as_tensor(bounded, device=self.shift.device), 0.0, torch.full_like(self.shift, -math.inf)
+        )
+
     def predictive(self, inner: RegressionPredictive) -> TransformedPredictive:
         """The predictive of y from that of z."""
         return TransformedPredictive(inner, self)
@@ -179,12 +192,12 @@ class TargetTransform:
 
 def _power(log: Tensor, power: Tensor) -> Tensor:
     """(exp(log)^power - 1) / power, the logarithm itself at 0."""
-    small = power.abs() < 1e-6
+    small = power.abs() < SMALL_POWER
     return torch.where(small, log, torch.expm1(power * log) / torch.where(small, 1.0, power))
 
 
 def _unpower(value: Tensor, power: Tensor) -> Tensor:
-    small = power.abs() < 1e-6
+    small = power.abs() < SMALL_POWER
     inside = (power * value).clamp_min(-1)
     return torch.where(small, value, torch.log1p(inside) / torch.where(small, 1.0, power))
 
@@ -195,8 +208,8 @@ class TransformedPredictive(RegressionPredictive):
     Quantiles are those of z mapped back and exact, so are intervals and the distribution function; the log-density is that of z
     plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
     $|u| < 6$, z between some of them by cubic pieces: to about 1e-3 for mixtures of Gaussians. Of other families, whose tails may
-    have no mean on the scale of y, they are those of the middle 99.9 %. The score is that of the same quantiles. How much of the
-    variance is epistemic is as for z. Where the transform is a shift and a scale, all of it is exact.
+    have no mean on the scale of y, they are those of the middle 99.9 % where z is transformed. The score is that of the same
+    quantiles. How much of the variance is epistemic is as for z. Where the transform is a shift and a scale, all of it is exact.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -226,19 +239,37 @@ class TransformedPredictive(RegressionPredictive):
 
     @cached_property
     def _knots(self) -> tuple[Tensor, Tensor]:
-        """Normal quantiles [K], and quantiles of y at them, [K, B, O]."""
-        reach = 6.0 if self.family.light_tailed else 3.25
-        if self.family.discrete:  # steps, with nothing between them
-            fine = torch.arange(-reach, reach + KNOT_STEP / 4, KNOT_STEP / 2, dtype=torch.float64)
-            y = self._to_targets(self._inner_quantiles(torch.special.ndtr(fine).tolist()))
-            return fine.to(y.device), y
+        """Probabilities and quantiles of y at them, rising, [K, B, O] each: y is spread evenly between two of them."""
+        steps = self.inner.steps() if self.family.discrete else None
+        if steps is not None:  # at each count, the probabilities before and after
+            z = torch.arange(len(steps), dtype=steps.dtype, device=steps.device).view(-1, *(1,) * (steps.ndim - 1))
+            both = torch.stack((torch.cat((torch.zeros_like(steps[:1]), steps[:-1])), steps), 1).flatten(0, 1)
+            return self._recalibrated(both), self._to_targets(z.expand_as(steps)).repeat_interleave(2, 0)
+        reach = 6.0 if self.family.light_tailed or self.transform.name == "none" else 3.25
         coarse = torch.arange(-reach, reach + KNOT_STEP / 2, KNOT_STEP, dtype=torch.float64)
-        z = self._inner_quantiles(torch.special.ndtr(coarse).tolist())
+        z = self._inner_quantiles(normal_cdf(coarse).tolist())
         fine = torch.linspace(-reach, reach, (len(coarse) - 1) * PIECES_PER_STEP + 1, dtype=torch.float64)
-        matrix = _cubic(coarse, fine).to(z)
+        smooth = torch.einsum("fc,c...->f...", _cubic(coarse, fine).to(z), z)
+        p = normal_cdf(fine).to(z).view(-1, *(1,) * (z.ndim - 1)).expand_as(smooth).clone()
+        width = z.diff(dim=0)
+        beside = torch.minimum(torch.cat((width[1:], width[-1:])), torch.cat((width[:1], width[:-1])))
+        gap = width > MAX_STEP_RATIO * beside
+        gap = gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))  # cubics reach one step further
+        for step in gap.flatten(1).any(1).nonzero().flatten().tolist():
+            before, after = (width[max(0, min(step + move, len(width) - 1))] for move in (-1, 1))
+            before, after = (torch.minimum(part, width[step] / 12) for part in (before, after))
+            cuts = [z[step] + times * before for times in GAP_CUTS]
+            cuts += [0.5 * (z[step] + z[step + 1]), *(z[step + 1] - times * after for times in reversed(GAP_CUTS))]
+            for place, at in enumerate(cuts, step * PIECES_PER_STEP + 1):
+                smooth[place] = torch.where(gap[step], at, smooth[place])
+                p[place] = torch.where(
+                    gap[step], self._recalibrated(self.inner.cdf(at.to(self.inner.mean))).to(p), p[place]
+                )
         # Cubics through quantiles with a kink, as recalibration makes them, go down in places; quantiles do not.
-        rising = torch.einsum("fc,c...->f...", matrix, z).cummax(0).values
-        return fine.to(z.device), self._to_targets(rising)
+        y, least = self._to_targets(smooth.cummax(0).values), self._least.to(z).expand_as(z[0])
+        last = (y[:-1] == least) & (y[1:] > least)  # the whole atom lies at the last quantile that is the least target
+        p[:-1] = torch.where(last, self.cdf(least.nan_to_num(0, 0, 0)).to(p), p[:-1])
+        return p, y
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,13 +277,24 @@ class TransformedPredictive(RegressionPredictive):
             shift, scale = self.transform.shift.to(self.inner.mean), self.transform.scale.to(self.inner.mean)
             square = scale.square()
             return shift + scale * self.inner.mean, square * self.inner.epistemic, square * self.inner.aleatoric
-        u, y = self._knots
-        weights = (-0.5 * u.square()).exp()
-        weights = (weights / weights.sum()).to(y)
-        mean = torch.einsum("k,k...->...", weights, y)
-        variance = torch.einsum("k,k...->...", weights, (y - mean).square())
-        share = self.inner.epistemic / self.inner.variance
+        p, y = self._knots
+        half = 0.5 * p.diff(dim=0) / (p[-1] - p[0])
+        weights = torch.cat((half[:1], half[1:] + half[:-1], half[-1:]))
+        if (
+            not self.family.discrete
+        ):  # where y is smooth in the normal quantiles, a rule that is exact to many more digits
+            fine = torch.special.ndtri(p.double())
+            density = (-0.5 * fine.square()).exp()
+            even = (fine.diff(dim=0).diff(dim=0).abs().amax(0) < 1e-3) & (y[0] > self._least.to(y))
+            weights = torch.where(even, (density / density.sum(0)).to(weights), weights)
+        mean = (weights * y).sum(0)
+        variance = (weights * (y - mean).square()).sum(0)
+        share = (self.inner.epistemic / self.inner.variance).nan_to_num(0)
         return mean, variance * share, variance * (1 - share)
+
+    def _recalibrated(self, p: Tensor) -> Tensor:
+        """The probability of targets below y, from that of values below z."""
+        return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
         """Of z."""
@@ -266,20 +308,44 @@ class TransformedPredictive(RegressionPredictive):
         """z of targets, from all of their digits."""
         return self.transform.forward(match_targets(y, self.inner.mean).double()).to(self.inner.mean)
 
+    @property
+    def _least(self) -> Tensor:
+        """The least target, an atom; minus infinity where there is none: [O]."""
+        return self.transform.least
+
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, minus infinity where the transform has none: [B]."""
-        z = self._standardized(y)
-        slope = self.transform.log_slope(match_targets(y, self.inner.mean).double()).flatten(1).sum(-1).to(z)
-        return torch.where(slope.isfinite(), self.inner.log_prob(z.nan_to_num(0, 0, 0)) + slope, -math.inf)
+        """Log-density of targets, jointly with the probabilities of those that are atoms: [B].
+
+        See `RegressionPredictive.log_prob`. It is minus infinity where the transform has no z.
+        """
+        self.family.check_targets(self._standardized(y).nan_to_num(0, 0, 0))
+        return self.censored_log_prob(y)
+
+    def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """Log-density of some outputs, jointly with the probability that the others are at most y: [B]."""
+        z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
+        least = self._least.to(at)
+        mask = at == least if censored is None else censored | (at == least)
+        slope = torch.where(mask, 0.0, self.transform.log_slope(at)).flatten(1).sum(-1)
+        impossible = ((at < least) | ~z.isfinite()).flatten(1).any(-1)
+        found = self.inner.censored_log_prob(z.nan_to_num(0, 0, 0), mask) + slope.to(z)
+        return torch.where(impossible, -math.inf, found)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
-        z = self._standardized(y)
-        return torch.where(z.isfinite(), self.inner.cdf(z.nan_to_num(0, 0, 0)), 0.0)
+        at = match_targets(y, self.inner.mean)
+        return self._probability(at, self.inner.cdf, at >= self._least.to(at))
 
-    def centrality(self, y: Tensor) -> Tensor:
-        """The level of the smallest central interval that holds y: [B, O]."""
-        return (2 * self.cdf(y) - 1).abs()
+    def below(self, y: Tensor) -> Tensor:
+        """P(Y < y) for each output, less than `cdf` at an atom: [B, O]."""
+        at = match_targets(y, self.inner.mean)
+        return self._probability(at, self.inner.below, at > self._least.to(at))
+
+    def _probability(self, y: Tensor, of: Callable[[Tensor], Tensor], possible: Tensor) -> Tensor:
+        """A probability of z where it is possible, 0 elsewhere."""
+        z = self._standardized(y)
+        found = torch.where(possible & z.isfinite(), of(z.nan_to_num(0, 0, 0)), (z == math.inf).to(z))
+        return self._recalibrated(found)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The value that y stays below with probability q: [B, O], or [Q, B, O]."""
@@ -289,9 +355,15 @@ class TransformedPredictive(RegressionPredictive):
         """Continuous ranked probability score in y's unit: [B, O]."""
         if self._affine:
             return self.transform.scale.to(self.inner.mean) * self.inner.crps(self._standardized(y))
-        u, knots = self._knots
-        family = QuantileFunction(torch.special.ndtr(u).tolist())
-        return family.crps(match_targets(y, self.inner.mean), knots.movedim(0, -1).unsqueeze(0))
+        at = match_targets(y, self.inner.mean)
+        p, knots = self._knots
+        start, end = knots[:-1], knots[1:]
+        inside = at.clamp(start, end)
+        share = (inside - start) / (end - start).clamp_min(torch.finfo(knots.dtype).tiny)
+        middle = p[:-1] + share * p.diff(dim=0)
+        before = (inside - start) * (p[:-1].square() + p[:-1] * middle + middle.square())
+        after = (end - inside) * ((1 - middle).square() + (1 - middle) * (1 - p[1:]) + (1 - p[1:]).square())
+        return (before + after).sum(0) / 3 + (at - at.clamp(knots[0], knots[-1])).abs()
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:

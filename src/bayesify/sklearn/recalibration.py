@@ -14,6 +14,7 @@ from torch import Tensor
 from bayesify.arguments.plain import Plain
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Outputs
+from bayesify.predictive.families.gaussian import normal_cdf
 from bayesify.predictive.regression import RegressionPredictive
 
 MIN_ROWS, MIN_ROWS_FOR_MORE_KNOTS = 60, 600
@@ -25,7 +26,9 @@ PRIOR_ROWS = 30.0
 MIN_ERROR_SHARE = 0.25
 """Of a member's squared error that its ensemble has left, at least."""
 MAX_NORMAL_SCORE = 6.0
-"""Normal scores beyond which a probability is 0 or 1."""
+"""Largest normal score of what is seen."""
+MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
+"""Normal scores of the smallest probability that float64 has, and of the largest one below 1."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +69,23 @@ class Recalibration(Plain):
 
     def __call__(self, u: Tensor) -> Tensor:
         """G(u)."""
-        return torch.special.ndtr(self._map(_as_scores(u), self.said, self.seen)[0]) if self.said else u
+        return normal_cdf(self._map(_as_scores(u), self.said, self.seen)[0]) if self.said else u
 
     def inverse(self, levels: Sequence[float]) -> list[float]:
         """The u at which G(u) is each level."""
         if not self.said:
             return list(levels)
         scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
-        found: Tensor = torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12)
+        found = normal_cdf(self._map(scores, self.seen, self.said)[0]).clamp(1e-300, 1 - 2**-53)
         return [float(level) for level in found]
 
     def log_slope(self, u: Tensor) -> Tensor:
         """log G'(u)."""
         if not self.said:
             return torch.zeros_like(u)
-        scores = _as_scores(u)
+        scores = _as_scores(u).clamp(MIN_TAIL_SCORE, MAX_TAIL_SCORE)
         mapped, slope = self._map(scores, self.said, self.seen)
-        return 0.5 * (scores.square() - mapped.square()) + slope.log()
+        return 0.5 * (scores - mapped) * (scores + mapped) + slope.log()
 
     @staticmethod
     def _map(scores: Tensor, start: Sequence[float], end: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -96,11 +99,11 @@ class Recalibration(Plain):
 
 def _as_scores(u: Tensor) -> Tensor:
     scores: Tensor = torch.special.ndtri(u.double())
-    return scores.clamp(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE)
+    return scores
 
 
 def _scores(levels: np.ndarray) -> np.ndarray:
-    return _as_scores(torch.from_numpy(levels)).numpy()
+    return np.asarray(_as_scores(torch.from_numpy(levels)).clamp(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE))
 
 
 def ensemble_places(

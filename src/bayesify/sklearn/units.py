@@ -19,7 +19,7 @@ from bayesify.sklearn.recalibration import Recalibration
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
 """What an estimator's `target_transform` takes; all act on each target."""
 MIN_PROBABILITY = 1e-12
-"""Smallest probability of a value whose logarithm is taken."""
+"""Probability that is left to targets that a distribution cannot have."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,18 @@ class UnitsPredictive(TransformedPredictive):
         floor: float = -math.inf,
     ) -> None:
         super().__init__(inner, TargetTransform.scaled(transform, shift, scale))
-        self._recalibration, self._floor = recalibration or Recalibration(), floor
+        self._recalibration = recalibration or Recalibration()
+        self._floor = math.ceil(floor) if self.family.discrete and math.isfinite(floor) else floor
+        if self._recalibration.said and len(shift) > 1:
+            raise ValueError(f"UnitsPredictive: a recalibration of {len(shift)} targets; recalibrate one target only")
 
     def __repr__(self) -> str:
         return f"UnitsPredictive({self.inner!r}, transform={self.transform.name!r})"
 
     @property
     def _affine(self) -> bool:
-        return super()._affine and not self._recalibration.said and self._floor == -math.inf
+        unbounded = self._floor <= 0 if self.family.discrete else self._floor == -math.inf
+        return super()._affine and not self._recalibration.said and unbounded
 
     @property
     def outputs(self) -> Tensor:
@@ -123,33 +127,39 @@ class UnitsPredictive(TransformedPredictive):
     def _to_targets(self, z: Tensor) -> Tensor:
         return super()._to_targets(z).clamp_min(self._floor)
 
+    def _recalibrated(self, p: Tensor) -> Tensor:
+        return self._recalibration(p.double())
+
+    @property
+    def _least(self) -> Tensor:
+        return self.transform.least.clamp_min(self._floor)
+
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, one number per example, with the slopes of transform, scale and recalibration: [B].
+        """Log-density of targets, jointly with the probability of a floor where they lie at it: [B].
 
-        At a floor it is the logarithm of the probability that all that lies below has been put there.
+        With the slopes of transform, scale and recalibration. For targets that the distribution cannot have, below the floor or
+        negative under a transform of positive numbers, `MIN_PROBABILITY` is left, spread by a Cauchy density around the
+        mean with the standard deviation as its scale: scores stay finite, and the integral is 1 to rounding.
         """
+        found = super().log_prob(y).double()
+        lost = found == -math.inf
+        if not bool(lost.any()):
+            return found
+        z = (match_targets(y, self.inner.mean) - self.mean) / self.std
+        rest = math.log(MIN_PROBABILITY) - (math.pi * self.std * (1 + z.square())).log().sum(-1)
+        return torch.where(lost, rest.double(), found)
+
+    def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """Log-density of some outputs, jointly with the probability that the others are at most y: [B]."""
+        found = super().censored_log_prob(y, censored).double()
+        if not self._recalibration.said:
+            return found
         at = match_targets(y, self.inner.mean)
-        if self.family.discrete:
-            return (self.cdf(y) - self._below(at)).clamp_min(MIN_PROBABILITY).log().sum(-1)
-        density = super().log_prob(y)
-        if self._recalibration.said:
-            density = density + self._recalibration.log_slope(self.inner.cdf(self._standardized(y))).sum(-1)
-        least = max(self._floor, 0.0 if self.transform.name != "none" else -math.inf)
-        atom = (at <= least).any(-1)
-        return torch.where(atom, self.cdf(y).clamp_min(MIN_PROBABILITY).log().sum(-1), density.double())
-
-    def _below(self, y: Tensor) -> Tensor:
-        """P(Y < y) of whole numbers."""
-        return torch.where(y >= 1, self.cdf((y - 1).clamp_min(0)), 0.0)
-
-    def cdf(self, y: Tensor) -> Tensor:
-        """P(Y <= y) for each output: [B, O]."""
-        z, at = self._standardized(y), match_targets(y, self.inner.mean)
-        found = self._recalibration(self.inner.cdf(z.nan_to_num(0, 0, 0)).double())
-        return torch.where((at < self._floor) | ~z.isfinite(), torch.zeros_like(found), found)
-
-    def centrality(self, y: Tensor) -> Tensor:
-        """The level of the smallest central interval that holds y: [B, O]."""
-        if not self.family.discrete:
-            return super().centrality(y)
-        return torch.maximum(1 - 2 * self.cdf(y), 2 * self._below(match_targets(y, self.inner.mean)) - 1).clamp_min(0)
+        mask = at <= self._least if censored is None else censored | (at <= self._least)
+        cdf = self.cdf(at)
+        mass = torch.where(mask, cdf, cdf - self.below(at))
+        whole = mask if not self.family.discrete else torch.ones_like(mask)
+        slope = self._recalibration.log_slope(self.inner.cdf(self._standardized(at).nan_to_num(0, 0, 0)))
+        # A difference of probabilities that is lost in rounding is the slope times the difference before.
+        found = torch.where(whole & (mass > 1e-9 * cdf), mass.log(), found.unsqueeze(-1) + slope)
+        return torch.where(at < self._least, -math.inf, found).squeeze(-1)

@@ -47,6 +47,10 @@ class Family(ABC):
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """P(Y <= y)."""
 
+    def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """log P(Y <= y), from float64: small probabilities keep their digits."""
+        return self.cdf(widened(y), *(widened(part) for part in parameters)).log().to(parameters[0].dtype)
+
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """The value that Y stays below with probability q; a family that has quantiles and places of its own needs none."""
         raise NotImplementedError
@@ -54,6 +58,10 @@ class Family(ABC):
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """Of several probabilities: [Q, S, B, O]."""
         return torch.stack([self.component_quantile(q, *parameters) for q in levels])
+
+    def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
+        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 where numbers are not whole, or too many."""
+        return parameters[0].new_zeros(parameters[0].shape[1], 0)
 
     @abstractmethod
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -83,6 +84,13 @@ class CountFamily(Family):
             if k % 16 == 0 and bool((total > 1 - TAIL_PROBABILITY).all()):
                 break
         return (score + (y - k).clamp_min(0)).to(parameters[0].dtype)
+
+    def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
+        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 where these are too many."""
+        wide = tuple(widened(part) for part in parameters)
+        if most > MAX_SUMMED_TERMS or not bool((self.moments(*wide)[0] <= MAX_SUMMED_MEAN).all()):
+            return super().cumulated(most, *wide)
+        return torch.stack(list(islice(self._cumulated(*wide), most + 1)), 1).clamp_max(1)
 
     def _few(self, *parameters: Tensor) -> bool:
         """Whether counts can be gone through one by one from 0."""

@@ -27,8 +27,13 @@ class GaussianFamily(Family):
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """P(Y <= y)."""
         mean, variance = parameters
-        probability: Tensor = torch.special.ndtr((y - mean) / variance.sqrt())
-        return probability
+        return normal_cdf((y - mean) / variance.sqrt())
+
+    def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """log P(Y <= y), exact where the probability itself would be 0."""
+        mean, variance = parameters
+        found: Tensor = torch.special.log_ndtr((y - mean) / variance.sqrt())
+        return found
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """mean + z_q std."""
@@ -57,6 +62,11 @@ class GaussianFamily(Family):
 def gaussian_log_density(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """log N(y; mean, variance), entry by entry."""
     return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+def normal_cdf(z: Tensor) -> Tensor:
+    """The standard normal distribution function; torch's own `ndtr` has no digits of its lower tail, and is 0 from -8.3 on."""
+    return 0.5 * torch.erfc(-z / math.sqrt(2))
 
 
 def normal_quantile(q: float) -> float:

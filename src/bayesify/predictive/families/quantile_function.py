@@ -69,6 +69,12 @@ class QuantileFunction(Family):
         high = -(1 - self.levels[-1]) * torch.expm1(-(y - knots[..., -1]).clamp_min(0) / right)
         return low + (share * self._levels(knots).diff()).sum(-1) + high
 
+    def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """log P(Y <= y), a line in the lower tail."""
+        (knots,) = parameters
+        low = math.log(self.levels[0]) + (y - knots[..., 0]) / self._tails(knots)[0]
+        return torch.where(y < knots[..., 0], low, self.cdf(y, knots).log())
+
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """The quantile function."""
         (knots,) = parameters

@@ -41,6 +41,12 @@ class StudentTFamily(Family):
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
+    def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """log P(Y <= y), never from the table, whose error is absolute."""
+        location, square, degrees = parameters
+        t = (y - location) / square.sqrt()
+        return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
+
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """Of several probabilities, found between the normal quantiles and those of two degrees: [Q, S, B, O]."""
         location, square, degrees = parameters
@@ -115,9 +121,8 @@ def _table(degrees: float) -> tuple[Tensor, Tensor]:
 
 
 def _exact_cdf(t: Tensor, degrees: Tensor) -> Tensor:
-    square = t.square()
-    total = degrees + square
-    tail = 0.5 * regularized_beta(0.5 * degrees, torch.full_like(t, 0.5), degrees / total, square / total)
+    ratio = t.square() / degrees
+    tail = 0.5 * regularized_beta(0.5 * degrees, torch.full_like(t, 0.5), 1 / (1 + ratio), 1 / (1 + 1 / ratio))
     return torch.where(t < 0, tail, 1 - tail)
 
 
