@@ -599,3 +599,33 @@ def test_the_network_is_not_changed() -> None:
         net[0].weight.zero_()
     torch.testing.assert_close(laplace.network[0].weight, before["0.weight"])
     assert bayesify.Laplace is Laplace
+
+
+@pytest.mark.parametrize(
+    ("hidden", "memory", "covariance", "size", "remark"),
+    [
+        (8, "1GiB", "full", 10 * 8 + 8 + 8 * 3 + 3, ""),
+        (
+            64,
+            "1MiB",
+            "full",
+            64 * 3 + 3,
+            ", last layer, since a full covariance over all 899 weights would take 9.25 MiB",
+        ),
+        (64, "100KiB", "kronecker", 64 * 3 + 3, ", last layer, since a full covariance over all 899 weights"),
+    ],
+)
+def test_without_a_subset_the_budget_chooses(hidden, memory, covariance, size, remark):
+    """All weights, or the last layer, with a full covariance or Kronecker factors: what somebody chooses who asks for it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+    loader = [(torch.randn(40, 10), torch.randint(0, 3, (40,)))]
+    laplace = bayesify.Laplace(net, "categorical", memory=memory).fit(loader)
+    assert (laplace.covariance, laplace.subset.size) == (covariance, size)
+    assert remark in repr(laplace)
+    subset = "last_layer" if remark else "all"
+    same = bayesify.Laplace(net, "categorical", subset, covariance, memory=memory).fit(loader)
+    x = torch.randn(5, 10)
+    assert torch.equal(laplace.predict(x).probs, same.predict(x).probs)
+    again = bayesify.Laplace(net, "categorical", covariance="diagonal", memory=memory).fit(loader)
+    assert again.subset.size == sum(parameter.numel() for parameter in net.parameters())

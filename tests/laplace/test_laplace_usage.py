@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Laplace(network(), CATEGORICAL, {"0.bias": torch.zeros(6, dtype=torch.bool)}).fit(data()),
         "the mask is empty",
     ),
-    "budget": (lambda: Laplace(network(), CATEGORICAL, memory=1000).fit(data()), "choose at most 9 weights"),
+    "budget": (lambda: Laplace(network(), CATEGORICAL, "all", memory=1000).fit(data()), "choose at most 9 weights"),
     "not_fitted": (lambda: Laplace(network(), CATEGORICAL).predict(torch.randn(2, 2)), r"call fit\(loader\) first"),
     "no_data": (lambda: Laplace(network(), CATEGORICAL).fit([]), "no examples"),
     "no_target": (lambda: Laplace(network(), CATEGORICAL).fit([{"x": torch.randn(3, 2)}]), "no target"),

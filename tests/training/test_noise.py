@@ -139,3 +139,18 @@ def test_an_interrupted_run_finds_the_same(tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
     )
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize(
+    "options", [{}, {"subset": "last_layer"}, {"covariance": "diagonal"}, {"covariance": "kronecker"}]
+)
+def test_laplace_finds_it_whatever_the_scale_of_the_targets(options, scale):
+    mine, net = likelihoods.Gaussian(), trained(scale)
+    laplace = bayesify.Laplace(net, mine, **options).fit(loader(*rows(scale=scale)))
+    assert noise_of(laplace) == pytest.approx((STD * scale) ** 2, rel=0.2)
+    assert not mine.is_settled
+    x, y = rows(scale=scale, seed=1)
+    assert 0.85 < bayesify.metrics.evaluate(laplace.predict(x), y)["coverage_90"] < 0.95
+    given = bayesify.Laplace(net, likelihoods.Gaussian(0.5), **options).fit(loader(*rows(scale=scale)))
+    assert noise_of(given) == pytest.approx(0.5)

@@ -29,6 +29,7 @@ from bayesify.laplace.covariances import (
     WeightCovariance,
     check_budget,
     from_curvature,
+    full_bytes,
 )
 from bayesify.laplace.curvature import (
     CURVATURES,
@@ -54,10 +55,10 @@ from bayesify.laplace.linearized import (
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian
+from bayesify.predictive.regression import match_targets
 from bayesify.predictive.spreads import Spread
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
@@ -81,6 +82,10 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 """How predictions are made; see `Laplace.predict`."""
 
 
+MIN_NOISE = 1e-12
+"""Smallest variance of the noise that `fit` finds: a network that meets every target has none."""
+
+
 @register_predictor
 class Laplace(Drawable):
     r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
@@ -91,8 +96,12 @@ class Laplace(Drawable):
     Args:
         net: The trained network, in evaluation mode if it has dropout or batch normalization.
         likelihood: p(y | outputs), or its name.
-        subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
-        covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
+        subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`. By
+            default `fit` chooses: all weights where a full covariance over them fits into `memory`, else the last layer, with a
+            full covariance where that fits and Kronecker factors where it does not. `repr` says which. With a `covariance` but no
+            subset it is `"all"`.
+        covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal); full
+            where a subset is given without one.
         prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
             for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
@@ -132,8 +141,8 @@ class Laplace(Drawable):
         self,
         net: nn.Module,
         likelihood: Likelihood | str | Mapping[str, Any],
-        subset: Any = "all",
-        covariance: Structure = "full",
+        subset: Any = "auto",
+        covariance: Structure | None = None,
         prior_precision: float | Mapping[str, float] | Literal["size"] | None = None,
         *,
         link: Link | None = None,
@@ -147,6 +156,9 @@ class Laplace(Drawable):
     ) -> None:
         if isinstance(net, BayesianNetwork):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
+        auto = isinstance(subset, str) and subset == "auto"
+        self._chooses = auto and covariance is None and not marginal
+        covariance, subset = covariance or "full", "all" if auto else subset
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(num_samples, int) and curvature == "empirical":
@@ -212,15 +224,17 @@ class Laplace(Drawable):
         args, kwargs = checked_inputs(first.x)
         find_last = functools.cache(lambda: last_layer(self._runner, self.weights, args, kwargs, self.output))
         candidates = self._candidates(loader, read_batch, progress, find_last)
+        chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
         check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
+        finds_noise = self._start_noise(loader, read_batch)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
-        self.remarks = tuple(candidates.remarks)
+        self.remarks = (*chosen_for, *candidates.remarks)
         default, self._default = self._default, False
         if default:
             chosen = self.subset.names
@@ -237,7 +251,36 @@ class Laplace(Drawable):
             self.remarks += (self._sampling_remark(),)
         if default and not self._is_sampled(first.x):
             self._settle_precision(loader, read_batch)
+        if finds_noise and isinstance(self.posterior, FullCovariance) and not self.marginal:
+            self._fit_noise()
         return self
+
+    def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
+        """All weights or the last layer, as the budget allows, and a remark that says why; see `subset`."""
+        self.selector, self.covariance = as_selector("all"), "full"
+        needed = full_bytes(candidates.free, self.dtype)
+        if needed <= self.memory:
+            return ()
+        self.selector = as_selector("last_layer")
+        if full_bytes(self.selector.count(candidates), self.dtype) > self.memory:
+            self.covariance = "kronecker"
+        whole = f"a full covariance over all {candidates.free:,} weights would take {in_words(needed)}"
+        return (f"last layer, since {whole}",)
+
+    def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> bool:
+        """Whether the variance of the noise was to be found; it is the network's mean squared residual then."""
+        if not isinstance(self.likelihood, Gaussian) or self.likelihood.is_settled:
+            return False
+        sums = torch.zeros(2, dtype=torch.float64)
+        for item in loader:
+            batch = parse_batch(item, read_batch).to(self.device)
+            args, kwargs = checked_inputs(batch.x)
+            outputs = select_output(self._runner.call({}, args, kwargs), self.output)
+            errors = (match_targets(batch.y, outputs) - outputs).double().square().flatten(1).sum(1).cpu()
+            sums += torch.stack([batch.counts @ errors, batch.counts.sum() * outputs[0].numel()])
+        total, numbers = sum_over_processes(sums).tolist()
+        self.likelihood.set_noise(max(total / max(numbers, 1e-30), MIN_NOISE))
+        return True
 
     def _candidates(
         self,
@@ -765,7 +808,7 @@ class Laplace(Drawable):
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
             raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
         ratio = float(likelihood.noise.detach()) / variance
-        likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
+        likelihood.set_noise(variance)
         rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
         self.posterior = rescaled.rescaled(posterior.factor)
         self.data.log_likelihood = -0.5 * (
