@@ -368,35 +368,32 @@ def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
     """Whether uncertainty says which rows to look at, of this method or else of one that is as good."""
-    if _helps(row, summary):
-        return [f"If the least certain fifth of rows goes to a human, {_effect(row, summary)}."]
+    if effect := _effect(row, summary):
+        return [f"If the least certain fifth of rows goes to a human, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
     told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
-    others = [other for other in summary.contenders if other is not row]
-    other = next((other for other in others if _helps(other, summary)), None)
-    if other is not None:
-        told += f" That of {_words(other)}, which predicts as well, does: {_effect(other, summary)}."
+    for other in summary.contenders:
+        if other is not row and (effect := _effect(other, summary)):
+            return [f"{told} That of {_words(other)}, which predicts as well, does: {effect}."]
     return [told]
 
 
-def _ends(row: MethodRow, summary: Summary) -> tuple[float, float]:
-    """Error or accuracy of all rows, and of the most certain four fifths."""
+def _effect(row: MethodRow, summary: Summary) -> str:
+    """What becomes of the error or accuracy of the rest when the least certain fifth goes; empty where that does not help."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
-    return start, after
-
-
-def _helps(row: MethodRow, summary: Summary) -> bool:
-    start, after = _ends(row, summary)
-    return after < 0.97 * start if summary.task == "regression" else after > start + 0.005
-
-
-def _effect(row: MethodRow, summary: Summary) -> str:
-    start, after = _ends(row, summary)
     if summary.task == "regression":
-        return f"the error of the rest falls from {significant(start)} to {significant(after)}"
-    return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
+        told, helps = (
+            f"the error of the rest falls from {significant(start)} to {significant(after)}",
+            0.97 * start > after,
+        )
+    else:
+        told, helps = (
+            f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %",
+            after > start + 0.005,
+        )
+    return told if helps else ""
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
