@@ -56,3 +56,5 @@ def test_a_comparison_prints_what_fit_gives(target, other, task, tmp_path):
             wanted = metrics.evaluate(estimator.predictive(new), torch.from_numpy(codes))
         scores = found.summary.results[method, 1]["scores"]
         assert {name: scores[name] for name in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-6), method
+        timed = ["predict_ms" in found.summary.results[method, split]["times"] for split in range(2)]
+        assert timed == [True, False]  # on one split: it takes as long as all scores

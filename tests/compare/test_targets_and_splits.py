@@ -4,6 +4,8 @@ import numpy as np
 import pandas
 import pytest
 
+from bayesify.compare import comparison, contestants
+from bayesify.compare.question import Question
 from bayesify.compare.splits import make_parts
 from bayesify.tables.errors import InputError
 from bayesify.tables.targets import find_column, read_target
@@ -114,3 +116,12 @@ def test_standard_splits_keep_their_test_rows():
 def test_too_few_rows():
     with pytest.raises(InputError, match=r"19 rows .* at least 20"):
         make_parts(np.arange(19.0), 0, 0, classes=False)
+
+
+def test_rivals_run_first_and_then_the_longest_runs():
+    """A report needs the rivals, and two workers end together only if the last runs are short."""
+    names = list(comparison._job_names(Question("t.csv", "y").chosen(), 5))
+    assert names[:3] == ["constant", "linear", "boosted_trees"]
+    rest = [name for name in names if name not in contestants.RIVALS]
+    assert rest[:6] == ["inducing", *(f"auto-{split}" for split in range(5))]
+    assert {"point", "laplace"} <= set(rest[6:])

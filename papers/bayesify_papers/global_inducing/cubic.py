@@ -134,7 +134,7 @@ def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int
     return found
 
 
-def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
+def no_u_turn(seed: int, chain: Mapping[str, Any]) -> dict[str, Any]:
     """NUTS on the data of one seed."""
     data = problem(seed)
     with torch.random.fork_rng(devices=[]):

@@ -148,8 +148,8 @@ def predictors(system: str, data: toy.Regression, training: Training, seeds: Seq
     if system == REFERENCE_SYSTEM:
         (seed,) = seeds
         bnn = make("FFG-W", seed)
-        length = {"num_draws": training.chain, "num_warmup": training.chain * training.thin, "thin": training.thin}
-        draws = nuts(bnn, data.x, data.y, seed=seed, **length)
+        chain, thin = training.chain, training.thin
+        draws = nuts(bnn, data.x, data.y, num_draws=chain, num_warmup=chain * thin, thin=thin, seed=seed)
         assert bnn.likelihood is not None
         likelihood = bnn.likelihood
         return [lambda x: cast(RegressionPredictive, likelihood.predictive(draws.outputs((x,), {})))]

@@ -174,10 +174,10 @@ class Summary:
     @cached_property
     def num_rows(self) -> int:
         """Different rows that the splits test: at most all there are."""
-        counts = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
-        counts = {split: rows for split, rows in counts.items() if split in self.splits}
-        tested: int = sum(rows["test"] for rows in counts.values())
-        return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts.values())])
+        known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
+        counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
+        tested = sum(rows["test"] for rows in counts)
+        return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts)])
 
     @cached_property
     def test_share(self) -> float:
@@ -187,12 +187,12 @@ class Summary:
 
     def difference(self, worse: str, better: str) -> Difference:
         """How far one ranked method's NLL lies above another's, with the NLL of each row where it is known."""
-        scores = [self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better)]
+        first, second = (self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better))
         losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
         if any(loss is None for part in losses for loss in part):
-            return paired_difference(*scores, self.test_share)
+            return paired_difference(first, second, self.test_share)
         rows = [np.subtract(*pair) for pair in zip(*losses, strict=True)]
-        return paired_difference(*scores, self.test_share, rows, self.num_rows)
+        return paired_difference(first, second, self.test_share, rows, self.num_rows)
 
     def chosen_elsewhere(self) -> list[str]:
         """For each split the method with the lowest mean NLL on all others; empty for a single split.

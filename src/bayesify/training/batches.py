@@ -36,7 +36,7 @@ class StackedBatch(Batch):
         """The batch of one model."""
         return Batch(*self.map(lambda leaf: leaf[index]))
 
-    def rows(self, index: slice) -> StackedBatch:
+    def rows(self, index: slice | Tensor) -> StackedBatch:
         """Some of each model's examples."""
         return StackedBatch(*self.map(lambda leaf: leaf[:, index]))
 
