@@ -75,7 +75,7 @@ from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count
-from bayesify.weights.catalog import catalog, padding_entries
+from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
@@ -84,6 +84,18 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 MIN_NOISE = 1e-12
 """Smallest variance of the noise that `fit` finds: a network that meets every target has none."""
+
+
+def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """Weights that can have a posterior, or a `ValueError`."""
+    if not weights:
+        raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
+    for name in weights:
+        if net.get_parameter(name).dtype == torch.float16:
+            raise ValueError(
+                f"Laplace: {name} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
+            )
+    return weights
 
 
 @register_predictor
@@ -169,14 +181,7 @@ class Laplace(Drawable):
             raise TypeError(f"Laplace: {made.no_curvature}")
         check_deterministic(net)
         known = catalog(net)
-        self.weights = known.trainable
-        if not self.weights:
-            raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
-        half = [name for name in self.weights if net.get_parameter(name).dtype == torch.float16]
-        if half:
-            raise ValueError(
-                f"Laplace: {half[0]} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
-            )
+        self.weights = _check_weights(net, known.trainable)
         self._frozen = tuple(known.refused)
         self.network = copy_network(net, "Laplace").requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
