@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,17 +38,29 @@ app.command()(fit)
 app.command()(predict)
 
 REPORT_NAME = "report.html"
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Of an output stream whose disk takes no more."""
 
 
 def main() -> None:
-    """Run the command line; where its reader has left, as `head` does, it ends quietly."""
+    """Run the command line; where its reader has left, as `head` does, it ends quietly, and on a full disk with a sentence."""
     try:
         try:
             app()
         finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at Python's end
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *FULL_ERRORS):
+            raise
+        with suppress(OSError):
+            if error.errno != errno.EPIPE:
+                print(f"bayesify: the output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+                continue
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush at Python's end
         sys.exit(1)
 
 

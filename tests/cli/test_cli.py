@@ -1,6 +1,7 @@
 """The command line: methods, help, and arguments that are refused."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -69,3 +70,21 @@ def test_a_reader_that_leaves_is_no_error(arguments):
     assert program.stderr.read() == b""
     program.stderr.close()
     program.wait(60)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told_in_a_sentence(unbuffered):
+    words = [sys.executable, "-c", "from bayesify.cli import main; main()", "--help"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=env, text=True)
+        assert (done.returncode, done.stderr) == (
+            1,
+            "bayesify: the output cannot be written: No space left on device\n",
+        )
+        assert subprocess.run(words, stdout=full, stderr=full, env=env).returncode == 1
+    closed = subprocess.run(
+        f"exec {shlex.join([*words[:-1], '--version'])} >&-", shell=True, stderr=subprocess.PIPE, env=env
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")

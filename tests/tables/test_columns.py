@@ -1,12 +1,17 @@
 """Columns as numbers: kinds, what is left out, and statistics of the training rows alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas
 import pytest
 
+from bayesify.sklearn.units import TargetUnits
 from bayesify.tables.columns import Features, read_features
+from bayesify.tables.encoding import Encoding
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import MAX_LEVELS, MAX_RANGES_OUTSIDE, Preparation
+from bayesify.tables.targets import read_target
 
 ROWS = 40
 
@@ -143,3 +148,23 @@ def test_only_frequent_levels_have_inputs_of_their_own():
 def test_rows_without_any_input_that_varies():
     features = read_features(table(x=[1.0, 1.0, 1.0, 2.0]))
     assert Preparation.of(features, np.arange(3))(features, np.arange(4)).tolist() == [[0.0]] * 4
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e160, 1e-170, 1e-300])
+def test_numbers_that_cannot_be_squared_are_refused(scale):
+    values = np.arange(1.0, 41.0) * scale
+    table = pandas.DataFrame({"a": values, "c": np.arange(40.0)})
+    unit = "larger" if abs(scale) > 1 else "smaller"
+    with pytest.raises(InputError, match=rf"column 'a' holds .*; give it in a {unit} unit"):
+        read_features(table)
+    with pytest.raises(InputError, match=rf"the target 'a' holds .*; give it in a {unit} unit"):
+        read_target(table["a"])
+    with pytest.raises(InputError, match=rf"input 0, counted from 0, holds .*; give it in a {unit} unit"):
+        Encoding.scaled(values[:, None], np.ones(40))
+    with pytest.raises(InputError, match=rf"the target holds .*; give it in a {unit} unit"):
+        TargetUnits.of(values[:, None], np.ones(40), "none")
+
+
+def test_a_soft_limit_holds_far_away():
+    encoding = replace(Encoding.scaled(np.arange(5.0)[:, None], np.ones(5)), soft_limit=True)
+    np.testing.assert_allclose(encoding(np.array([[1e300], [-1e200], [1e6]])), [[3], [-3], [3]], rtol=1e-9)

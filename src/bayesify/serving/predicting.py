@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-import os
+import errno
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from bayesify.serving.chunks import PART_ROWS, read_parts
+from bayesify.serving.chunks import PART_ROWS, Parts, read_parts
 from bayesify.serving.folder import ModelFolder
 from bayesify.sklearn import BayesianClassifier
 from bayesify.sklearn.scores import Scores
-from bayesify.tables.columns import as_numbers, cells_of
+from bayesify.storage.atomic import remove_leftovers, write_atomically
+from bayesify.tables.columns import Contents, as_numbers, cells_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import label_of
@@ -75,30 +77,59 @@ def predict_table(
 
     Raises:
         InputError: If the table cannot be read, lacks a column that had no empty cell in training, or holds other kinds of cells
-            than the training rows.
+            than the training rows; the words do not depend on the parts.
         OSError: If the file cannot be written.
     """
     if not 0 < level < 1:
         raise InputError(f"--level {level:g}: give a number between 0 and 1, such as 0.9")
     if out.exists() and new.exists() and out.samefile(new):
         raise InputError(f"--out {out}: is the table itself; give another file")
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    if out.parent.is_dir():
+        remove_leftovers(out)
+    elif not out.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {out.parent}; make it first")
+    parts = read_parts(new, rows, _as_in_training(model, reading or Reading()))
     found = _Predicted(model, level)
+    with _told_of(model, new):
+        _check(model, parts)
     try:
-        with draft.open("w", newline="", encoding="utf-8") as file:
+        with write_atomically(out) as draft, draft.open("x", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(_header(model))
-            for first, frame, remarks in read_parts(new, rows, _as_in_training(model, reading or Reading())):
-                try:
-                    writer.writerows(found.add(frame, remarks))
-                except ValueError as error:
-                    reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
-                    where = f"{new.name}" if not first else f"{new.name}, in the rows from {first + 1:,} on"
-                    raise InputError(f"{where}: {reason}") from error
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
+            for _, frame, remarks in parts:
+                with _told_of(model, new):
+                    cells = found.add(frame, remarks)
+                writer.writerows(cells)
+    except ValueError as error:
+        raise error if isinstance(error, InputError) else InputError(f"--out {error}") from error
     return found.outcome()
+
+
+@contextmanager
+def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
+    """Errors about a table, as the command tells them."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ").partition(" with --ignore ")[0]
+        raise InputError(f"{new.name}: {reason}") from error
+
+
+def _check(model: ModelFolder, parts: Parts) -> None:
+    """Refuse a table whose columns are not those of the training rows, by the whole of it.
+
+    Raises:
+        InputError: If a column is not there, or holds other kinds of cells.
+    """
+    kinds = {column.name: column.kind for column in model.about.columns if column.kind != "text"}
+    days = model.estimator.fitted_.columns.schema.day_first if model.estimator.fitted_.columns is not None else ()
+    contents = {name: Contents(name) for name in kinds}
+    for _, frame, _ in parts:
+        inputs, _ = _fitting(model, frame)
+        for name, found in contents.items():
+            found.add(inputs[name])
+    for name, found in contents.items():
+        found.check_like(kinds[name], name in days)
 
 
 class _Predicted:

@@ -15,6 +15,7 @@ from bayesify.arguments.plain import Plain
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 from bayesify.sklearn.recalibration import Recalibration
+from bayesify.tables.errors import check_magnitude
 
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
 """What an estimator's `target_transform` takes; all act on each target."""
@@ -53,6 +54,8 @@ class TargetUnits(Plain):
         units = cls(transform, np.zeros(y.shape[1]), np.ones(y.shape[1]))
         if not standardize:
             return units
+        for column in y.T:
+            check_magnitude("the target", column)
         t, share = units(y), torch.from_numpy(weights / weights.sum()).unsqueeze(1)
         shift = (share * t).sum(0)
         scale = (share * (t - shift).square()).sum(0).sqrt()

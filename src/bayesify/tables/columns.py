@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.arguments.plain import Plain
-from bayesify.tables.errors import InputError
+from bayesify.tables.errors import InputError, check_magnitude
 from bayesify.tables.written_numbers import is_number
 
 if TYPE_CHECKING:
@@ -134,14 +134,19 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     known = None if like is None else like.kinds
     for name in frame.columns if known is None else [name for name in frame.columns if name in known]:
         column = frame[name]
-        kind = kind_of(name, column) if known is None else _kind_like(name, column, known[name])
+        found = Contents(name)
+        if known is None or known[name] != "text":
+            found.add(column)
+        if known is not None and like is not None:
+            found.check_like(known[name], name in like.day_first)
+        kind = found.kind() if known is None else known[name]
         reason = "" if like is not None else _useless(name, column, kind)
         if reason:
             notes.append(f"Column {name!r} was left out: {reason}.")
         elif kind == "number":
             _add_numbers(name, {name: as_numbers(column)}, numbers, sources)
         elif kind == "date":
-            first, note = _day_first(name, column, None if like is None else name in like.day_first)
+            first, note = found.order(None if like is None else name in like.day_first)
             day_first += [name] * first
             notes += [note] * bool(note)
             _add_numbers(name, _date_parts(name, column, first, every=like is not None), numbers, sources)
@@ -152,6 +157,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     if not numbers and not texts:
         raise InputError(f"no column is left to predict from. {' '.join(notes)}")
     for name, values in numbers.items():
+        check_magnitude(f"column {name!r}", values)
         infinite = int(np.isinf(values).sum())
         if infinite:
             notes.append(f"Column {name!r} holds {infinite} infinite numbers; they count as missing.")
@@ -187,16 +193,6 @@ def _add_numbers(
         numbers[name], sources[name] = values, source
 
 
-def _kind_like(name: str, column: Series, wanted: str) -> str:
-    """The kind of a column in a second table, which is that of the first."""
-    kind = "text" if wanted == "text" else kind_of(name, column)
-    if kind != wanted:
-        raise InputError(
-            f"column {name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
-        )
-    return kind
-
-
 def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], like: Features, rows: int) -> Features:
     missing = [name for name in like.code_names if name not in texts]
     missing += [name for name in like.number_names if name not in numbers]
@@ -227,47 +223,160 @@ def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Contents:
+    """What the cells of a column are, counted so that parts of a table add up.
+
+    Args:
+        name: Name of the column.
+        dated: Whether pandas knows that the column holds dates.
+        num_present: Cells that are not empty.
+        num_fitting: Cells that are numbers, and cells that are dates.
+        misfits: Row and cell of the first one that is no number, and of the first one that is no date.
+        day_first: The first date whose day comes before its month.
+        month_first: The first date whose month comes before its day.
+        ordered: The first date whose year comes last.
+    """
+
+    name: str
+    dated: bool = False
+    num_present: int = 0
+    num_fitting: tuple[int, int] = (0, 0)
+    misfits: tuple[tuple[int, Any] | None, ...] = (None, None)
+    day_first: str | None = None
+    month_first: str | None = None
+    ordered: str | None = None
+
+    def add(self, column: Series) -> Contents:
+        """Add the cells of one more part, whose index holds the numbers of the rows in the file.
+
+        Raises:
+            InputError: If cells hold lists, bytes or complex numbers.
+        """
+        from pandas.api import types
+
+        if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
+            if types.is_complex_dtype(column):
+                raise InputError(f"column {self.name!r} holds complex numbers; leave it out with --ignore {self.name}")
+            count = int(column.notna().sum())
+            self._count(count, count, count)
+        elif types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
+            self.dated = True
+        else:
+            self._add_cells(
+                [(row, cell) for row, cell in zip(column.index, cells_of(column), strict=True) if cell is not None]
+            )
+        return self
+
+    def _count(self, present: int, numbers: int, dates: int) -> None:
+        self.num_present += present
+        self.num_fitting = (self.num_fitting[0] + numbers, self.num_fitting[1] + dates)
+
+    def _add_cells(self, present: list[tuple[int, Any]]) -> None:
+        odd = next((cell for _, cell in present if isinstance(cell, (list, dict, set, np.ndarray, bytes))), None)
+        if odd is not None:
+            kind = type(odd).__name__
+            raise InputError(f"column {self.name!r} holds {kind} values; leave it out with --ignore {self.name}")
+        numeric = [isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for _, cell in present]
+        dated = [not isinstance(cell, str) or DATE.match(cell) is not None for _, cell in present]
+        self._count(len(present), sum(numeric), sum(dated))
+        self.misfits = tuple(
+            next((entry for entry, fits in zip(present, every, strict=True) if not fits), None)
+            if known is None
+            else known
+            for known, every in zip(self.misfits, (numeric, dated), strict=True)
+        )
+        for _, cell in present:
+            if isinstance(cell, str) and (part := ORDERED.match(cell)):
+                first, second = int(part[1]), int(part[2])
+                self.ordered = cell if self.ordered is None else self.ordered
+                if first > 12 >= second and self.day_first is None:
+                    self.day_first = cell
+                if second > 12 >= first and self.month_first is None:
+                    self.month_first = cell
+
+    def kind(self) -> str:
+        """`"number"`, `"date"` or `"text"`, by most of the cells.
+
+        Raises:
+            InputError: If the other cells do not fit.
+        """
+        if self.dated:
+            return "date"
+        for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):
+            if fitting >= MIN_FITTING_SHARE * self.num_present:
+                if misfit is not None:
+                    row, wrong = misfit
+                    raise InputError(
+                        f"column {self.name!r} holds {kind}s, but {str(wrong)[:40]!r} in row {row + 1} below the header "
+                        f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}s); correct or empty such "
+                        f"cells, or leave the column out with --ignore {self.name}"
+                    )
+                return kind
+        return "text"
+
+    def check_like(self, wanted: str, day_first: bool) -> None:
+        """Refuse a column of a second table that is not as in the first.
+
+        Args:
+            wanted: The kind of the first table's column.
+            day_first: Whether the day comes first in the first table's dates.
+
+        Raises:
+            InputError: If the cells do not fit each other or the first table's kind, or dates its order of day and month.
+        """
+        if wanted == "text":
+            return
+        kind = self.kind()
+        if kind != wanted:
+            raise InputError(
+                f"column {self.name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
+            )
+        if wanted == "date":
+            self.order(day_first)
+
+    def order(self, known: bool | None) -> tuple[bool, str]:
+        """Whether the day comes before the month in dates such as 23/11/2020, and a note where no cell of a first table tells.
+
+        01/02/2020 alone is January 2, and 01.02.2020 is February 1.
+
+        Args:
+            known: What a first table has, which then decides.
+
+        Raises:
+            InputError: If cells contradict each other, or the first table.
+        """
+        if self.ordered is None:
+            return bool(known), ""
+        day, month = self.day_first, self.month_first
+        if day is not None and month is not None:
+            raise InputError(
+                f"column {self.name!r} holds {day!r}, where the day comes first, and {month!r}, where the month does; write dates "
+                f"as 2020-11-23, or leave the column out with --ignore {self.name}"
+            )
+        if known is not None:
+            wrong = month if known else day
+            if wrong is not None:
+                raise InputError(
+                    f"column {self.name!r} holds {wrong!r}, and in the training rows the {'day' if known else 'month'} of a date "
+                    "comes first; write dates as there, or as 2020-11-23"
+                )
+            return known, ""
+        if day is not None or month is not None:
+            return day is not None, ""
+        example = self.ordered.strip()
+        order = "day" if "." in example else "month"
+        note = f"Column {self.name!r}: dates such as {example} were read with the {order} first; no cell tells."
+        return order == "day", note
+
+
 def kind_of(name: str, column: Series) -> str:
     """`"number"`, `"date"` or `"text"`, by most of a column's cells.
 
     Raises:
         InputError: If the other cells do not fit, or cells hold lists, bytes or complex numbers.
     """
-    from pandas.api import types
-
-    if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
-        if types.is_complex_dtype(column):
-            raise InputError(f"column {name!r} holds complex numbers; leave it out with --ignore {name}")
-        return "number"
-    if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-        return "date"
-    present = [cell for cell in cells_of(column) if cell is not None]
-    if not present:
-        return "number"
-    odd = next((cell for cell in present if isinstance(cell, (list, dict, set, np.ndarray, bytes))), None)
-    if odd is not None:
-        raise InputError(f"column {name!r} holds {type(odd).__name__} values; leave it out with --ignore {name}")
-    numeric = np.array([isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for cell in present])
-    if numeric.mean() >= MIN_FITTING_SHARE:
-        _refuse_others(name, column, numeric, "numbers")
-        return "number"
-    dated = np.array([not isinstance(cell, str) or DATE.match(cell) is not None for cell in present])
-    if dated.mean() >= MIN_FITTING_SHARE:
-        _refuse_others(name, column, dated, "dates")
-        return "date"
-    return "text"
-
-
-def _refuse_others(name: str, column: Series, fits: np.ndarray, what: str) -> None:
-    if fits.all():
-        return
-    present = [(row, cell) for row, cell in enumerate(cells_of(column)) if cell is not None]
-    row, wrong = present[int(np.flatnonzero(~fits)[0])]
-    raise InputError(
-        f"column {name!r} holds {what}, but {str(wrong)[:40]!r} in row {column.index[row] + 1} below the header "
-        f"({int((~fits).sum())} of {len(fits)} cells hold no {what}); correct or empty such cells, or leave the column out "
-        f"with --ignore {name}"
-    )
+    return Contents(name).add(column).kind()
 
 
 def cells_of(column: Series) -> list[Any]:
@@ -311,12 +420,13 @@ def times_of(column: Series) -> np.ndarray:
         InputError: If the column holds texts.
     """
     name = str(column.name)
-    kind = kind_of(name, column)
+    found = Contents(name).add(column)
+    kind = found.kind()
     if kind == "text":
         raise InputError(f"column {name!r} holds texts; a time is a date or a number")
     if kind == "number":
         return as_numbers(column)
-    return _date_parts(name, column, _day_first(name, column, None)[0])[f"{name}{DAYS}"]
+    return _date_parts(name, column, found.order(None)[0])[f"{name}{DAYS}"]
 
 
 def date_of(days: float) -> str:
@@ -364,44 +474,3 @@ def _as_dates(column: Series, day_first: bool) -> Series:
                 for rows, first in ((ordered, day_first), (~ordered, False))
             ]
         ).sort_index()
-
-
-def _day_first(name: str, column: Series, known: bool | None) -> tuple[bool, str]:
-    """Whether the day comes before the month in dates such as 23/11/2020, and a note where no cell of a first table tells.
-
-    01/02/2020 alone is January 2, and 01.02.2020 is February 1.
-
-    Args:
-        name: Of the column.
-        column: Of dates.
-        known: What a first table has, which then decides.
-
-    Raises:
-        InputError: If cells contradict each other, or the first table.
-    """
-    found: list[tuple[str, int, int]] = []
-    if column.dtype == object or str(column.dtype) in ("str", "string", "category"):
-        cells = dict.fromkeys(str(cell) for cell in cells_of(column) if cell is not None)
-        found = [(cell, int(part[1]), int(part[2])) for cell in cells if (part := ORDERED.match(cell))]
-    if not found:
-        return bool(known), ""
-    day = next((cell for cell, first, second in found if first > 12 >= second), None)
-    month = next((cell for cell, first, second in found if second > 12 >= first), None)
-    if day is not None and month is not None:
-        raise InputError(
-            f"column {name!r} holds {day!r}, where the day comes first, and {month!r}, where the month does; write dates as "
-            f"2020-11-23, or leave the column out with --ignore {name}"
-        )
-    if known is not None:
-        if (month if known else day) is not None:
-            order = "day" if known else "month"
-            raise InputError(
-                f"column {name!r} holds {month if known else day!r}, and in the training rows the {order} of a date comes "
-                "first; write dates as there, or as 2020-11-23"
-            )
-        return known, ""
-    if day is not None or month is not None:
-        return day is not None, ""
-    example = found[0][0].strip()
-    order = "day" if "." in example else "month"
-    return order == "day", f"Column {name!r}: dates such as {example} were read with the {order} first; no cell tells."

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 from bayesify.arguments.plain import Plain
+from bayesify.tables.errors import check_magnitude
 
 NUM_BINS, NUM_BINS_OF_MANY, MAX_ROWS_FOR_FEW_BINS = 8, 16, 1_500
 """Pieces of a number's encoding up to `MAX_ROWS_FOR_FEW_BINS` rows, and above."""
@@ -46,7 +47,12 @@ class Encoding(Plain):
         Args:
             inputs: [N, D].
             weights: How many examples each row stands for, [N].
+
+        Raises:
+            InputError: If numbers are too large, or their spread is too small, to be squared.
         """
+        for index, column in enumerate(inputs.T):
+            check_magnitude(f"input {index}, counted from 0,", column)
         share = (weights / weights.sum())[:, None]
         mean = (share * inputs).sum(0)
         std = np.sqrt((share * np.square(inputs - mean)).sum(0))
@@ -62,7 +68,7 @@ class Encoding(Plain):
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Inputs of a network, [N, E]."""
         z = (inputs - self.mean) / self.std
-        parts = [z / np.sqrt(1 + np.square(z / SOFT_LIMIT_STD)) if self.soft_limit else z]
+        parts = [z / np.hypot(1, z / SOFT_LIMIT_STD) if self.soft_limit else z]
         for index, bounds in enumerate(self.bounds):
             if len(bounds):
                 low, high = bounds[:-1], bounds[1:]

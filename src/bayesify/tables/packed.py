@@ -41,6 +41,11 @@ UNPACKING_ERRORS = (
 )
 
 
+def is_packed(start: bytes) -> bool:
+    """Whether first bytes are those of a compressed file, an archive or a spreadsheet."""
+    return start.startswith((*OPENERS, ZIP))
+
+
 def unpack(where: str, content: bytes) -> bytes:
     """What a compressed file or an archive of one table holds; anything else, and spreadsheets, as they are.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.tables.columns import as_numbers, cells_of, kind_of
-from bayesify.tables.errors import InputError
+from bayesify.tables.errors import InputError, check_magnitude
 from bayesify.tables.written_numbers import is_number
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def read_target(column: Series, task: Task | None = None) -> Target:
         task: If known.
 
     Raises:
-        InputError: If all cells are empty, all hold the same value, numbers hold text, there are too many classes, or dates.
+        InputError: If all cells are empty, all hold the same value, numbers hold text or are too large to be squared,
+            there are too many classes, or dates.
     """
     name = str(column.name)
     try:
@@ -113,6 +114,7 @@ def read_target(column: Series, task: Task | None = None) -> Target:
         numbers = values[rows]
         if numbers.max() == numbers.min():
             raise InputError(f"the target {name!r} is {numbers[0]:g} in every row; there is nothing to predict")
+        check_magnitude(f"the target {name!r}", numbers)
         return Target(name, "regression", numbers, rows, (), tuple(notes))
     return _classes(name, column, rows, notes)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 SIGNS = r"[$€£¥₹₽₩]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|BRL|Fr\.|kr"
 DRESS = re.compile(
@@ -20,57 +19,115 @@ SPACED = re.compile(r"^\d{1,3}([\u00a0\u202f\u2009'’ ]\d{3})+([.,]\d+)?$")
 SPACES = re.compile(r"[\u00a0\u202f\u2009'’ ]")
 ENGLISH = re.compile(r"^(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?$")
 EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
+STYLES = (ENGLISH, EUROPEAN)
 DECIMAL_COMMAS = "decimal_commas"
 """Under which a frame's `attrs` name columns that the file writes with a decimal comma."""
 MIN_FITTING_SHARE = 0.5
 """Share of the cells of a column that must be numbers."""
 
 
-def read_written(
-    frame: DataFrame, *, decimal_comma: bool = False, texts: Sequence[str] = (), commas: Sequence[str] = ()
-) -> tuple[DataFrame, list[str]]:
-    """A table with columns of written numbers as numbers, and a note for each; cells that are none stay as they are.
-
-    Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator. Names of columns with decimal
-    commas are left in the frame's `attrs`, as `DECIMAL_COMMAS`.
+@dataclass
+class Words:
+    """What the texts of a column are, counted so that parts of a table add up.
 
     Args:
-        frame: As it was read; columns of texts may hold numbers.
+        count: Texts.
+        num_plain: Those that Python reads as numbers.
+        num_read: Those that are numbers in each of `STYLES`.
+        examples: The first text that is a number in each of `STYLES`, and is none for Python.
+    """
+
+    count: int = 0
+    num_plain: int = 0
+    num_read: tuple[int, ...] = (0, 0)
+    examples: tuple[str | None, ...] = (None, None)
+
+    @classmethod
+    def of(cls, column: Series) -> Words:
+        """Of one column."""
+        found = cls()
+        found.add(column)
+        return found
+
+    def add(self, column: Series) -> None:
+        """Add the texts of one more part."""
+        words = [cell for cell in column.tolist() if isinstance(cell, str)]
+        odd = [text for text in words if not is_number(text)]
+        self.count += len(words)
+        self.num_plain += len(words) - len(odd)
+        self.num_read = tuple(
+            before + sum(isinstance(parse(text, style), float) for text in words)
+            for before, style in zip(self.num_read, STYLES, strict=True)
+        )
+        self.examples = tuple(
+            next((text for text in odd if parse(text, style) is not text), None) if example is None else example
+            for example, style in zip(self.examples, STYLES, strict=True)
+        )
+
+    def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
+        """The style in which most texts are numbers, if most are, and an example.
+
+        Args:
+            european: Whether texts that are numbers in both styles have a decimal comma.
+            known: Whether another table has decided that the column holds numbers with a decimal comma.
+        """
+        if self.num_plain == self.count and not known:
+            return None, None
+        order = (1, 0) if european or known else (0, 1)
+        best = max(order, key=lambda place: self.num_read[place])  # the first of the order where both read as many
+        if self.num_read[best] < MIN_FITTING_SHARE * self.count or (self.examples[best] is None and not known):
+            return None, None
+        return STYLES[best], self.examples[best]
+
+
+def decide_styles(
+    words: Mapping[str, Words], decimal_comma: bool, commas: Collection[str]
+) -> tuple[dict[str, re.Pattern[str]], list[str]]:
+    """The style of each column of written numbers, and a note for each.
+
+    Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator.
+
+    Args:
+        words: What the columns of texts hold.
         decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides such columns too.
-        texts: Columns whose cells stay texts.
         commas: Columns that another table writes with a decimal comma, which decides them here; they are to be read as texts.
     """
-    notes, changed, european = [], {}, []
-    for name in frame.columns:
-        column, known = frame[name], str(name).strip() in commas
-        if str(name).strip() in texts:
-            continue
-        if column.dtype != object and str(column.dtype) not in ("str", "string"):
-            if decimal_comma and column.dtype == float:
-                european.append(str(name).strip())
-            continue
-        cells = column.tolist()
-        words = [cell for cell in cells if isinstance(cell, str)]
-        if all(is_number(text) for text in words) and not known:
-            continue
-        styles = (EUROPEAN, ENGLISH) if decimal_comma or known else (ENGLISH, EUROPEAN)
-        found = [[parse(cell, style) if isinstance(cell, str) else cell for cell in cells] for style in styles]
-        counts = [sum(isinstance(cell, float) for cell in read) for read in found]
-        best = int(np.argmax(counts))
-        numbers = [cell for before, cell in zip(cells, found[best], strict=True) if isinstance(before, str)]
-        if sum(isinstance(cell, float) for cell in numbers) < MIN_FITTING_SHARE * len(words):
-            continue
-        example = next((text for text in words if not is_number(text) and parse(text, styles[best]) is not text), None)
-        if example is None and not known:
-            continue
-        if example is not None:
-            value = parse(example, styles[best])
+    styles, notes = {}, []
+    for name, found in words.items():
+        style, example = found.decide(european=decimal_comma, known=str(name).strip() in commas)
+        if style is not None:
+            styles[name] = style
+        if style is not None and example is not None:
+            value = parse(example, style)
             notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
-        changed[name] = found[best]
-        european += [str(name).strip()] * (styles[best] is EUROPEAN)
-    frame = frame.assign(**changed) if changed else frame
-    frame.attrs[DECIMAL_COMMAS] = european
-    return frame, notes
+    return styles, notes
+
+
+def apply_styles(frame: DataFrame, styles: Mapping[str, re.Pattern[str]], *, decimal_comma: bool = False) -> DataFrame:
+    """A table with columns of written numbers as numbers; cells that are none stay as they are.
+
+    Names of columns with decimal commas are left in the frame's `attrs`, as `DECIMAL_COMMAS`.
+    """
+    import pandas
+
+    floats = [
+        name for name, kind in zip(frame.columns, frame.dtypes, strict=True) if decimal_comma and str(kind) == "float64"
+    ]
+    european = {*floats, *(name for name, style in styles.items() if style is EUROPEAN)}
+    names = [str(name).strip() for name in frame.columns if name in european]
+    if styles:
+        columns = {name: frame[name] for name in frame.columns}
+        for name, style in styles.items():
+            cells = [parse(cell, style) if isinstance(cell, str) else cell for cell in columns[name].tolist()]
+            columns[name] = pandas.Series(cells, index=frame.index)
+        frame = pandas.DataFrame(columns, index=frame.index)
+    frame.attrs[DECIMAL_COMMAS] = names
+    return frame
+
+
+def is_text(kind: object) -> bool:
+    """Whether a column of a type may hold texts."""
+    return str(kind) in ("object", "str", "string")
 
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:

@@ -1,0 +1,288 @@
+"""CSV in its dialects: encoding, separator and style of numbers are decided once for a file, however many parts it is read in."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from bayesify.tables.errors import InputError, check_names, first_line
+from bayesify.tables.written_numbers import Words, apply_styles, decide_styles, is_number, is_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+"""How pandas says that a line is too long."""
+SEPARATORS = (",", ";", "\t", "|")
+LINE_ENDS = re.compile(r"\r\n|\r|\n")
+START_BYTES, BLOCK_BYTES, MAX_HEADER_CHARS = 100_000, 1 << 20, 1 << 24
+"""Bytes by which an encoding is guessed, bytes that are decoded at a time, and signs of the longest first line."""
+KNOWN_BINARIES = {
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet; save the sheet as CSV",
+    b"%PDF": "a PDF; give the table as CSV or Parquet",
+    b"\x89PNG": "a picture; give a table as CSV or Parquet",
+    b"\xff\xd8\xff": "a picture; give a table as CSV or Parquet",
+    b"7z\xbc\xaf": "a 7z archive; unpack it, and give one table",
+    b"Rar!": "a rar archive; unpack it, and give one table",
+}
+"""First bytes of files that are no tables, and what to do."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text that can be read several times, in one encoding.
+
+    Args:
+        where: What messages call it.
+        open_bytes: Opens it from its beginning.
+        encoding: Its encoding.
+    """
+
+    where: str
+    open_bytes: Callable[[], IO[bytes]]
+    encoding: str
+
+    @classmethod
+    def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
+        """A text, and notes about its encoding, which all of its bytes fit.
+
+        Args:
+            where: What messages call it.
+            open_bytes: Opens it from its beginning.
+            given: The encoding, if it is known.
+
+        Raises:
+            InputError: If the file is binary, or not in the encoding that is given.
+        """
+        with open_bytes() as file:
+            start = file.read(START_BYTES)
+        for known, what in KNOWN_BINARIES.items():
+            if start.startswith(known):
+                raise InputError(f"{where}: is {what}")
+        for encoding in [given] if given else _encodings(start):
+            text = cls(where, open_bytes, encoding)
+            wrong = text._find_wrong()
+            if given and wrong:
+                raise InputError(f"--encoding {given}: {where} is not in it: {wrong}")
+            if given or (not wrong and _is_readable(text.start(10_000))):
+                return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
+        raise InputError(
+            f"{where}: is a binary file, or a text whose encoding is not known; give a table as CSV, Excel, Parquet or JSON, or "
+            "the encoding by --encoding"
+        )
+
+    def open(self) -> io.TextIOWrapper:
+        """The text from its beginning, with the line ends that it has."""
+        return io.TextIOWrapper(self.open_bytes(), encoding=self.encoding, newline="")
+
+    def start(self, size: int) -> str:
+        """The first signs."""
+        with self.open() as file:
+            return file.read(size)
+
+    def _find_wrong(self) -> str:
+        """What does not fit the encoding and where; empty if all does."""
+        decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
+        with self.open_bytes() as file:
+            while True:
+                block = file.read(BLOCK_BYTES)
+                before = done - len(decoder.getstate()[0])
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    return f"{error.reason} at byte {before + error.start}"
+                if not block:
+                    return ""
+                done += len(block)
+
+
+def _encodings(start: bytes) -> list[str]:
+    """Those to try, by the first bytes."""
+    if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return ["utf-32"]
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ["utf-16"]
+    some = start[:2000]
+    for zeros, others, encoding in ((some[1::2], some[::2], "utf-16-le"), (some[::2], some[1::2], "utf-16-be")):
+        if (
+            0 not in others and zeros.count(0) > 0.3 * len(zeros) > 1
+        ):  # separators, digits and line ends, without a mark
+            return [encoding]
+    return [] if 0 in start else ["utf-8-sig", "cp1252"]
+
+
+def _is_readable(text: str) -> bool:
+    odd = sum(ord(sign) < 32 and sign not in "\r\n\t" for sign in text)
+    return odd <= 0.01 * len(text)
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A CSV file, read as a whole or in parts with the same result.
+
+    Args:
+        text: The file.
+        names: The columns' names, as pandas has them.
+        options: Of `pandas.read_csv`.
+        texts: Columns whose cells stay texts.
+        commas: Columns that another table writes with a decimal comma.
+    """
+
+    text: TextFile
+    names: Sequence[str]
+    options: dict[str, Any]
+    texts: frozenset[str]
+    commas: frozenset[str]
+
+    @classmethod
+    def of(cls, text: TextFile, missing: Sequence[str], texts: Sequence[str], commas: Sequence[str]) -> CsvFile:
+        """A file with the dialect that its beginning shows.
+
+        Raises:
+            InputError: If two columns have one name.
+        """
+        names, separator = _header(text)
+        check_names(text.where, [name.strip() for name in names if name.strip()])
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+        decimal = "," if separator == ";" and _decimal_commas(text.start(50_000)) else "."
+        options = {
+            "sep": separator,
+            "na_values": list(missing),
+            "keep_default_na": False,
+            "skipinitialspace": True,
+            "low_memory": False,
+            "decimal": decimal,
+            "index_col": False,
+        }
+        return cls(text, names, options, frozenset(texts), frozenset(commas))
+
+    def read(self) -> tuple[DataFrame, list[str]]:
+        """The whole table, and notes about its numbers.
+
+        Raises:
+            InputError: If lines differ in length, there are no rows, or the first line holds numbers only.
+        """
+        frames = list(self._frames(None))
+        self._check(frames[0].columns if frames else (), sum(map(len, frames)))
+        frame = frames[0]
+        words = {name: Words.of(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
+        styles, notes = decide_styles(words, self._decimal_comma, self.commas)
+        return apply_styles(frame, styles, decimal_comma=self._decimal_comma), notes
+
+    def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
+        """A function that reads the table in parts of so many rows, and notes about its numbers.
+
+        Raises:
+            InputError: As `read`, with the same words.
+        """
+        words, mixed = self._words(rows, ())
+        if mixed:  # numbers in some parts and texts in others: texts in the whole table
+            words |= self._words(rows, mixed)[0]
+        styles, notes = decide_styles(words, self._decimal_comma, self.commas)
+        chosen = [name for name in words if words[name].count]
+
+        def parts() -> Iterator[DataFrame]:
+            for frame in self._frames(rows, chosen):
+                yield apply_styles(frame, styles, decimal_comma=self._decimal_comma)
+
+        return parts, notes
+
+    def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
+        """What the columns of texts hold, and those of them that hold numbers alone in some parts."""
+        words: dict[str, Words] = {}
+        numeric: set[str] = set()
+        count, columns = 0, ()
+        for frame in self._frames(rows, chosen):
+            count, columns = count + len(frame), frame.columns
+            for name, kind in self._kinds(frame):
+                if is_text(kind):
+                    words.setdefault(name, Words()).add(frame[name])
+                elif name not in numeric and frame[name].notna().any():
+                    numeric.add(name)
+        self._check(columns, count)
+        return words, [name for name in words if name in numeric and words[name].count]
+
+    def _kinds(self, frame: DataFrame) -> list[tuple[str, Any]]:
+        """The types of columns whose texts, if they hold any, may be numbers."""
+        return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
+
+    @property
+    def _decimal_comma(self) -> bool:
+        return bool(self.options["decimal"] == ",")
+
+    def _check(self, columns: Sequence[str], rows: int) -> None:
+        if all(is_number(name) for name in self.names) and len(self.names) > 1:
+            raise InputError(
+                f"{self.text.where}: the first line holds numbers only ({', '.join(self.names[:3])}, ...); "
+                "put the columns' names in the first line"
+            )
+        if not rows:
+            raise InputError(f"{self.text.where}: has a header but no rows")
+        check_names(self.text.where, [name.strip() for name in columns])
+
+    def _frames(self, rows: int | None, chosen: Sequence[str] = ()) -> Iterator[DataFrame]:
+        """The table as pandas reads it, in parts of so many rows; columns that are known for texts, or chosen, hold texts."""
+        from pandas.errors import EmptyDataError, ParserError, ParserWarning
+
+        try:
+            try:
+                yield from self._pandas_frames(rows, chosen, "error")
+            except ParserWarning:  # lines of different lengths are told first, also those of later parts
+                for _ in self._pandas_frames(rows, chosen, "ignore"):
+                    pass
+                raise
+        except (ParserError, EmptyDataError, ParserWarning) as error:
+            raise InputError(f"{self.text.where}: {_words_of(error)}") from error
+
+    def _pandas_frames(
+        self, rows: int | None, chosen: Sequence[str], dropped_cells: Literal["error", "ignore"]
+    ) -> Iterator[DataFrame]:
+        import pandas
+
+        kept = {*self.texts, *self.commas, *(name.strip() for name in chosen)}
+        dtype = {name: str for name in self.names if name.strip() in kept}
+        options = {**self.options, "dtype": dtype, "iterator": True, "chunksize": rows}
+        with self.text.open() as file, pandas.read_csv(file, **options) as reader:
+            while True:
+                with warnings.catch_warnings():
+                    warnings.simplefilter(dropped_cells, pandas.errors.ParserWarning)
+                    frame = next(reader, None)
+                if frame is None:
+                    return
+                yield frame
+
+
+def _words_of(error: Exception) -> str:
+    """What is wrong with a table, and what to do."""
+    quotes = "correct it, and put texts with a separator in them in quotes"
+    if ragged := RAGGED.search(str(error)):
+        return f"line {ragged[2]} has {ragged[3]} cells where the lines before it have {ragged[1]}; {quotes}"
+    if isinstance(error, Warning):
+        return f"the first row has more cells than the header has names; {quotes}"
+    return f"is no table: {first_line(error)}"
+
+
+def _header(text: TextFile) -> tuple[list[str], str]:
+    """The names in the first line that is not empty, and the separator."""
+    with text.open() as file:
+        line = next((line for line in iter(lambda: file.readline(MAX_HEADER_CHARS), "") if line.strip(" \r\n")), "")
+        if not line:
+            raise InputError(f"{text.where}: is empty; give a table with a header and rows")
+        separator = max(SEPARATORS, key=line.count)
+        try:
+            return next(csv.reader(chain([line], file), delimiter=separator, skipinitialspace=True), []), separator
+        except csv.Error as error:
+            raise InputError(f"{text.where}: is no table: {error} in its first line") from error
+
+
+def _decimal_commas(start: str) -> bool:
+    cells = [cell.strip() for line in LINE_ENDS.split(start)[1:-1] for cell in line.split(";")]
+    with_comma = sum(is_number(cell.replace(",", ".", 1)) and "," in cell for cell in cells)
+    return with_comma > sum(is_number(cell) and "." in cell for cell in cells)
