@@ -150,7 +150,7 @@ def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) ->
 
 def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ...]]]:
     """The path of each file, and numbers that differ once it is another file."""
-    found = []
+    found: list[tuple[Path, tuple[int, ...]]] = []
     for name in names:
         for path in (folder / f".{NEXT}" / name, folder / name):
             with suppress(OSError):
