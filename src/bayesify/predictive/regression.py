@@ -115,18 +115,24 @@ class RegressionPredictive(Predictive):
             y: Targets, [B, O].
             censored: Truth values [B, O]; none by default.
         """
-        at = match_targets(y, self.mean)
+        return self._log_mean(y, censored, lambda found: found.flatten(2).sum(-1) if found.ndim > 2 else found)
+
+    def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """The same for each output by itself: [B, O]."""
+        return self._log_mean(y, censored, lambda found: found)
+
+    def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logarithm of the mean over draws of what log-densities and log-probabilities [S, rows, O] are joined to."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
             parameters = self._components(outputs)
-            density = self.family.log_density(y, *parameters)
+            found = self.family.log_density(y, *parameters)
             for mask in masks:
-                density = torch.where(mask, self.family.log_cdf(y, *parameters), density)
-            per_draw = density.flatten(2).sum(-1) if density.ndim > 2 else density
-            return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
+                found = torch.where(mask, self.family.log_cdf(y, *parameters), found)
+            return joined(found).logsumexp(0) - math.log(found.shape[0])
 
-        return self._source.map(score, at, *masks)
+        return self._source.map(score, match_targets(y, self.mean), *masks)
 
     @checked
     def cdf(self, y: Tensor) -> Tensor:

@@ -323,13 +323,22 @@ class TransformedPredictive(RegressionPredictive):
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """Log-density of some outputs, jointly with the probability that the others are at most y: [B]."""
+        z, mask, slope = self._places(y, censored)
+        return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
+
+    def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """The same for each output by itself: [B, O]."""
+        z, mask, slope = self._places(y, censored)
+        return self.inner.marginal_log_prob(z, mask) + slope.to(z)
+
+    def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """z of targets, which of them are atoms or censored, and what is to be added: log dz/dy, or minus infinity."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)
-        slope = torch.where(mask, 0.0, self.transform.log_slope(at)).flatten(1).sum(-1)
-        impossible = ((at < least) | ~z.isfinite()).flatten(1).any(-1)
-        found = self.inner.censored_log_prob(z.nan_to_num(0, 0, 0), mask) + slope.to(z)
-        return torch.where(impossible, -math.inf, found)
+        slope = torch.where(mask, 0.0, self.transform.log_slope(at))
+        lost = (at < least) | ~z.isfinite()
+        return z.nan_to_num(0, 0, 0), mask, torch.where(lost, -math.inf, slope)
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""

@@ -102,8 +102,6 @@ class UnitsPredictive(TransformedPredictive):
         super().__init__(inner, TargetTransform.scaled(transform, shift, scale))
         self._recalibration = recalibration or Recalibration()
         self._floor = math.ceil(floor) if self.family.discrete and math.isfinite(floor) else floor
-        if self._recalibration.said and len(shift) > 1:
-            raise ValueError(f"UnitsPredictive: a recalibration of {len(shift)} targets; recalibrate one target only")
 
     def __repr__(self) -> str:
         return f"UnitsPredictive({self.inner!r}, transform={self.transform.name!r})"
@@ -153,16 +151,23 @@ class UnitsPredictive(TransformedPredictive):
         return torch.where(lost, rest.double(), found)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of some outputs, jointly with the probability that the others are at most y: [B]."""
-        found = super().censored_log_prob(y, censored).double()
+        """Log-density of some outputs, jointly with the probability that the others are at most y: [B].
+
+        Recalibrated outputs are independent: a map of each output's probabilities says nothing about all of them together.
+        """
+        if self._recalibration.said:
+            return self.marginal_log_prob(y, censored).sum(-1)
+        return super().censored_log_prob(y, censored).double()
+
+    def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
+        """The same for each output by itself: [B, O]."""
+        found = super().marginal_log_prob(y, censored).double()
         if not self._recalibration.said:
             return found
-        at = match_targets(y, self.inner.mean)
-        mask = at <= self._least if censored is None else censored | (at <= self._least)
+        at, (z, mask, _) = match_targets(y, self.inner.mean), self._places(y, censored)
         cdf = self.cdf(at)
         mass = torch.where(mask, cdf, cdf - self.below(at))
-        whole = mask if not self.family.discrete else torch.ones_like(mask)
-        slope = self._recalibration.log_slope(self.inner.cdf(self._standardized(at).nan_to_num(0, 0, 0)))
+        whole = mask | self.family.discrete
         # A difference of probabilities that is lost in rounding is the slope times the difference before.
-        found = torch.where(whole & (mass > 1e-9 * cdf), mass.log(), found.unsqueeze(-1) + slope)
-        return torch.where(at < self._least, -math.inf, found).squeeze(-1)
+        sloped = found + self._recalibration.log_slope(self.inner.cdf(z))
+        return torch.where(whole & (mass > 1e-9 * cdf), mass.log(), sloped)
