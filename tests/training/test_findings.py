@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictor import Batch
 from bayesify.training import ModelStack, rules
 from bayesify.training.rules import Score
+from bayesify.training.validation import Totals
 from bayesify.training.watch import start_network
 
 WIDE = priors.Gaussian(1.0)
@@ -227,6 +230,42 @@ def test_dropout_is_no_sign_of_a_prior_that_pulls(dropout, data):
             optimizer.step()
     _, history = train(net, "mean_field", data[0], 3, prior=None)
     assert "kl_dwarfs" not in history.findings.codes
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize(("noise", "kind"), [(1e-4, "narrow"), (0.04, None), (4.0, "wide")])
+def test_intervals_that_hold_too_few_or_too_many(noise, kind, validated, regressor):
+    options = {"validation": regression(400)} if validated else {}
+    likelihood = likelihoods.Gaussian(noise, learn=False)
+    bnn = bayesify.bayesianize(regressor, posteriors.MeanField(init_std=0.01), likelihood=likelihood)
+    history = bayesify.fit(bnn, regression(), epochs=4, seed=0, progress=False, **options)
+    found = {finding.code: finding.sentence for finding in history.findings}
+    assert ("coverage_off" in found) == (kind is not None)
+    assert kind is None or f"too {kind}" in found["coverage_off"]
+
+
+def test_leverage_stands_for_rows_left_out():
+    """A linear model with many weights for its rows: rows in its 90 % intervals, corrected, as many as of those left out."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 20)
+    y = x @ torch.randn(20, 1) + torch.randn(60, 1)
+
+    def posterior(rows):
+        covariance = (x[rows].T @ x[rows] + torch.eye(20)).inverse()
+        return covariance @ x[rows].T @ y[rows], covariance
+
+    def inside(rows, of, seen):
+        mean, covariance = posterior(rows)
+        spread = (x[of] @ covariance * x[of]).sum(1, keepdim=True)
+        outputs = OutputGaussian(x[of] @ mean, spread[..., None], 0, None)
+        totals = Totals(seen=seen)
+        totals.add(likelihoods.Gaussian(1.0).closed_form(outputs), Batch(x[of], y[of], None))
+        return totals.means()["coverage_90"]
+
+    every = torch.arange(60)
+    left_out = [inside(every[every != row], every[row : row + 1], False) for row in range(60)]
+    assert inside(every, every, True) == pytest.approx(sum(left_out) / 60, abs=1e-6)
+    assert inside(every, every, False) > sum(left_out) / 60
 
 
 def test_numbers_that_are_guessed(regressor):

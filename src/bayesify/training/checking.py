@@ -70,7 +70,7 @@ def check(
     if not batches:
         raise ValueError("check: the loader yields no examples; give one with data")
     device = next(iter(predictor.state().values())).device
-    now, before, information = Totals(), Totals(), []
+    now, before, information = Totals(seen=not held_out), Totals(), []
     parts: list[list[Finding]] = [list(predictor.findings)]
     for batch in (batch.to(device) for batch in batches):
         generator = torch.Generator(device).manual_seed(seed)
@@ -84,7 +84,7 @@ def check(
     spread = relative_spread(predictor, device)
     if not spread or max(spread.values()) > 0:  # else a point estimate
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
-    parts.append(rules.learned_little(score))
+    parts += [rules.learned_little(score), rules.coverage_off(score, held_out)]
     first = before.score() if start is not None else None
     bnn = model.module if isinstance(model, Trainable) else model
     if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:

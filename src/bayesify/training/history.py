@@ -16,7 +16,7 @@ class History(list[dict[str, Any]]):
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (of the
     last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, of
     several models `nll_by_model` and `elbo_by_model`, with `Steps(skip_not_finite=True)` `skipped_steps` (of each model), and
-    with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
+    with a validation loader `validation_nll` and `validation_accuracy`, or `validation_rmse` and `validation_coverage_90`.
 
     Means are over the steps that were taken, and over models that took any: NaN in an epoch all of whose steps were skipped. Such a
     model is the last by `nll_by_model` and `elbo_by_model`: infinite, and minus infinity.

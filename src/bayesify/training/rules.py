@@ -31,6 +31,8 @@ MIN_LOG_SPREAD_CHANGE = 1.0
 """The spread has moved if its logarithm changed by more than this."""
 MIN_INFORMATION = 1e-5
 """Draws agree if the mean mutual information in nats, or the epistemic share of the variance, is below this."""
+MIN_COVERED_EXAMPLES = 50
+"""Examples from which the coverage of intervals is judged."""
 KL_WARNING_RATIO = 10.0
 """Warn when the KL exceeds this multiple of the data term."""
 
@@ -45,6 +47,8 @@ class Score:
         count: Number of examples.
         rmse: Root mean squared error; `None` for classes.
         guess: What the best constant guess has on the same examples: an NLL for classes, an RMSE in regression.
+        coverage: Share of targets in their central intervals of 90 %; `None` for classes.
+        has_atoms: Whether single values have probabilities, so that intervals hold more than their level.
     """
 
     nll: float
@@ -52,6 +56,8 @@ class Score:
     count: int
     rmse: float | None = None
     guess: float | None = None
+    coverage: float | None = None
+    has_atoms: bool = False
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
@@ -216,6 +222,24 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         "" if held_out else "; give validation= to know how it does on other data"
     )
     return [Finding("worse_than_start", sentence, remedy)]
+
+
+def coverage_off(score: Score, held_out: bool) -> list[Finding]:
+    """A finding if intervals of 90 % hold far more or fewer of the targets, by more than chance."""
+    if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
+        return []
+    off = score.coverage - 0.9
+    chance = 2 * math.sqrt(max(score.coverage * (1 - score.coverage), 0.005) / score.count)
+    if abs(off) < (0.05 if held_out or off > 0 else 0.08) + chance or (off > 0 and score.has_atoms):
+        return []
+    kind = "wide" if off > 0 else "narrow"
+    where = "held-out rows" if held_out else "training rows, corrected for their leverage"
+    sentence = f"intervals are too {kind}: those of 90 % hold {100 * score.coverage:.0f} % of {score.count} {where}"
+    remedy = (
+        "let the likelihood find its noise (likelihoods.Gaussian() without noise=), train longer, or calibrate the intervals "
+        "on held-out rows with bayesify.conformal"
+    )
+    return [Finding("coverage_off", sentence, remedy)]
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:

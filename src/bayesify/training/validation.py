@@ -17,6 +17,10 @@ from bayesify.running.inputs_and_outputs import as_inputs, select_output
 from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.rules import Score
 
+LEVEL, HALF_WIDTH_STDS = 0.9, 1.6449
+"""Level of the intervals whose coverage is watched, and half of their width in standard deviations of a Gaussian."""
+MAX_LEVERAGE = 0.95
+"""Largest leverage of a row that is corrected for."""
 MAX_GUESSED_EXAMPLES = 4096
 """Examples whose targets are kept to tell how well a constant guess does."""
 
@@ -42,10 +46,17 @@ def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: st
 
 
 class Totals:
-    """Scores of predictions, added up batch by batch and weighted by example weights."""
+    r"""Scores of predictions, added up batch by batch and weighted by example weights.
 
-    def __init__(self) -> None:
-        self.nll = self.score_sum = self.total = 0.0
+    Args:
+        seen: Whether the model was trained on the examples. A row that was fitted lies nearer to its prediction than a new one
+            would: in a linear model by $1 - h$, with the leverage $h = v / \sigma^2$ of epistemic variance v and noise $\sigma^2$.
+            So intervals are asked whether they hold $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+    """
+
+    def __init__(self, seen: bool = False) -> None:
+        self.nll = self.score_sum = self.total = self.covered = 0.0
+        self.has_atoms, self._seen = False, seen
         self.name = "accuracy"
         self.count = 0
         self._targets: list[Tensor] = []
@@ -56,8 +67,9 @@ class Totals:
         self.nll -= float((weights * prediction.log_prob(batch.y)).sum())
         if isinstance(prediction, RegressionPredictive):
             self.name = "rmse"
-            errors = (match_targets(batch.y, prediction.mean) - prediction.mean).square()
-            self.score_sum += float((weights * _per_example(errors)).sum())
+            y = match_targets(batch.y, prediction.mean)
+            self.score_sum += float((weights * _per_example((y - prediction.mean).square())).sum())
+            self.covered += float((weights * _per_example(self._holds(prediction, y).to(weights))).sum())
         elif isinstance(prediction, ClassificationPredictive):
             right = (prediction.labels == batch.y.reshape(prediction.labels.shape)).to(weights)
             self.score_sum += float((weights * _per_example(right)).sum())
@@ -66,15 +78,30 @@ class Totals:
         if self.count <= MAX_GUESSED_EXAMPLES:
             self._targets.append(batch.y.detach())
 
+    def _holds(self, prediction: RegressionPredictive, y: Tensor) -> Tensor:
+        """Whether central intervals of 90 % hold the targets."""
+        below, up_to = prediction.below(y), prediction.cdf(y)
+        self.has_atoms |= bool((below != up_to).any())
+        if not self._seen or self.has_atoms:
+            return torch.maximum(1 - 2 * up_to, 2 * below - 1) <= LEVEL
+        noise, spread = prediction.aleatoric, prediction.epistemic
+        rest = 1 - (spread / noise).clamp(max=MAX_LEVERAGE)
+        return (y - prediction.mean).abs() / rest <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
+
     def means(self) -> dict[str, float]:
-        """NLL per example, and accuracy or root mean squared error."""
+        """NLL per example, and accuracy, or root mean squared error and the share of targets in their 90 % intervals."""
         mean = self.score_sum / self.total
-        return {"nll": self.nll / self.total, self.name: mean**0.5 if self.name == "rmse" else mean}
+        if self.name == "accuracy":
+            return {"nll": self.nll / self.total, "accuracy": mean}
+        return {"nll": self.nll / self.total, "rmse": mean**0.5, "coverage_90": self.covered / self.total}
 
     def score(self) -> Score:
         """The same for the rules of `fit`."""
         means = self.means()
-        return Score(means["nll"], means.get("accuracy"), self.count, means.get("rmse"), self._guess())
+        coverage = means.get("coverage_90")
+        return Score(
+            means["nll"], means.get("accuracy"), self.count, means.get("rmse"), self._guess(), coverage, self.has_atoms
+        )
 
     def _guess(self) -> float | None:
         """What the best constant guess scores: the labels' entropy in nats an example, or the RMSE of the targets' mean."""

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from statistics import fmean
 from typing import Any
 
@@ -267,9 +267,10 @@ class Watch:
             row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
             accuracy, rmse = row.get("validation_accuracy"), row.get("validation_rmse")
             best = Score(row["validation_nll"], accuracy, self.start.count, rmse)
-            found.append(rules.worse_than_start(self.start, best, held_out=True))
+            best = replace(best, coverage=row.get("validation_coverage_90"), has_atoms=self.start.has_atoms)
+            found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
         elif self.start is not None and now is not None:
-            found.append(rules.worse_than_start(self.start, now, held_out=False))
+            found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
             weighted = any(batch.weights is not None for batch in self._last)  # a mean over examples in training
             if statistics_follow_draws(self.model.module) and not weighted:
                 found.append(rules.statistics_differ(recent, now))
@@ -295,9 +296,9 @@ class Watch:
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
         if state["start"] is not None:
-            nll, accuracy, count, *rest = state["start"]  # two numbers more than older versions stored
+            nll, accuracy, count, *rest = state["start"]  # four values more than older versions stored
             accuracy, *rest = (None if value is None else float(value) for value in (accuracy, *rest))
-            self.start = Score(float(nll), accuracy, max(1, int(count)), *rest)
+            self.start = Score(float(nll), accuracy, max(1, int(count)), *rest[:2], has_atoms=bool(rest and rest[-1]))
         names, values = state["spread"]
         self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
@@ -344,7 +345,7 @@ def statistics_follow_draws(model: nn.Module) -> bool:
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:
     """How well a model predicts some batches."""
-    predictor, totals = validated(model), Totals()
+    predictor, totals = validated(model), Totals(seen=True)
     for batch in batches:
         part = batch.to(device)
         generator = torch.Generator(device).manual_seed(0)
