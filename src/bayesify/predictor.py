@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding
 
@@ -145,8 +146,15 @@ class Batch:
         return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
     def weighed(self) -> Batch:
-        """Without the examples of weight 0."""
-        return self if self.weights is None or bool((self.weights > 0).all()) else self.rows(self.weights > 0)
+        """Without the examples of weight 0, which may leave none.
+
+        Raises:
+            ValueError: If a weight is negative or not finite.
+        """
+        if self.weights is None:
+            return self
+        check_example_weights(self.weights, len(self))
+        return self if bool((self.weights > 0).all()) else self.rows(self.weights > 0)
 
     def rows(self, index: slice | Tensor) -> Batch:
         """Some of the examples; inputs that do not have the batch's length are kept whole."""

@@ -17,7 +17,6 @@ from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
-from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.families.gaussian import GaussianFamily
 from bayesify.predictive.regression import RegressionPredictive
@@ -124,10 +123,7 @@ class TemperatureScaling(Predictor):
         device = self._device()
         for item in loader:
             data = parse_batch(item, read_batch)
-            data = data if device is None else data.to(device)
-            if data.weights is not None:
-                check_example_weights(data.weights, len(data))
-                data = data.weighed()
+            data = (data if device is None else data.to(device)).weighed()
             if not len(data):
                 continue
             generator = torch.Generator().manual_seed(seed)

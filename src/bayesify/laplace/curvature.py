@@ -14,7 +14,6 @@ from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians, Line
 from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
-from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.gamma import as_float
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs
@@ -208,10 +207,7 @@ class Pieces:
         device = next(self.jacobians.runner.network.parameters()).device
         rows = 0
         for item in self.loader:
-            batch = parse_batch(item, self.reader).to(device)
-            if batch.weights is not None:
-                check_example_weights(batch.weights, len(batch))
-                batch = batch.weighed()
+            batch = parse_batch(item, self.reader).to(device).weighed()
             if self.num_examples is not None:
                 batch = batch.rows(slice(0, self.num_examples - data.num_data))
             if not len(batch):

@@ -278,7 +278,9 @@ class Laplace(Drawable):
             return False
         sums = torch.zeros(2, dtype=torch.float64)
         for item in loader:
-            batch = parse_batch(item, read_batch).to(self.device)
+            batch = parse_batch(item, read_batch).to(self.device).weighed()
+            if not len(batch):
+                continue
             args, kwargs = checked_inputs(batch.x)
             outputs = select_output(self._runner.call({}, args, kwargs), self.output)
             errors = (match_targets(batch.y, outputs) - outputs).double().square().flatten(1).sum(1).cpu()
