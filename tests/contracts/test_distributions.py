@@ -162,7 +162,15 @@ def rule(name: str, output: int, stride: int = 1, nodes: int = 4) -> Rule:
     return Rule(edges, edges[:-1].unsqueeze(1) + half * (1 + place), half * weights, atom)
 
 
-QUICK = ("gaussian-", "far_apart-", "--1", "-floor_0.85-1", "-both-1", "-floor_0.7-2")
+QUICK = (
+    "--1",
+    "-floor_0.85-1",
+    "-both-1",
+    "gaussian_closed-floor_0.7-2",
+    "poisson-floor_0.7-2",
+    "far_apart-floor",
+    "far_apart-sqrt-1",
+)
 """Parts of the names of cases that every run takes; the others are slow only because they are many."""
 
 
