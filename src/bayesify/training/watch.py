@@ -296,9 +296,10 @@ class Watch:
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
         if state["start"] is not None:
-            nll, accuracy, count, *rest = state["start"]  # four values more than older versions stored
-            accuracy, *rest = (None if value is None else float(value) for value in (accuracy, *rest))
-            self.start = Score(float(nll), accuracy, max(1, int(count)), *rest[:2], has_atoms=bool(rest and rest[-1]))
+            nll, accuracy, count, *rest = state["start"]  # older versions stored three values
+            rmse, guess, _, has_atoms = rest or (None, None, None, False)
+            accuracy, rmse, guess = (None if value is None else float(value) for value in (accuracy, rmse, guess))
+            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, has_atoms=bool(has_atoms))
         names, values = state["spread"]
         self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
