@@ -1,15 +1,13 @@
 r"""Attention by linearization.
 
-With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$, where values of one
-channel vary together over positions, and by $\sum_j A_{ij}\,\delta S_{ij}\,(v_j - o_i)$, where the scores
-$S_{ij} = q_i \cdot k_j / \sqrt d$ count as independent. Channels that vary together behind it do not, so that most of the spread
-of a transformer's outputs is lost; a warning says so.
+With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$ and by
+$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$, with the scores $S_{ij} = q_i \cdot k_j / \sqrt d$. For the
+variances of later units, scores count as independent, and values of a channel have their correlation between positions.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -17,28 +15,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.linear import linear
-from bayesify.moments.tensors import Moments, NoRule, in_pieces, moments_of, use
+from bayesify.moments.responses import Node
+from bayesify.moments.tensors import ESTIMATED, Moments, NoRule, Value, in_pieces, nonlinear, units, use, value_of
 
-ATTENTION_WARNING = (
-    "predict: method='moments' loses most of the spread behind attention: mutual information was a sixth of that of draws on a "
-    "small transformer, probabilities closer to theirs than the mean network's; where the spread matters, use method='draws'"
-)
+MAX_SCORE_STD = 1.0
+"""Standard deviation of attention scores, weighted by the attention, above which attention is too far from linear."""
 
 
 def attend(
-    queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float, show: bool = True
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None],
+    value: tuple[Tensor, Tensor | None],
+    share: Tensor,
+    mask: Tensor | None,
+    scale: float,
 ) -> tuple[Tensor, ...]:
-    """Means and variances of outputs [B, ..., T, D], and, to show it, the attention [B, ..., T, J], from those of queries, keys and
-    values."""
-    warnings.warn(ATTENTION_WARNING, stacklevel=2)
-    units: tuple[Any, ...] = (*queries, *keys, *values)
-    kept = 3 if show else 2
-    if len({len(part) for part in units if part is not None}) > 1:  # examples that share keys
-        return _attend(scale, *(*units, mask))[:kept]
+    """Means and variances of outputs [B, ..., T, D], the attention [B, ..., T, J] and the scores' variance under it [B, ..., T, 1],
+    from means and variances of queries, keys and values.
+
+    Args:
+        query: [B, ..., T, D].
+        key: [B, ..., J, D].
+        value: [B, ..., J, D].
+        share: Correlation between positions of values, [B].
+        mask: What is added to scores.
+        scale: What scores are multiplied by.
+    """
+    parts = (*query, *key, *value)
+    mean = query[0]
     if mask is not None:
-        before = queries[0].ndim - mask.ndim
-        mask = mask.expand(len(queries[0]), *[1] * (before - 1), *(mask.shape if before else mask.shape[1:]))
-    return in_pieces(lambda *parts: _attend(scale, *parts)[:kept], *units, mask)
+        before = mean.ndim - mask.ndim
+        mask = mask.expand(len(mean), *[1] * (before - 1), *(mask.shape if before else mask.shape[1:]))
+    return in_pieces(lambda *pieces: _attend(scale, *pieces), *parts, share.view(-1, *[1] * (mean.ndim - 1)), mask)
 
 
 def _attend(
@@ -49,8 +57,9 @@ def _attend(
     key_spread: Tensor | None,
     value: Tensor,
     value_spread: Tensor | None,
+    share: Tensor,
     mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query = scale * query
     scores = query @ _turned(key)
     attention = (scores if mask is None else scores + mask).softmax(-1)
@@ -59,8 +68,8 @@ def _attend(
         spread = torch.zeros_like(mean)
     else:
         mean, std = (attention @ torch.cat((value, value_spread.sqrt()), -1)).chunk(2, -1)
-        spread = std.square()
-    pairs = []
+        spread = torch.lerp(attention.square() @ value_spread, std.square(), share.expand_as(std))
+    pairs, doubt = [], torch.zeros_like(attention[..., :1])
     if query_spread is not None:
         second = key.square() if key_spread is None else torch.addcmul(key_spread, key, key)
         pairs.append((scale**2 * query_spread, second))
@@ -68,11 +77,72 @@ def _attend(
         pairs.append((query.square(), key_spread))
     if pairs:
         left, right = (torch.cat(parts, -1) for parts in zip(*pairs, strict=True))
-        weights = (left @ _turned(right)).mul_(attention).mul_(attention)  # [..., T, J]
+        weights = (left @ _turned(right)).mul_(attention)  # [..., T, J]
+        doubt = weights.sum(-1, keepdim=True)
+        weights.mul_(attention)
         first, second = (weights @ torch.cat((value, value.square()), -1)).chunk(2, -1)
         moved = torch.addcmul(first, mean, weights.sum(-1, keepdim=True), value=-0.5)
         spread = spread.add_(torch.addcmul(second, mean, moved, value=-2).clamp_min_(0))
-    return mean, spread, attention
+    return mean, spread, attention, doubt
+
+
+def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
+    """The outputs' moments, and the attention of the means."""
+    random = [
+        nonlinear(value_of(part), "attention") if isinstance(part, Moments) else None for part in (query, key, value)
+    ]
+    known = next(part for part in random if part is not None)
+    for part in random:
+        if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
+            raise NoRule("attention whose queries, keys and values are not [B, ..., T, D] has no rule")
+    means = [given if own is None else own.mean for given, own in zip((query, key, value), random, strict=True)]
+    spreads = [None if own is None else own.variance for own in random]
+    if any(len(part) != len(known.mean) for part in means):
+        raise NoRule("attention of examples that share keys has no rule")
+    together = torch.ones_like(known.together) if random[2] is None else random[2].together
+    pairs = list(zip(means, spreads, strict=True))
+    found, spread, attention, doubt = attend(pairs[0], pairs[1], pairs[2], together[1], mask, scale)
+    if doubt.mean() > MAX_SCORE_STD**2:
+        raise NoRule(
+            f"attention scores vary too much between draws to be linearized (standard deviation "
+            f"{float(doubt.mean().sqrt()):.2g}, at most {MAX_SCORE_STD:g})"
+        )
+
+    def push(*changes: Tensor) -> Tensor:
+        left = iter(changes)
+        q, k, v = (None if own is None else next(left) for own in random)
+        total: Any = 0.0 if v is None else attention @ v
+        moved: Any = 0.0 if q is None else q @ means[1].mT
+        moved = moved if k is None else moved + means[0] @ k.mT
+        if q is None and k is None:
+            return total
+        weighted = attention * moved * scale
+        weighted = weighted - attention * weighted.sum(-1, keepdim=True)
+        return total + weighted @ means[2]
+
+    parents = [part for part in random if part is not None]
+    node = Node(found.shape, tuple(part.node for part in parents), push, cost=2.0 * attention.numel() * found.shape[-1])
+    sources = frozenset().union(*(part.sources for part in parents))
+    stem = frozenset().union(*(part.stem for part in parents))
+    doubt_of = max(ESTIMATED, *(part.doubt for part in parents))
+    mixed = _mixed_together(attention, spread, random[2])
+    made = Value(found, spread, known.channels, node, mixed, sources, stem, doubt=doubt_of)
+    return units(made), attention
+
+
+def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:
+    """Correlation between positions behind attention, which mixes them."""
+    if value is None:
+        return spread.new_ones(2, len(spread))
+    share = value.together[1]
+    count = attention.shape[-2]
+    mean = attention.mean(-2, keepdim=True)  # [..., 1, J]
+    common, apart = (mean @ value.variance.sqrt()).square(), mean.square() @ value.variance
+    axes = tuple(range(1, spread.ndim))
+    whole = spread.mean(-2, keepdim=True).sum(axes).clamp_min(1e-30)
+    kept = torch.lerp(apart.sum(axes), common.sum(axes), share) / whole
+    found = ((count * kept - 1) / max(1, count - 1)).clamp(0, 1)
+    return torch.stack((found, found))
 
 
 def _turned(keys: Tensor) -> Tensor:
@@ -97,17 +167,14 @@ def _scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Moments:
-    if dropout_p or enable_gqa:
-        raise NoRule("attention with dropout, or with groups of queries, has no rule")
-    mean = moments_of(query)[0]
+    if dropout_p or enable_gqa or isinstance(attn_mask, Moments):
+        raise NoRule("attention with dropout, with groups of queries, or with a random mask has no rule")
+    shape, keys = query.shape, key.shape[-2]
+    like = next(part.mean_ for part in (query, key, value) if isinstance(part, Moments))
     mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
     if is_causal:
-        mask = torch.ones(mean.shape[-2], key.shape[-2], dtype=torch.bool, device=mean.device).triu(1)
-    scale = scale or mean.shape[-1] ** -0.5
-    found, spread = attend(
-        moments_of(query), moments_of(key), moments_of(value), _additive(mask, mean), scale, show=False
-    )
-    return Moments(found, spread, max(part.channels_ for part in (query, key, value) if isinstance(part, Moments)))
+        mask = torch.ones(shape[-2], keys, dtype=torch.bool, device=like.device).triu(1)
+    return _attended(query, key, value, _additive(mask, like), scale or shape[-1] ** -0.5)[0]
 
 
 @Moments.rule(F.multi_head_attention_forward)
@@ -142,36 +209,36 @@ def _multi_head(
     same = query is key and key is value
     query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # as most networks have them in memory
     if same:  # one product in place of three
-        projections = _thirds(linear(query, in_proj_weight, in_proj_bias), -1)
+        projections = list(_projected(query, in_proj_weight, in_proj_bias).chunk(3, -1))
     else:
         use(in_proj_weight)
         use(in_proj_bias)
         weights, biases = _thirds(in_proj_weight), [None] * 3 if in_proj_bias is None else _thirds(in_proj_bias)
-        projections = [linear(*each) for each in zip((query, key, value), weights, biases, strict=True)]
-    heads = []
-    for projected in projections:
-        mean, spread = moments_of(projected)
-        parts = [mean] if spread is None else [mean, spread]
-        split = [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]  # [B, heads, T, D]
-        heads.append((split[0], split[1] if len(split) > 1 else None))
-    mean = heads[0][0]
-    mask = _additive(attn_mask, mean)
+        projections = [_projected(*each) for each in zip((query, key, value), weights, biases, strict=True)]
+    heads = [projected.unflatten(-1, (num_heads, -1)).transpose(1, 2) for projected in projections]  # [B, heads, T, D]
+    if not any(isinstance(part, Moments) for part in heads):
+        raise NoRule("attention of which only the last weights are random has no rule")
+    like = next(part.mean_ for part in heads if isinstance(part, Moments))
+    mask = _additive(attn_mask, like)
     if mask is not None and mask.ndim == 3:
         mask = mask.unflatten(0, (-1, num_heads))
     if key_padding_mask is not None:
-        padding = _additive(key_padding_mask, mean)[:, None, None]  # type: ignore[index]
+        padding = _additive(key_padding_mask, like)[:, None, None]  # type: ignore[index]
         mask = padding if mask is None else mask + padding
-    queries, keys, values = heads
-    found, spread, *shown = attend(queries, keys, values, mask, mean.shape[-1] ** -0.5, need_weights)
-    found, spread = (part.transpose(1, 2).flatten(2) for part in (found, spread))
-    joined = Moments(found, spread)
-    attention = (shown[0].mean(1) if average_attn_weights else shown[0]) if need_weights else None
-    return linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), attention
+    joined, shown = _attended(*heads, mask, like.shape[-1] ** -0.5)
+    attention = (shown.mean(1) if average_attn_weights else shown) if need_weights else None
+    found: Any = _projected(joined.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+    return found.transpose(0, 1), attention
 
 
-def _thirds(value: Any, axis: int = 0) -> list[Any]:
-    """Three parts of what torch keeps as one: weights, or the outputs of their product."""
-    mean, spread = moments_of(value)
-    if spread is None:
-        return list(mean.chunk(3, axis))
-    return [Moments(*parts, pass_=None) for parts in zip(mean.chunk(3, axis), spread.chunk(3, axis), strict=True)]
+def _projected(x: Any, weight: Any, bias: Any) -> Any:
+    random = any(isinstance(part, Moments) for part in (x, weight, bias))
+    return linear(x, weight, bias) if random else F.linear(x, weight, bias)
+
+
+def _thirds(value: Any) -> list[Any]:
+    """Three parts of a weight that torch keeps as one."""
+    if not isinstance(value, Moments):
+        return list(value.chunk(3))
+    pairs = zip(value.mean_.chunk(3), value.variance_.chunk(3), strict=True)
+    return [Moments(*parts, pass_=value.pass_, name=f"{value.name_}[{third}]") for third, parts in enumerate(pairs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, NoRule, Origin, channels_last, in_pieces, moments_of, use
+from bayesify.moments.responses import Node, Noise, SharedRows, SharedWeights, Spread
+from bayesify.moments.tensors import (
+    ESTIMATED,
+    EXACT,
+    UNKNOWN,
+    Moments,
+    NoRule,
+    Pass,
+    Value,
+    affine,
+    channels_last,
+    find_batch,
+    in_pieces,
+    moments_of,
+    nonlinear,
+    units,
+    use,
+    value_of,
+)
 
 
-def _count(weight: Any, bias: Any, products: int, variance: Tensor | None) -> None:
-    """Count the products of a layer, and those that its moments took."""
-    for part in (weight, bias):
-        if isinstance(part, Moments) and part.pass_ is not None:
-            part.pass_.plain += products
-            part.pass_.spent += products * (1 + isinstance(weight, Moments) + (variance is not None))
-            return
+def _pass_of(*weights: Any) -> Pass | None:
+    return next((part.pass_ for part in weights if isinstance(part, Moments) and part.pass_ is not None), None)
+
+
+def _known(x: Any, weight: Any) -> Any:
+    """A layer's input, with the variances that the noise of its weights is multiplied by."""
+    if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt != UNKNOWN:
+        return x
+    return units(replace(nonlinear(value_of(x), "a random layer"), doubt=UNKNOWN))
 
 
 def _own(
@@ -40,35 +61,149 @@ def _own(
     return bias.view(-1, *[1] * (like.ndim - 2)).expand_as(like) if layer is not F.linear else bias.expand_as(like)
 
 
+def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The mean over neighbors, on the last of some axes that has any, of the product of their units."""
+    axis = next((axis for axis in reversed(axes) if value.shape[axis] > 1), None)
+    if axis is None:
+        return value.square().mean(axes)
+    size = value.shape[axis] - 1
+    return (value.narrow(axis, 0, size) * value.narrow(axis, 1, size)).mean(axes)
+
+
+def _own_together(
+    x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    r"""Correlation of what shared weights add at neighboring positions, and at any two:
+    $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$ over the same for p = q.
+
+    Args:
+        x: The layer's input.
+        mean: Its means.
+        batch: Axis of examples.
+        positions: Axes of positions.
+        weight: Variance of the weights that an input's channel meets, summed, [I].
+        bias: Variance of the biases.
+
+    Returns:
+        [2, B].
+    """
+    constant = mean.new_zeros(()) if bias is None else bias.sum()
+    if weight is None:
+        return mean.new_ones(2, mean.shape[batch])
+    count = math.prod(mean.shape[axis] for axis in positions)
+    near, far, same = _pairs(mean, positions), mean.mean(positions).square(), mean.square().mean(positions)
+    if isinstance(x, Moments):
+        spread = x.variance_.mean(positions)
+        together = value_of(x).together
+        by_example = (
+            [part.unsqueeze(-1) for part in together] if spread.ndim == 2 else [mean.new_ones(()) for _ in together]
+        )
+        common = by_example[1] + (1 - by_example[1]) / count
+        near, far, same = near + by_example[0] * spread, far + common * spread, same + spread
+    near, far, same = (part @ weight + constant for part in (near, far, same))
+    kept = torch.stack((near / same, (count * far / same - 1) / max(1, count - 1)))
+    return kept.nan_to_num(1.0).clamp(0, 1)
+
+
+def _mapped(
+    x: Any,
+    found: Tensor,
+    own: Tensor,
+    passed: Tensor | None,
+    channels: tuple[int, ...],
+    noise: Noise | None,
+    push: Callable[..., Tensor],
+    together: Tensor,
+    products: float,
+    doubt: int,
+) -> Moments:
+    """Outputs of a layer with noise of its own."""
+    value = value_of(x) if isinstance(x, Moments) else None
+    node = Node(
+        found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
+    )
+    stem = frozenset({(node.order, 0, 2**62)})
+    if value is None or passed is None:
+        return units(Value(found, own, channels, node, together, stem, stem, node.order, doubt))
+    axes = tuple(axis for axis in range(found.ndim) if channels[axis] != -1)
+    if found.ndim > 2:
+        mine, other = own.sum(axes), passed.sum(axes)
+        together = (mine * together + other * value.together) / (mine + other).clamp_min(1e-30)
+    aligned = node.order if noise is not None else -1
+    sources = value.sources | stem if noise is not None else value.sources
+    return units(Value(found, own + passed, channels, node, together, sources, stem, aligned, max(doubt, value.doubt)))
+
+
 @Moments.rule(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     r"""$y = W h + b$: variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent channels."""
     use(weight)
     use(bias)
+    given: Any = _known(x, weight)
+    x = given
     mean, variance = moments_of(x)
     (weight_mean, weight_variance), (bias_mean, bias_variance) = moments_of(weight), moments_of(bias)
     found = F.linear(mean, weight_mean, bias_mean)
     own = _own(F.linear, mean, variance, weight_variance, bias_variance, found)
-    _count(weight, bias, mean.numel() * len(weight_mean), variance)
-    origin = Origin(x if isinstance(x, Moments) else None, weight_mean, own) if mean.ndim == 2 else None
-    if variance is None:
-        return Moments(found, own, origin=origin)
-    block = x.channels_[-1]  # type: ignore[attr-defined]
-    if origin is None and block == 1 and weight_variance is not None:  # nobody else needs what the weights' noise added
-        rows = own.flatten(0, -2).addmm_(variance.flatten(0, -2), weight_mean.square().mT)
-        return Moments(found, rows.view(found.shape))
-    return Moments(found, _passed(variance, weight_mean, block).add_(own), origin=origin)
+    products, pass_ = mean.numel() * len(weight_mean), _pass_of(weight, bias)
+    if pass_ is not None:
+        pass_.plain += products
+    value = value_of(x) if isinstance(x, Moments) else None
+    mixes = value is not None and value.channels[-1] != 1 and any(flag > 0 for flag in value.channels[:-1])
+    if value is not None and mixes:  # channels, which are independent, take the place of positions
+        x = units(value := replace(value, together=torch.zeros_like(value.together)))
+    batch = find_batch(mean, mean.ndim - 1, pass_) if value is None else value.batch
+    if batch == mean.ndim - 1:
+        raise NoRule("a linear map over the axis of examples has no rule")
+    channels = (*tuple(-1 if axis == batch else 0 for axis in range(mean.ndim - 1)), 1)
+    together, noise = mean.new_ones(2, mean.shape[batch]), None
+    if weight_variance is not None or bias_variance is not None:
+        if mean.ndim == 2:
+            noise = Spread(own, channels)
+        else:
+            positions = tuple(axis for axis in range(mean.ndim - 1) if axis != batch)
+            per_input = None if weight_variance is None else weight_variance.sum(0)
+            together = _own_together(x, mean, batch, positions, per_input, bias_variance)
+            noise = _shared(mean, x, batch, weight_variance, bias_variance, products)
+    passed, doubt = None, EXACT
+    if value is not None:
+        passed = _passed(value_of(given), weight_mean)
+        doubt = ESTIMATED if mixes else EXACT
+    return _mapped(
+        x, found, own, passed, channels, noise, lambda change: F.linear(change, weight_mean), together, products, doubt
+    )
 
 
-def _passed(variance: Tensor, weight: Tensor, block: int) -> Tensor:
-    """Variance of a linear map of units that vary together in blocks of their last axis."""
+def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tensor | None, products: float) -> Noise:
+    value = value_of(x) if isinstance(x, Moments) else None
+
+    def inputs() -> Tensor:
+        return mean.movedim(batch, 0).flatten(1, -2).unsqueeze(1)
+
+    def second() -> Spread:
+        assert value is not None
+        assert weight is not None
+        channels = (*tuple(-1 if axis == batch else 0 for axis in range(mean.ndim - 1)), 1)
+        return Spread(F.linear(value.variance, weight), channels, value.together[1], is_rest=True)
+
+    spread = None if weight is None else weight.unsqueeze(0)
+    arrange = lambda slopes: slopes.movedim(batch, 0).flatten(1, -2)  # noqa: E731
+    return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
+
+
+def _passed(value: Value, weight: Tensor) -> Tensor:
+    """Variance of a linear map of units, whose positions are correlated where they lie in blocks of the last axis."""
+    variance, block = value.variance, value.channels[-1]
+    apart = F.linear(variance, weight.square())
     if block == 1:
-        return F.linear(variance, weight.square())
+        return apart
     if block == 0:
-        return F.linear(variance.sqrt(), weight).square()
-    std = variance.sqrt().unflatten(-1, (-1, block)).flatten(0, -3)  # [B, C, P]
-    moved: Tensor = std.transpose(0, 1) @ weight.unflatten(1, (-1, block)).permute(1, 2, 0)  # [C, B, O]
-    return moved.square().sum(0).view(*variance.shape[:-1], len(weight))
+        moved = F.linear(variance.sqrt(), weight).square()
+    else:
+        std = variance.sqrt().unflatten(-1, (-1, block)).flatten(0, -3)  # [B, C, P]
+        blocks: Tensor = std.transpose(0, 1) @ weight.unflatten(1, (-1, block)).permute(1, 2, 0)  # [C, B, O]
+        moved = blocks.square().sum(0).view(apart.shape)
+    return torch.lerp(apart, moved, value.per_example(value.together[1]).expand_as(apart))
 
 
 def _convolution(convolve: Callable[..., Tensor]) -> None:
@@ -83,11 +218,14 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
     ) -> Moments:
         use(weight)
         use(bias)
+        x = _known(x, weight)
         mean, variance = moments_of(x)
         (weight_mean, weight_variance), (bias_mean, bias_variance) = moments_of(weight), moments_of(bias)
-        if mean.ndim != weight_mean.ndim:
+        pass_ = _pass_of(weight, bias)
+        channels = (-1, 1, *[0] * (mean.ndim - 2))
+        if mean.ndim != weight_mean.ndim or (pass_ is not None and len(mean) != pass_.rows):
             raise NoRule("a convolution of one example without a batch axis has no rule")
-        if isinstance(x, Moments) and x.channels_ != (0, 1, *[0] * (mean.ndim - 2)):
+        if isinstance(x, Moments) and value_of(x).channels != channels:
             raise NoRule("a convolution over an axis that a layer before it made channels of has no rule")
 
         mean, variance = channels_last(mean), None if variance is None else channels_last(variance)
@@ -97,34 +235,105 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
 
         found = layer(mean, weight_mean, bias_mean)
         spread = _own(layer, mean, variance, weight_variance, bias_variance, found)
-        size = math.prod(weight_mean.shape[2:])
-        _count(weight, bias, found.numel() * weight_mean[0].numel(), None if size > 1 else variance)
-        if variance is not None:
-            if size == 1:
-                spread = spread + layer(variance, weight_mean.square())
-            else:
-                window = variance.new_full((variance.shape[1], 1, *weight_mean.shape[2:]), 1 / size)
-                average, among = (
-                    convolve(part, window, None, stride, padding, dilation, variance.shape[1])
-                    for part in (variance.sqrt(), variance)
-                )
-                among = torch.addcmul(among, average, average, value=-1).clamp_min_(0)
-                spread = spread + _seen(weight_mean, average, among, lambda *pair: convolve(*pair, groups=groups))
-        return Moments(found, spread, (0, 1, *[0] * (mean.ndim - 2)))
+        products = found.numel() * weight_mean[0].numel()
+        if pass_ is not None:
+            pass_.plain += products
+        noise, together = None, mean.new_ones(2, len(mean))
+        if weight_variance is not None or bias_variance is not None:
+            positions = tuple(range(2, mean.ndim))
+            per_input = None
+            if weight_variance is not None:
+                per_input = weight_variance.sum(positions).unflatten(0, (groups, -1)).sum(1).flatten()
+            together = _own_together(x, mean, 0, positions, per_input, bias_variance)
+            noise = _kernel(
+                mean, x, weight_variance, bias_variance, (stride, padding, dilation, groups), products, layer
+            )
+        passed = (
+            None if variance is None else _seen(variance, weight_mean, convolve, (stride, padding, dilation, groups))
+        )
+        return _mapped(
+            x,
+            found,
+            spread,
+            passed,
+            channels,
+            noise,
+            lambda change: layer(change, weight_mean),
+            together,
+            products,
+            EXACT,
+        )
 
     Moments.rule(convolve)(own)
 
 
-def _seen(weight: Tensor, mean: Tensor, spread: Tensor, pointwise: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _kernel(
+    mean: Tensor,
+    x: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    geometry: Any,
+    products: float,
+    layer: Callable[..., Tensor],
+) -> Noise:
+    """Noise of a convolution's kernel, which all positions share."""
+    stride, padding, dilation, groups = geometry
+    spread = None if weight is None else weight.flatten(1).unflatten(0, (groups, -1))  # [G, O / G, J]
+    value = value_of(x) if isinstance(x, Moments) else None
+
+    def inputs() -> Tensor:
+        assert weight is not None
+        patches = _patches(mean, weight.shape[2:], stride, padding, dilation)  # [B, P, C, K]
+        return patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
+
+    def second() -> Spread:
+        assert value is not None
+        assert weight is not None
+        channels = (-1, 1, *[0] * (mean.ndim - 2))
+        return Spread(layer(value.variance, weight), channels, value.together[1], is_rest=True)
+
+    arrange = lambda slopes: slopes.flatten(2).mT  # noqa: E731
+    return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
+
+
+def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """What each position of a convolution sees: [B, P, C, K]."""
+    dims = len(kernel)
+
+    def each(part: Any) -> list[int]:
+        return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
+
+    strides, dilations = each(stride), each(dilation)
+    reach = [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
+    if isinstance(padding, str):
+        sides = [(total // 2, total - total // 2) if padding == "same" else (0, 0) for total in reach]
+    else:
+        sides = [(one, one) for one in each(padding)]
+    maps = F.pad(maps, [one for pair in reversed(sides) for one in pair])
+    for axis in range(dims):
+        maps = maps.unfold(2 + axis, reach[axis] + 1, strides[axis])[..., :: dilations[axis]]
+    return maps.movedim(1, 1 + dims).flatten(1, dims).flatten(3)  # [B, C, *o, *k] before
+
+
+def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
     r"""$\sum_c (\sum_k M_{ck} s_{ck})^2$ over a kernel's K positions, which vary together, without a product for each channel.
 
     Of $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$ the last sum is taken as if its terms had random
     signs: $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
     """
+    size = math.prod(weight.shape[2:])
+    if size == 1:
+        return convolve(variance, weight.square(), None, *geometry)
+    window = variance.new_full((variance.shape[1], 1, *weight.shape[2:]), 1 / size)
+    average, among = (
+        convolve(part, window, None, *geometry[:-1], variance.shape[1]) for part in (variance.sqrt(), variance)
+    )
+    among = torch.addcmul(among, average, average, value=-1).clamp_min_(0)
     axes = tuple(range(2, weight.ndim))
     total = weight.sum(axes, keepdim=True).square()
-    rest = weight.square().sum(axes, keepdim=True) - total / math.prod(weight.shape[2:])
-    return pointwise(mean.square(), total) + pointwise(spread, rest.clamp_min(0))
+    rest = weight.square().sum(axes, keepdim=True) - total / size
+    groups = geometry[-1]
+    return convolve(average.square(), total, groups=groups) + convolve(among, rest.clamp_min(0), groups=groups)
 
 
 for _convolve in (F.conv1d, F.conv2d, F.conv3d):
@@ -136,9 +345,31 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     if isinstance(x, Moments) or not isinstance(weight, Moments):
         return NotImplemented
     use(weight)
-    mean = F.embedding(x, weight.mean_)
-    independent = (0, *[1] * (mean.ndim - 1))  # rows of their own
-    return Moments(mean, F.embedding(x, weight.variance_), independent)
+    batch = find_batch(x, x.ndim, weight.pass_)
+    mean, variance = (F.embedding(x, part) for part in (weight.mean_, weight.variance_))
+    channels = (*tuple(-1 if axis == batch else 0 for axis in range(x.ndim)), 1)
+    tokens = x.movedim(batch, 0).flatten(1)  # [B, P]
+    equal = tokens.unsqueeze(2) == tokens.unsqueeze(1)
+    count = tokens.shape[1]
+    share = (equal.sum((1, 2)) - count) / max(1, count * (count - 1))
+    near = equal.diagonal(1, 1, 2).to(mean).mean(1) if count > 1 else share.to(mean)
+    std = variance.sqrt().movedim(batch, 0).flatten(1, -2)
+    noise = SharedRows(std, equal.to(torch.uint8).argmax(2), lambda slopes: slopes.movedim(batch, 0).flatten(1, -2))
+    together = torch.stack((near, share.to(mean)))
+    return _mapped(None, mean, variance, None, channels, noise, torch.clone, together, 0.0, EXACT)
+
+
+MAX_NOISE_SHARE = 0.4
+"""Share that noise may have in what units are normalized by; above it, normalization is too far from linear."""
+
+
+def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
+    """Refuse units whose variance, over the square that they are normalized by, is too large."""
+    share = float((noise * scale.square()).mean())
+    if share > MAX_NOISE_SHARE:
+        raise NoRule(
+            f"{what} of units that are mostly noise has no rule (share {share:.2g}, at most {MAX_NOISE_SHARE:g})"
+        )
 
 
 def _fixed(what: str, *values: Any) -> None:
@@ -161,30 +392,63 @@ def _batch_norm(
     _fixed("batch normalization", weight, bias)
     if training or running_var is None:
         raise NoRule("batch normalization by the batch's own statistics has no rule")
-    mean = F.batch_norm(x.mean_, running_mean, running_var, weight, bias, False, momentum, eps)
+    if x.ndim < 2:
+        raise NoRule("batch normalization without an axis of channels has no rule")
+
+    def function(units: Tensor) -> Tensor:
+        return F.batch_norm(units, running_mean, running_var, weight, bias, False, momentum, eps)
+
     scale = (running_var + eps).rsqrt()
-    scale = (scale if weight is None else scale * weight).view(-1, *[1] * (mean.ndim - 2))
-    return x.like(mean, x.variance_ * scale.square(), scale)
+    scale = (scale if weight is None else scale * weight).view(-1, *[1] * (x.ndim - 2))
+    return affine(value_of(x), function, scale)
 
 
 @Moments.rule(F.layer_norm)
 def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
     _fixed("layer normalization", weight, bias)
-    if len(shape) > 1 or x.channels_[-1] != 1:
+    value = nonlinear(value_of(x), "layer normalization")
+    if len(shape) > 1 or value.channels[-1] != 1:
         raise NoRule("layer normalization over more than one axis of channels has no rule")
-    return x.like(*in_pieces(partial(_normalized_channels, weight, bias, eps), x.mean_, x.variance_))
+    mean, spread = in_pieces(partial(_normalized_channels, weight, bias, eps), value.mean, value.variance)
+    centered = value.mean - value.mean.mean(-1, keepdim=True)
+    moved = value.variance.mean(-1, keepdim=True) * (1 - 1 / value.mean.shape[-1])
+    scale = (centered.square().mean(-1, keepdim=True) + moved + eps).rsqrt()
+    _check_noise("layer normalization", scale, moved)
+
+    def answer(change: Tensor) -> Tensor:
+        return _normalize_change(change, centered * scale, scale, (-1,), weight)
+
+    return units(value.derived(mean, spread, answer, aligned=-1))
+
+
+def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
+    """The answer of normalized units z to a change of those before: less its mean and its part along z."""
+    change = change - change.mean(axes, keepdim=True)
+    change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
+    return change if weight is None else change * weight
 
 
 @Moments.rule(F.group_norm)
 def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
     _fixed("group normalization", weight, bias)
-    shape = (len(x.mean_), groups, x.shape[1] // groups, -1)
-    found = _normalized(x.mean_.reshape(shape), x.variance_.reshape(shape), eps)
-    mean, spread = (part.view(x.shape) for part in found)
-    per_channel = (-1, *[1] * (x.mean_.ndim - 2))
-    if weight is not None:
-        mean, spread = mean * weight.view(per_channel), spread * weight.square().view(per_channel)
-    return x.like(mean if bias is None else mean + bias.view(per_channel), spread)
+    value = nonlinear(value_of(x), "group normalization")
+    if value.channels != (-1, 1, *[0] * (x.ndim - 2)):
+        raise NoRule("group normalization of anything but maps [B, C, ...] with random channels has no rule")
+    shape = (len(value.mean), groups, x.shape[1] // groups, -1)
+    z, spread, scale = _normalized(value.mean.reshape(shape), value.variance.reshape(shape), eps)
+    _check_noise("group normalization", scale, value.variance.reshape(shape).mean((-2, -1), keepdim=True))
+    mean, spread = z.view(x.shape), spread.view(x.shape)
+    per_channel = (-1, *[1] * (x.ndim - 2))
+    by_channel = None if weight is None else weight.view(per_channel)
+    if by_channel is not None:
+        mean, spread = mean * by_channel, spread * by_channel.square()
+
+    def answer(change: Tensor) -> Tensor:
+        moved = _normalize_change(change.reshape(shape), z, scale, (-2, -1), None).view(x.shape)
+        return moved if by_channel is None else moved * by_channel
+
+    mean = mean if bias is None else mean + bias.view(per_channel)
+    return units(value.derived(mean, spread, answer, doubt=max(ESTIMATED, value.doubt), aligned=-1))
 
 
 def _normalized_channels(
@@ -208,7 +472,7 @@ def _normalized_channels(
     return z if bias is None else z.add_(bias), spread
 
 
-def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     r"""Units [..., C, P], less their mean and over their deviation, linearized.
 
     With z the result for the means, $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$
@@ -225,4 +489,4 @@ def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Ten
     second = (z * std).mean(-1, keepdim=True) / channels  # b
     common = moved + z * (2 * (first * second).sum(-2, keepdim=True) + z * second.square().sum(-2, keepdim=True))
     spread = common + std * (std - 2 * (first + z * second))
-    return z, spread.clamp_min(0) * scale.square()
+    return z, spread.clamp_min(0) * scale.square(), scale

@@ -1,12 +1,15 @@
 r"""Means and variances of elementwise functions of a Gaussian $x \sim \mathcal{N}(m, v)$.
 
-The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear answer to changes of x.
+The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear answer to changes of x. What it leaves of
+the variance is noise of its own. Functions of functions, and sums and products of several functions of the same units, are one
+function of these units.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,21 +18,68 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, in_pieces
+from bayesify.moments.responses import Node, Spread
+from bayesify.moments.tensors import Moments, NoRule, Value, in_pieces, nonlinear, units, value_of
 
 NUM_QUADRATURE_POINTS = 8
-"""Of the Gauss-Hermite rule."""
+"""Of the Gauss-Hermite rule for a smooth function."""
+
+NUM_POINTS_FOR_KINKS = 24
+"""Of the rule for functions that may have kinks."""
+
+Found = tuple[Tensor, Tensor, Tensor]
 
 
-def leaky(x: Moments, slope: float) -> Moments:
+def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
+    """A function of units, with its mean, variance and gain."""
+    mean, variance, gain = found
+    # Positions whose inputs have the correlation r share about r^2 of what is not linear, by the second Hermite polynomial.
+    rest = Spread(
+        (variance - gain.square() * root.variance).clamp_min(0), root.channels, root.together[1].square(), True
+    )
+    made = root.derived(mean, variance, lambda change: change * gain, base=root, chain=function, affine=affine)
+    return units(replace(made, node=Node(mean.shape, (root.node,), made.node.push, None if affine else rest)))
+
+
+def elementwise(
+    x: Moments,
+    function: Callable[[Tensor], Tensor],
+    name: str,
+    closed_form: Callable[[Tensor, Tensor], Found] | None = None,
+    count: int = NUM_QUADRATURE_POINTS,
+) -> Moments:
+    """A function of each unit, by a closed form for Gaussian units or by quadrature."""
+    value = nonlinear(value_of(x), name)
+    if value.affine:
+        closed = closed_form or (lambda *parts: quadrature(*parts, function, count))
+        found = in_pieces(closed, value.mean, value.variance)
+        made = of_root(value, function, found, False)  # type: ignore[arg-type]
+        if value.base is None:
+            return made
+        chain = value.chain
+        assert made.value_ is not None
+        assert chain is not None
+        return units(replace(made.value_, base=value.base, chain=lambda units: function(chain(units))))
+    root, whole = value.root, lambda units: function(value.at(units))
+    return of_root(root, whole, quadrature(root.mean, root.variance, whole, NUM_POINTS_FOR_KINKS), False)
+
+
+def combined(x: Value, y: Value, function: Callable[[Tensor, Tensor], Tensor], affine: bool, name: str) -> Moments:
+    """A function of two functions of the same units."""
+    affine = affine and x.affine and y.affine
+    root = x.root if affine else nonlinear(x.root, name)
+
+    def both(units: Tensor) -> Tensor:
+        return function(x.at(units), y.at(units))
+
+    return of_root(
+        root, both, quadrature(root.mean, root.variance, both, 2 if affine else NUM_POINTS_FOR_KINKS), affine
+    )
+
+
+def _leaky(mean: Tensor, variance: Tensor, slope: float) -> Found:
     r"""$\max(x, 0) + a \min(x, 0)$ in closed form: with $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
-    $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
-    kept = 3 if x.mean_.ndim == 2 else 2  # only units [B, O] have an origin
-    return x.like(*in_pieces(lambda mean, variance: _leaky(mean, variance, slope)[:kept], x.mean_, x.variance_))
-
-
-def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Mean, variance and gain, in $u = z / \sqrt 2$."""
+    $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$; here in $u = z / \sqrt 2$."""
     root = torch.add(mean.new_full((), 1e-30), variance, alpha=2).sqrt_()
     # Above z = 6 the variance is x's to seven digits and cancels badly. Below, all is 0; at z = -10 the squares of means would be
     # denormal numbers in float32, which x86-64 multiplies slowly.
@@ -46,46 +96,73 @@ def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor
 
 
 @cache
-def _rule() -> list[tuple[float, float]]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_QUADRATURE_POINTS)
+def _rule(count: int) -> list[tuple[float, float]]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist(), strict=True))
 
 
-def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
-    """Any smooth function, by a Gauss-Hermite rule."""
-    std = x.variance_.sqrt()
-    values = [(node, weight, function(torch.add(x.mean_, std, alpha=node))) for node, weight in _rule()]
+def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tensor], count: int) -> Found:
+    """Mean, variance and gain by a Gauss-Hermite rule; of units that hardly vary, by a difference that rounding leaves alone."""
+    std = variance.sqrt()
+    least = (1e-6 if mean.dtype == torch.float64 else 1e-3) * (1 + mean.abs())
+    wide, is_narrow = torch.maximum(std, least), std < least
+    center = function(mean)
+    values = [
+        (node, weight, function(torch.addcmul(mean, wide, wide.new_tensor(node))) - center)
+        for node, weight in _rule(count)
+    ]
     zero = torch.zeros_like(std)
-    mean = sum((weight * value for _, weight, value in values), zero)
-    spread = sum((weight * (value - mean).square() for _, weight, value in values), zero)
-    slope = sum((weight * node * value for node, weight, value in values), zero)
-    return x.like(mean, spread, slope / std.clamp_min(1e-15))
+    found = sum((weight * value for _, weight, value in values), zero)
+    spread = sum((weight * (value - found).square() for _, weight, value in values), zero)
+    gain = sum((weight * node * value for node, weight, value in values), zero) / wide
+    found, spread = found.masked_fill(is_narrow, 0) + center, torch.where(is_narrow, gain.square() * variance, spread)
+    return found, spread, gain
 
 
 @Moments.rule(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 def _relu(x: Moments, inplace: bool = False) -> Moments:
-    return leaky(x, 0.0)
+    return elementwise(x, F.relu, "relu", lambda *units: _leaky(*units, 0.0))
 
 
 @Moments.rule(F.leaky_relu)
 def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
-    return leaky(x, negative_slope)
+    function = lambda units: F.leaky_relu(units, negative_slope)  # noqa: E731
+    return elementwise(x, function, "leaky_relu", lambda *units: _leaky(*units, negative_slope))
 
 
-def _by_quadrature(function: Callable[..., Tensor]) -> None:
+def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:
+    name = getattr(function, "__name__", str(function))
+    plain = getattr(Tensor, name[:-1]) if name.endswith("_") else function
+
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        if any(isinstance(part, Moments) for part in (*args, *kwargs.values())):
+            raise NoRule(f"{name} with a random argument has no rule")
         kwargs.pop("inplace", None)
-        return quadrature(x, lambda values: function(values, *args, **kwargs))
+        kept = args[:-1] if args and isinstance(args[-1], bool) else args
+        return elementwise(x, lambda units: plain(units, *kept, **kwargs), name, count=count)
 
     Moments.rule(function)(own)
 
 
 _SMOOTH: tuple[Callable[..., Tensor], ...] = (
-    *(torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.softplus, F.elu),
-    *(F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid),
+    *(torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh, torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid, F.gelu),
+    *(F.silu, F.softplus, F.elu, F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, torch.square, Tensor.square),
+    *(torch.sin, Tensor.sin, torch.cos, Tensor.cos, torch.exp, Tensor.exp),
 )
-for _function in _SMOOTH:
-    _by_quadrature(_function)
+_KINKED: tuple[Callable[..., Tensor], ...] = (
+    *(F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid, torch.abs, Tensor.abs, torch.clamp, Tensor.clamp),
+    *(torch.clamp_min, Tensor.clamp_min),
+)
+for _functions, _count in ((_SMOOTH, NUM_QUADRATURE_POINTS), (_KINKED, NUM_POINTS_FOR_KINKS)):
+    for _function in _functions:
+        _by_quadrature(_function, _count)
+
+
+@Moments.rule(torch.pow, Tensor.pow, Tensor.__pow__)
+def _power(x: Any, exponent: Any) -> Any:
+    if not isinstance(exponent, int) or exponent < 1:
+        return NotImplemented
+    return elementwise(x, lambda units: units**exponent, "pow")
 
 
 @Moments.rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)

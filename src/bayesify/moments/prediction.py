@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.gamma import as_float
-from bayesify.moments.tensors import Moments, NoRule, Pass
+from bayesify.moments.responses import Node, Plan, covariance, plain_cost, variances
+from bayesify.moments.tensors import UNKNOWN, Moments, NoRule, Pass, SameSizes, Value, nonlinear, value_of
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
@@ -26,12 +27,23 @@ from bayesify.weights.layout import NetworkLayout
 
 Weights = dict[str, tuple[Tensor, Tensor | None]]
 
-MAX_COST_RATIO = 3.0
-"""Times the products of the plain network that means, variances and covariances together may take; elementwise functions and the
-integral over outputs come on top, up to another pass."""
+MAX_COST_RATIO = 0.3
+"""Passes of the plain network that the covariance of outputs may take before an approximation is looked for."""
+
+SMALL_COST = 2e5
+"""Products for an example that it may take in any case."""
 
 MAX_CORRELATED_OUTPUTS = 64
 """Outputs of an example above which they count as independent."""
+
+MAX_ESTIMATED_SHARE = 0.45
+"""Share of an output's variance that may rest on an estimate of how positions vary together: without it, 1 / 1.35^2 is left."""
+
+NUM_COMPARED_ROWS, NUM_COMPARED_OUTPUTS = 8, 16
+"""Examples and outputs by which an approximation is compared with the exact answer of the linear responses."""
+
+MAX_APPROXIMATION_RATIO = 1.2
+"""Ratio of standard deviations up to which the approximation serves."""
 
 
 def predict_moments(
@@ -50,25 +62,31 @@ def predict_moments(
     Raises:
         ValueError: If a posterior is not one of independent Gaussians, a layer has no rule, or the batch is empty.
     """
-    weights = _weights(runner.network, posteriors, layout)
+    weights, decisions = _weights(runner.network, posteriors, layout)
     if batch_size(args, kwargs) == 0:
         raise ValueError("predict: the batch is empty; give at least one example")
+    _check_recurrent(runner.network)
+    args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, (args, dict(kwargs)))
     means, spreads = [], []
-    with runner.evaluating().alone(hooks=False, share=True) as own:
+    with runner.evaluating().alone(hooks=False, share=True) as own, torch.inference_mode(False), torch.no_grad():
+        network = _Network(own, weights, output, decisions)
         for part_args, part_kwargs in _pieces(own, weights, args, kwargs, memory, split_batch):
-            mean, spread = _run(own, weights, part_args, part_kwargs, output)
-            means.append(as_float(mean))
-            spreads.append(as_float(spread))
+            for mean, spread in network.predict(part_args, part_kwargs, split_batch):
+                means.append(as_float(mean))
+                spreads.append(as_float(spread))
     gaussian = OutputGaussian(torch.cat(means), spreads[0] if len(spreads) == 1 else torch.cat(spreads), 0)
     if likelihood.integrates_gaussians:
         return likelihood.closed_form(gaussian)
     return likelihood.predictive(Outputs(kept=_points(gaussian)))
 
 
-def _weights(network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
-    """Mean of each weight by name, and its variance where it has one."""
+def _weights(
+    network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
+) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
+    """Mean of each weight by name, and its variance where it has one; and, for each posterior, what is decided in its state."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
+    decisions: list[dict[Any, Any]] = []
     for posterior in posteriors:
         if not posterior.independent:
             raise ValueError(
@@ -76,19 +94,23 @@ def _weights(network: nn.Module, posteriors: Iterable[Posterior], layout: Networ
                 "(MeanField, KTied, Point); use method='draws'"
             )
 
-        def compute(posterior: Posterior = posterior) -> tuple[dict[str, Tensor], ...]:
+        def compute(posterior: Posterior = posterior) -> tuple[dict[Any, Any], ...]:
             spreads = {name: value for name, value in posterior.variance().items() if value.any()}
-            return tuple(
-                {name: _for_products(network, name, value)[None] for name, value in values.items()}
-                for values in (posterior.mean(), spreads)
-            )
+            with torch.inference_mode(False):
+                found = (
+                    {name: _for_products(network, name, value.clone())[None] for name, value in values.items()}
+                    for values in (posterior.mean(), spreads)
+                )
+                return *found, {}
 
         found = posterior.cached("moments", compute)
         means |= found[0]
         spreads |= found[1]
+        decisions.append(found[2])
     layout.cast(means)
     layout.cast(spreads, spread=True)
-    return {name: (mean[0], spreads[name][0] if name in spreads else None) for name, mean in means.items()}
+    weights = {name: (mean[0], spreads[name][0] if name in spreads else None) for name, mean in means.items()}
+    return weights, tuple(decisions)
 
 
 def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
@@ -121,24 +143,125 @@ def _pieces(
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 
-def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str | int | None) -> tuple[Tensor, Tensor]:
-    """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O]."""
-    counter = Pass()
-    values = {
-        name: mean if spread is None else Moments(mean, spread, pass_=counter, name=name)
-        for name, (mean, spread) in weights.items()
-    }
-    _check_recurrent(runner.network)
-    try:
-        protect = not leaves_inputs(runner.network)
-        found = select_output(runner.call(values, args, kwargs, protect=protect), output)
-    except NoRule as refusal:
-        raise _refusal(_layer(runner.network, refusal), refusal) from refusal
-    if not isinstance(found, Moments):
-        return found, torch.zeros_like(found).flatten(1)
-    if found.ndim != 2 or found.shape[1] > MAX_CORRELATED_OUTPUTS:
-        return found.mean_, found.variance_.flatten(1)
-    return found.mean_, covariance(found, MAX_COST_RATIO * counter.plain - counter.spent)
+class _Network:
+    """A network with moments of weights in its slots.
+
+    Args:
+        runner: Of the network.
+        weights: Their moments.
+        output: Which output of several.
+        decisions: What is decided for the present state of each posterior.
+    """
+
+    def __init__(
+        self, runner: Runner, weights: Weights, output: str | int | None, decisions: tuple[dict[Any, Any], ...]
+    ) -> None:
+        self.runner, self.weights, self.output, self.decisions = runner, weights, output, decisions
+
+    def _run(self, args: Any, kwargs: Any) -> Tensor | Value:
+        counter = Pass(batch_size(args, kwargs))
+        values = {
+            name: mean if spread is None else Moments(mean, spread, pass_=counter, name=name)
+            for name, (mean, spread) in self.weights.items()
+        }
+        network = self.runner.network
+        try:
+            protect = not leaves_inputs(network)
+            found = select_output(self.runner.call(values, args, kwargs, protect=protect), self.output)
+        except NoRule as refusal:
+            raise _refusal(_layer(network, refusal), refusal) from refusal
+        if not isinstance(found, Moments):
+            return found
+        value = value_of(found)
+        if value.batch != 0:
+            raise _refusal(type(network).__name__, "the first axis of the output is not the batch")
+        return value
+
+    def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O], of a piece or of its halves."""
+        rows = batch_size(args, kwargs)
+        try:
+            found = self._run(args, kwargs)
+        except SameSizes as error:  # cut so that the batch is shorter than the other axis
+            if not split_batch or rows == 1:
+                reason = f"an axis is as long as the batch, {rows}, so that examples cannot be told"
+                raise _refusal(_layer(self.runner.network, error), reason) from error
+            for part_args, part_kwargs in split_rows(args, kwargs, -(-rows // 2)):
+                yield from self.predict(part_args, part_kwargs, split_batch)
+            return
+        if isinstance(found, Tensor):
+            yield found, torch.zeros_like(found).flatten(1)
+        else:
+            yield found.mean, self._spread(found, args, kwargs)
+
+    def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
+        """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], where they are many."""
+        flat = value.mean.flatten(1)
+        size, budget = flat.shape[1], _budget(value)
+        if size > MAX_CORRELATED_OUTPUTS:
+            value = nonlinear(value, "an output")
+            if not self._serves(args, kwargs):
+                reason = f"the noise of {size} outputs is correlated, and to follow it would take a pass for each"
+                raise _refusal(type(self.runner.network).__name__, reason)
+            return value.variance.flatten(1)
+        whole = Plan(_flat(value), size)
+        if whole.cost > budget and value.doubt != UNKNOWN and self._serves(args, kwargs):
+            whole = Plan(_flat(value), size, budget)
+        found, estimated = covariance(whole, flat)
+        share = float((estimated / found.diagonal(dim1=1, dim2=2).clamp_min(1e-30)).max())
+        if share > MAX_ESTIMATED_SHARE:
+            reason = (
+                f"up to {share:.0%} of an output's variance (at most {MAX_ESTIMATED_SHARE:.0%}) is noise that is not linear, "
+                "and its correlation between positions is not known"
+            )
+            raise _refusal(type(self.runner.network).__name__, reason)
+        return found if value.mean.ndim == 2 else found.diagonal(dim1=1, dim2=2)
+
+    def _serves(self, args: Any, kwargs: Any) -> bool:
+        """Whether an approximation is close to the exact answer for the first examples seen in this state of the posteriors."""
+        shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        first, *others = self.decisions
+        known = first.get(shapes)
+        if known is None or any(one is not other for one, other in zip(known[0], others, strict=True)):
+            known = first[shapes] = (others, self._compare(args, kwargs))
+        return bool(known[1])
+
+    def _compare(self, args: Any, kwargs: Any) -> bool:
+        value: Any = None
+        for rows in range(NUM_COMPARED_ROWS, 0, -1):
+            try:
+                value = self._run(*next(iter(split_rows(args, kwargs, rows))))
+                break
+            except SameSizes:
+                continue
+        if value is None:
+            return False
+        flat = value.mean.flatten(1)
+        size, budget = flat.shape[1], _budget(value)
+        if size > MAX_CORRELATED_OUTPUTS:
+            spread = value.variance.flatten(1)
+        else:
+            spread = covariance(Plan(_flat(value), size, budget), flat)[0].diagonal(dim1=1, dim2=2)
+        chosen = torch.linspace(0, size - 1, min(size, NUM_COMPARED_OUTPUTS)).long().tolist()
+        exact = variances(Plan(_flat(value, chosen), len(chosen)), flat[:, chosen])[0]
+        ratio = (spread[:, chosen] / exact.clamp_min(torch.finfo(exact.dtype).tiny)).sqrt()
+        return bool(torch.maximum(ratio, 1 / ratio).max() < MAX_APPROXIMATION_RATIO)
+
+
+def _budget(value: Value) -> float:
+    return max(SMALL_COST * len(value.mean), MAX_COST_RATIO * plain_cost(value.node))
+
+
+def _flat(value: Value, chosen: list[int] | None = None) -> Node:
+    """Outputs, or some of them, as [B, O]."""
+    if value.mean.ndim == 2 and chosen is None:
+        return value.node
+    size = value.mean[0].numel() if chosen is None else len(chosen)
+
+    def push(change: Tensor) -> Tensor:
+        return change.flatten(1) if chosen is None else change.flatten(1)[:, chosen]
+
+    return Node(torch.Size((len(value.mean), size)), (value.node,), push)
 
 
 def _refusal(place: str, reason: object) -> ValueError:
@@ -163,109 +286,6 @@ def _layer(network: nn.Module, error: BaseException) -> str:
             place = f"{names[id(module)]} ({type(module).__name__})"
         trace = trace.tb_next
     return place
-
-
-def covariance(outputs: Moments, budget: float) -> Tensor:
-    r"""Covariance of an example's outputs, pulled back through linear maps and elementwise functions.
-
-    With J the derivative of the outputs by the units of a layer, $C = \sum_l J_l \operatorname{diag}(a_l) J_l^\top$ over the layers
-    from the outputs backwards, where $a_l$ is what of the units' variance does not come from the layer before. Where it ends,
-    $J \operatorname{diag}(v) J^\top$ has all their variance: at a layer that is no linear map, or where one more would exceed the
-    budget.
-
-    Args:
-        outputs: [B, O].
-        budget: Products that it may take.
-
-    Returns:
-        [B, O, O].
-    """
-    rows, size = outputs.shape
-    units: Moments | None = outputs
-    total, back = outputs.mean_.new_zeros(rows, size, size), Derivative(size, outputs.mean_)
-    while units is not None:
-        start, spread, gain = units, units.variance_, None
-        origin = units.origin_
-        # Elementwise functions first.
-        while origin is not None and origin.gain is not None and origin.input is not None:
-            gain = origin.gain if gain is None else gain * origin.gain
-            units, origin = origin.input, origin.input.origin_
-        if origin is None or origin.weight is None or budget < back.cost(origin.weight):
-            return total + back.around(spread, start.channels_[-1])
-        budget -= back.cost(origin.weight)
-        through = units.variance_ - origin.own  # what the linear map hands on
-        total += back.around(spread - (through if gain is None else gain.square() * through))
-        if gain is not None:
-            back.scale(gain)
-        back.times(origin.weight)
-        units = origin.input
-    return total
-
-
-class Derivative:
-    """J of an example's outputs by the units of a layer: a matrix that all examples share, with a number for each unit, or not.
-
-    Args:
-        size: O.
-        like: A tensor [B, O] whose type and device it has.
-    """
-
-    def __init__(self, size: int, like: Tensor) -> None:
-        self.rows, self.size = len(like), size
-        self.shared: Tensor | None = torch.eye(size, dtype=like.dtype, device=like.device)  # [O, I]
-        self.gain: Tensor | None = None  # [B or 1, I]
-        self.own: Tensor | None = None  # [B, O, I], in place of both
-        self.is_identity = True
-
-    def cost(self, weight: Tensor) -> float:
-        """Products that one more linear map takes."""
-        return 0 if self.is_identity else self.rows * self.size * weight.numel()
-
-    def scale(self, gain: Tensor) -> None:
-        """Through an elementwise function."""
-        if self.own is not None:
-            self.own = self.own * gain.expand(gain.shape[0], self.own.shape[-1]).unsqueeze(1)
-        else:
-            self.gain = gain if self.gain is None else self.gain * gain
-
-    def times(self, weight: Tensor) -> None:
-        """Through a linear map [O, I]."""
-        if self.is_identity and self.gain is None:
-            self.shared, self.is_identity = weight, False
-        else:
-            self.own = self._whole() @ weight
-
-    def _whole(self) -> Tensor:
-        if self.own is not None:
-            return self.own
-        assert self.shared is not None
-        return self.shared.unsqueeze(0) if self.gain is None else self.shared * self.gain.unsqueeze(1)
-
-    def around(self, variance: Tensor, block: int = 1) -> Tensor:
-        """J diag(v) J^T for units that vary together in blocks: [B, O, O]."""
-        if block != 1:
-            moved = self._whole() * variance.sqrt().unsqueeze(1)
-            moved = torch.unflatten(moved, -1, (-1, block or variance.shape[1])).sum(-1)
-            return moved @ moved.mT.contiguous()  # a transposed view is up to a hundred times slower on ARM
-        if self.shared is None or self.own is not None:
-            whole = self._whole()
-            return (whole * variance.unsqueeze(1)) @ whole.mT.contiguous()
-        if self.gain is not None:
-            variance = variance * self.gain.square()
-        if self.is_identity:
-            return torch.diag_embed(variance)
-        first, second, places = _pairs(self.size, variance.device)
-        below = variance @ (self.shared[first] * self.shared[second]).mT  # one product for all examples
-        return below.index_select(1, places).view(-1, self.size, self.size)
-
-
-@lru_cache(maxsize=16)
-def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of a lower triangle, and where in it each entry of the whole symmetric matrix is."""
-    first, second = torch.tril_indices(size, size, device=device)
-    at = torch.arange(size, device=device)
-    row, column = torch.maximum(at[:, None], at), torch.minimum(at[:, None], at)
-    return first, second, (row * (row + 1) // 2 + column).flatten()
 
 
 @lru_cache(maxsize=16)

@@ -2,59 +2,187 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, NoRule, channels_last, moments_of
+from bayesify.moments.pointwise import combined
+from bayesify.moments.responses import Node, Spread
+from bayesify.moments.tensors import (
+    ESTIMATED,
+    UNKNOWN,
+    Moments,
+    NoRule,
+    Value,
+    affine,
+    in_pieces,
+    meet,
+    nonlinear,
+    settled_pair,
+    units,
+    value_of,
+    view,
+)
 
 # -- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def _layout(*values: Any) -> Moments:
-    """The random operand with the most axes, whose layout the result has."""
-    return max((value for value in values if isinstance(value, Moments)), key=lambda value: (value.ndim, value.numel()))
+def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
+    """The units of two operands, of which one may be a weight."""
+    known = next((part.value_ for part in (x, y) if part.value_ is not None), None)
+    if known is None:
+        return value_of(x), value_of(y)
+    axes = max(x.ndim, y.ndim)
+    batch = known.batch + axes - known.mean.ndim
+    return value_of(x, axes, batch), value_of(y, axes, batch)
+
+
+def _one(x: Moments, y: Any) -> Value:
+    """The units of an operand next to a plain one."""
+    if x.value_ is not None or not isinstance(y, Tensor) or y.ndim < x.ndim:
+        return value_of(x)
+    return value_of(x, y.ndim)
+
+
+def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
+    """What the axes are of a result that values are broadcast to; an axis of channels in one of them is one."""
+    found = [0] * len(shape)
+    for value in values:
+        for axis, (flag, size) in enumerate(
+            zip(value.channels, value.mean.shape, strict=True), len(shape) - value.mean.ndim
+        ):
+            if flag == -1 and found[axis] in (0, -1):
+                found[axis] = -1
+            elif flag and size > 1 and found[axis] != -1:
+                found[axis] = flag if found[axis] in (0, flag) else 1
+    if found.count(-1) != 1:
+        raise NoRule("operands whose axes of examples are not the same have no rule")
+    return tuple(found)
+
+
+def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor], Tensor]) -> Moments:
+    """Units times a factor that are repeated along new axes: their copies vary together."""
+    variance = (value.variance * factor**2).expand_as(mean)
+    ones = torch.ones_like(value.together)
+    doubt = value.doubt if value.num_positions() == 1 else max(ESTIMATED, value.doubt)
+    together = ones if value.num_positions() == 1 else value.together
+    return units(
+        value.derived(mean, variance, push, channels=_layout(mean.shape, value), together=together, doubt=doubt)
+    )
 
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """Random operands count as independent, a residual connection's too."""
-    (mean, variance), (other, spread) = moments_of(x), moments_of(y)
-    found = torch.add(mean, other, alpha=alpha) if isinstance(mean, Tensor) else mean + alpha * other
-    if variance is not None and spread is not None:
-        together = zip(*(value.channels_ for value in (x, y) if value.ndim == found.ndim), strict=True)
-        return Moments(found, torch.add(variance, spread, alpha=alpha**2), tuple(min(flags) for flags in together))
-    layout, kept = _layout(x, y), variance if spread is None else alpha**2 * spread
-    if found.shape == layout.shape:
-        return layout.like(found, kept, torch.ones_like(found[:1]))
-    return Moments(found, kept.expand_as(found), (0,) * (found.ndim - layout.ndim) + layout.channels_)
+    """Outputs of different layers count as independent where variances of later units need them, a residual connection's too."""
+    if isinstance(x, Moments) and isinstance(y, Moments):
+        return _sum(*_both(x, y), alpha)
+    if isinstance(x, Moments):
+        return _shifted(_one(x, y), 1, alpha * y if alpha != 1 else y)
+    return _shifted(_one(y, x), alpha, x)
 
 
-@Moments.rule(torch.sub, Tensor.sub, Tensor.__sub__)
+def _shifted(value: Value, factor: float, constant: Any) -> Moments:
+    found = value.mean * factor + constant if factor != 1 else value.mean + constant
+    if found.shape == value.mean.shape:
+        return affine(value, lambda units: units * factor + constant, factor)
+    return _stretched(value, found, factor, lambda change: (change * factor).expand_as(found))
+
+
+def _sum(x: Value, y: Value, alpha: float) -> Moments:
+    if x.root is y.root:
+        return combined(x, y, lambda one, other: one + alpha * other, True, "a sum")
+    found = torch.add(x.mean, y.mean, alpha=alpha)
+    variance = torch.add(x.variance, y.variance, alpha=alpha**2)
+
+    def push(one: Tensor, other: Tensor) -> Tensor:
+        return torch.add(one, other, alpha=alpha)
+
+    return units(_joined(found, variance, _layout(found.shape, x, y), push, x, y))
+
+
+def _joined(
+    mean: Tensor, variance: Tensor, channels: tuple[int, ...], push: Callable[..., Tensor], *values: Value
+) -> Value:
+    """Units made of several values that count as independent, unless they are of the same layer."""
+    doubt = max(value.doubt for value in values)
+    if any(value.channels != channels for value in values):
+        doubt = max(doubt, ESTIMATED)
+    for index, value in enumerate(values):
+        if any(meet(value.stem, other.stem) for other in values[:index]):
+            doubt = UNKNOWN
+    sums = torch.stack(
+        [value.variance.sum([axis for axis in range(value.mean.ndim) if axis != value.batch]) for value in values]
+    )
+    shares = sums / sums.sum(0).clamp_min(1e-30)  # [n, B]
+    together = torch.stack([value.together for value in values]).mul(shares.unsqueeze(1)).sum(0)
+    sources = frozenset().union(*(value.sources for value in values))
+    stem = frozenset().union(*(value.stem for value in values))
+    node = Node(mean.shape, tuple(value.node for value in values), push)
+    return Value(mean, variance, channels, node, together, sources, stem, doubt=doubt)
+
+
+@Moments.rule(torch.sub, Tensor.sub, Tensor.__sub__, Tensor.sub_, Tensor.__isub__)
 def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     return _add(x, y, alpha=-alpha)
 
 
+@Moments.rule(torch.rsub, Tensor.__rsub__)
+def _subtract_from(x: Any, y: Any) -> Moments:
+    return _add(y, x, alpha=-1)
+
+
 @Moments.rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.mul_, Tensor.__imul__)
 def _multiply(x: Any, y: Any) -> Moments:
-    (mean, variance), (other, spread) = moments_of(x), moments_of(y)
-    if variance is not None and spread is not None:
-        both = variance * spread + mean**2 * spread + other**2 * variance
-        return Moments(mean * other, both, _layout(x, y).channels_)
-    layout = _layout(x, y)
-    factor = other if spread is None else mean
-    found = mean * other
-    if found.shape != layout.shape:
-        raise NoRule("a product with a tensor of more axes than the random one has no rule")
-    gain = factor if isinstance(factor, Tensor) else torch.as_tensor(factor, dtype=found.dtype, device=found.device)
-    return layout.like(found, layout.variance_ * gain**2, gain)
+    if isinstance(x, Moments) and isinstance(y, Moments):
+        return _product(*_both(x, y))
+    value, factor = (_one(x, y), y) if isinstance(x, Moments) else (_one(y, x), x)
+    found = value.mean * factor
+    if found.shape == value.mean.shape:
+        return affine(value, lambda units: units * factor, factor)
+    return _stretched(value, found, factor, lambda change: change * factor)
 
 
-@Moments.rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)
+def _product(x: Value, y: Value) -> Moments:
+    if x.root is y.root:
+        return combined(x, y, torch.mul, False, "a product")
+    found, both = x.mean * y.mean, None
+    if meet(x.sources, y.sources):
+        pair = settled_pair(_broadcast(x, found), _broadcast(y, found))
+        if pair is None:
+            raise NoRule("a product of two units that have noise in common has no rule")
+        x, y, both = pair
+        found = found + both
+    else:
+        x, y = nonlinear(x, "a product"), nonlinear(y, "a product")
+    rest = x.variance * y.variance if both is None else x.variance * y.variance + both.square()
+    spread = rest + x.mean**2 * y.variance + y.mean**2 * x.variance
+    if both is not None:
+        spread = (spread + 2 * x.mean * y.mean * both).clamp_min(0)
+    layout = _layout(found.shape, x, y)
+    made = _joined(found, spread, layout, lambda one, other: one * y.mean + other * x.mean, x, y)
+    made.node.noise = Spread(rest, made.channels, made.together[1].square(), True)
+    doubt = max(x.doubt, y.doubt) if both is not None else made.doubt
+    return units(replace(made, doubt=doubt))
+
+
+def _broadcast(value: Value, like: Tensor) -> Value:
+    """Units in the shape of a result."""
+    if value.mean.shape == like.shape:
+        return value
+    shape = like.shape
+    changes = {"channels": _layout(shape, value), "doubt": UNKNOWN}
+    return value.derived(
+        value.mean.expand(shape), value.variance.expand(shape), lambda one: one.expand(shape), **changes
+    )
+
+
+@Moments.rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide, Tensor.div_, Tensor.__itruediv__)
 def _divide(x: Any, y: Any) -> Any:
     return NotImplemented if isinstance(y, Moments) else _multiply(x, 1 / y)
 
@@ -66,68 +194,177 @@ def _negative(x: Moments) -> Moments:
 
 @Moments.rule(torch.mean, Tensor.mean)
 def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
-    """Deviations average over positions, variances over channels."""
+    """Channels are independent, positions have their correlation."""
+    value = value_of(x)
     if dim is None:
         raise NoRule("a mean over all axes, the batch among them, has no rule")
     axes = sorted({axis % x.ndim for axis in ((dim,) if isinstance(dim, int) else dim)}, reverse=True)
-    spread, layout = x.variance_, list(x.channels_)
+    spread, layout, doubt, num_averaged = value.variance, list(value.channels), value.doubt, 1
     for axis in axes:
-        if axis == 0 or layout[axis] > 1:
+        if layout[axis] == -1 or layout[axis] > 1:
             raise NoRule("a mean over the batch, or over features that were flattened, has no rule")
-        if layout[axis] == 0:
-            spread = spread.sqrt().mean(axis, keepdim=True).square()
-        else:
+        if layout[axis] == 1:
             spread = spread.mean(axis, keepdim=True) / spread.shape[axis]
-        if not keepdim:
-            del layout[axis]
-    mean = x.mean_.mean(tuple(axes), keepdim=keepdim)
-    return Moments(mean, spread.reshape(mean.shape), tuple(layout))
+    positions = tuple(axis for axis in axes if layout[axis] == 0)
+    if positions:
+        num_averaged = math.prod(spread.shape[axis] for axis in positions)
+        common, apart = spread.sqrt().mean(positions, keepdim=True).square(), spread.mean(positions, keepdim=True)
+        spread = torch.lerp(apart / num_averaged, common, value.per_example(value.together[1]).expand_as(common))
+        doubt = max(doubt, ESTIMATED) if num_averaged > 1 else doubt
+    mean = value.mean.mean(tuple(axes), keepdim=keepdim)
+    kept = tuple(flag for axis, flag in enumerate(layout) if keepdim or axis not in axes)
+    made = value.derived(
+        mean,
+        spread.reshape(mean.shape),
+        lambda change: change.mean(tuple(axes), keepdim=keepdim),
+        channels=kept,
+        doubt=doubt,
+    )
+    return units(replace(made, aligned=-1))
+
+
+@Moments.rule(torch.sum, Tensor.sum)
+def _total(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
+    mean = _mean(x, dim, keepdim)
+    return _multiply(mean, x.numel() / mean.numel())
 
 
 # -- pooling ---------------------------------------------------------------------------------------------------------
 
+MAX_NEIGHBORS = 9
+"""Positions of a window up to which the correlation between neighbors counts, above it the one between any two."""
 
-def _average(pool: Callable[..., Tensor]) -> None:
+
+def _share(value: Value, window: float) -> Tensor:
+    return value.per_example(value.together[0 if window <= MAX_NEIGHBORS else 1])
+
+
+def _average(pool: Callable[..., Tensor], is_adaptive: bool) -> None:
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-        _check_maps(x)
-        return x.like(pool(x.mean_, *args, **kwargs), pool(x.variance_.sqrt(), *args, **kwargs).square())
+        value = _maps(x)
+        mean = pool(value.mean, *args, **kwargs)
+        common, apart = pool(value.variance.sqrt(), *args, **kwargs).square(), pool(value.variance, *args, **kwargs)
+        kernel = args[0] if args else kwargs.get("kernel_size", kwargs.get("output_size"))
+        if is_adaptive:
+            window = value.mean[0, 0].numel() / mean[0, 0].numel()
+        else:
+            window = float(kernel) ** (x.ndim - 2) if isinstance(kernel, int) else float(math.prod(kernel))
+        spread = torch.lerp(apart / window, common, _share(value, window).expand_as(common))
+        doubt = max(value.doubt, ESTIMATED) if window > 1 else value.doubt
+        return units(value.derived(mean, spread, lambda change: pool(change, *args, **kwargs), doubt=doubt))
 
     Moments.rule(pool)(own)
 
 
-def _check_maps(x: Moments) -> None:
-    if x.ndim < 3 or x.channels_ != (0, 1, *[0] * (x.ndim - 2)):
+def _maps(x: Moments) -> Value:
+    value = value_of(x)
+    if x.ndim < 3 or value.channels != (-1, 1, *[0] * (x.ndim - 2)):
         raise NoRule("pooling of anything but maps [B, C, ...] with random channels has no rule")
+    return value
 
 
-_AVERAGES: tuple[Callable[..., Tensor], ...] = (
-    *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-)
-for _pool in _AVERAGES:
-    _average(_pool)
+_POOLS: tuple[Callable[..., Tensor], ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+_ADAPTIVE: tuple[Callable[..., Tensor], ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+for _pools, _is_adaptive in ((_POOLS, False), (_ADAPTIVE, True)):
+    for _pool in _pools:
+        _average(_pool, _is_adaptive)
 
 
-def _largest(pool: Callable[..., Any], *functions: Callable[..., Any]) -> None:
-    """The position with the largest mean, which stays the largest where all vary together."""
+MAX_WINDOW = 16
+"""Positions of a window of maximum pooling."""
 
-    def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-        _check_maps(x)
-        kwargs.pop("return_indices", None)
-        mean, index = pool(channels_last(x.mean_), *args, **kwargs, return_indices=True)
-        spread = channels_last(x.variance_)
-        if spread.stride(1) != 1:
-            return x.like(mean, spread.flatten(2).gather(2, index.flatten(2)).view(mean.shape))
-        spread, index = (part.movedim(1, -1).flatten(1, -2) for part in (spread, index))  # [B, P, C]
-        return x.like(mean, spread.gather(1, index).view(mean.movedim(1, -1).shape).movedim(-1, 1))
+
+def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> None:
+    def own(
+        x: Moments,
+        size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Moments:
+        value = nonlinear(_maps(x), "maximum pooling")
+        sizes, spaces = _each(size, dims), value.mean.shape[2:]
+        kernel, steps, sides = sizes, _each(size if stride in (None, []) else stride, dims), _each(padding, dims)
+        if is_adaptive:
+            kernel = steps = [space // one for space, one in zip(spaces, sizes, strict=True)]
+            ceil_mode = any(space % one for space, one in zip(spaces, sizes, strict=True))
+        if ceil_mode or return_indices or _each(dilation, dims) != [1] * dims or math.prod(kernel) > MAX_WINDOW:
+            raise NoRule(
+                f"maximum pooling of uneven or dilated windows, or of more than {MAX_WINDOW} positions, has no rule"
+            )
+        pads = [side for side in reversed(sides) for _ in range(2)]
+        counts = [
+            (space + 2 * side - one) // step + 1
+            for space, side, one, step in zip(spaces, sides, kernel, steps, strict=True)
+        ]
+        spans = [
+            [slice(first, first + step * (count - 1) + 1, step) for first in range(one)]
+            for one, step, count in zip(kernel, steps, counts, strict=True)
+        ]
+
+        def windows(maps: Tensor, fill: float = 0.0) -> list[Tensor]:
+            """The first positions of all windows, the second ones, and so on."""
+            maps = F.pad(maps, pads, value=fill) if any(pads) else maps
+            return [maps[(slice(None), slice(None), *at)] for at in itertools.product(*spans)]
+
+        lowest = float((value.mean - 10 * value.variance.sqrt()).amin()) - 1 if any(pads) else 0.0
+
+        def step(mean: Tensor, variance: Tensor, share: Tensor) -> tuple[Tensor, ...]:
+            spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
+            found, spread, gains = _maximum([part.contiguous() for part in windows(mean, lowest)], spreads, share)
+            common, apart = torch.zeros_like(found), torch.zeros_like(found)
+            for gain, part in zip(gains, spreads, strict=True):
+                moved = gain * part.sqrt()
+                common, apart = common.add_(moved), apart.addcmul_(moved, moved)
+            rest = spread - torch.lerp(apart, common.square_(), share.expand_as(apart))
+            return found, spread, rest.clamp_min_(0), *gains
+
+        share = value.per_example(value.together[0]).to(value.mean)
+        mean, variance, rest, *gains = in_pieces(step, value.mean, value.variance, share)
+
+        def push(change: Tensor) -> Tensor:
+            return sum((gain * part for gain, part in zip(gains, windows(change), strict=True)), torch.zeros_like(mean))
+
+        made = value.derived(mean, variance, push)
+        made.node.noise = Spread(rest, value.channels, value.together[1].square(), True)
+        return units(made)
 
     Moments.rule(*functions)(own)
 
 
-_largest(F.max_pool1d, torch.max_pool1d, F.max_pool1d)
-_largest(F.max_pool2d, torch.max_pool2d, F.max_pool2d)
-_largest(F.max_pool3d, torch.max_pool3d, F.max_pool3d)
-_largest(F.adaptive_max_pool1d, torch.adaptive_max_pool1d, F.adaptive_max_pool1d)
-_largest(F.adaptive_max_pool2d, F.adaptive_max_pool2d)
+def _each(part: Any, dims: int) -> list[int]:
+    return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
+
+
+def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    r"""Mean and variance of the largest of Gaussians that have the same correlation, and each one's gain, two at a time.
+
+    With $\theta^2 = v_1 + v_2 - 2 c$ and $\alpha = (m_1 - m_2) / \theta$ the mean of two is
+    $m_1 \Phi(\alpha) + m_2 \Phi(-\alpha) + \theta \varphi(\alpha)$ (Clark 1961).
+    """
+    if len(means) == 1:
+        return means[0], variances[0], [torch.ones_like(means[0])]
+    half = len(means) // 2
+    one, one_variance, one_gains = _maximum(means[:half], variances[:half], share)
+    two, two_variance, two_gains = _maximum(means[half:], variances[half:], share)
+    gap = one - two
+    theta = (one_variance + two_variance - 2 * share * (one_variance * two_variance).sqrt()).clamp_min(1e-30).sqrt()
+    alpha = (gap / theta).clamp(-10, 10)
+    first = torch.special.ndtr(alpha)
+    bump = theta * torch.exp(-0.5 * alpha.square()) / math.sqrt(2 * math.pi)
+    above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # over the second's mean
+    second = (gap.square() + one_variance) * first + two_variance * (1 - first) + gap * bump
+    gains = [*(first * gain for gain in one_gains), *((1 - first) * gain for gain in two_gains)]
+    return two + above, (second - above.square()).clamp_min(0), gains
+
+
+_largest(1, False, torch.max_pool1d, F.max_pool1d)
+_largest(2, False, torch.max_pool2d, F.max_pool2d)
+_largest(3, False, torch.max_pool3d, F.max_pool3d)
+_largest(1, True, torch.adaptive_max_pool1d, F.adaptive_max_pool1d)
+_largest(2, True, F.adaptive_max_pool2d)
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
@@ -152,6 +389,9 @@ def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) ->
                 before, old_axes, old_at = before * shape[old_at], [*old_axes, old_at], old_at + 1
             else:
                 after, new_axes, new_at = after * new[new_at], [*new_axes, new_at], new_at + 1
+        if len(old_axes) == len(new_axes) == 1 and layout[old_axes[0]] == -1:
+            found.append(-1)
+            continue
         flags = [layout[axis] for axis in old_axes if shape[axis] > 1]
         found += _merged(flags, [shape[axis] for axis in old_axes if shape[axis] > 1], [new[axis] for axis in new_axes])
     return tuple(found)
@@ -173,12 +413,32 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
     change = Tensor.reshape if function is Tensor.view else function  # maps may have their channels last in memory
 
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-        mean = change(x.mean_, *args, **kwargs)
+        value = value_of(x)
+        mean = change(value.mean, *args, **kwargs)
         if mean.shape == x.shape:
-            return x
-        return Moments(mean, change(x.variance_, *args, **kwargs), reshaped(x.shape, x.channels_, mean.shape))
+            return view(x, value)
+        channels = reshaped(x.shape, value.channels, mean.shape)
+        if channels.count(-1) != 1:
+            raise NoRule("a change of shape that merges examples with other axes has no rule")
+        doubt, before, after = value.doubt, _kinds(value.channels, x.shape), _kinds(channels, mean.shape)
+        if before != after:  # positions that are taken for channels, as in a flattened sequence
+            doubt = max(doubt, ESTIMATED)
+        made = value.derived(
+            mean,
+            change(value.variance, *args, **kwargs),
+            lambda units: change(units, *args, **kwargs),
+            channels=channels,
+            doubt=doubt,
+            aligned=-1,
+        )
+        return view(x, made)
 
     Moments.rule(function)(own)
+
+
+def _kinds(channels: Sequence[int], shape: Sequence[int]) -> int:
+    """Positions of a channel."""
+    return math.prod(size if flag == 0 else max(1, flag) for flag, size in zip(channels, shape, strict=True))
 
 
 _CHANGES: tuple[Callable[..., Tensor], ...] = (
@@ -189,21 +449,40 @@ for _change in _CHANGES:
     _shape_rule(_change)
 
 
-@Moments.rule(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach)
+@Moments.rule(Tensor.contiguous, Tensor.detach)
 def _same(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-    return x
+    return view(x, value_of(x))
+
+
+@Moments.rule(Tensor.clone, torch.clone)
+def _copy(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    return units(value_of(x))
+
+
+@Moments.rule(Tensor.expand)
+def _expand(x: Moments, *sizes: Any) -> Moments:
+    value = value_of(x)
+    mean = value.mean.expand(*sizes)
+    if mean.shape == value.mean.shape:
+        return view(x, value)
+    found = _stretched(value, mean, 1.0, lambda change: change.expand(*sizes))
+    assert found.value_ is not None
+    return view(x, found.value_)
 
 
 @Moments.rule(Tensor.permute, torch.permute)
 def _permute(x: Moments, *dims: Any) -> Moments:
+    value = value_of(x)
     order = [axis % x.ndim for axis in (dims[0] if isinstance(dims[0], (tuple, list)) else dims)]
-    return Moments(x.mean_.permute(order), x.variance_.permute(order), tuple(x.channels_[axis] for axis in order))
+    channels = tuple(value.channels[axis] for axis in order)
+    mean, variance = value.mean.permute(order), value.variance.permute(order)
+    return view(x, value.derived(mean, variance, lambda change: change.permute(order), channels=channels))
 
 
 @Moments.rule(Tensor.transpose, torch.transpose)
-def _transpose(x: Moments, first: int, second: int) -> Moments:
+def _transpose(x: Moments, dim0: int, dim1: int) -> Moments:
     order = list(range(x.ndim))
-    order[first], order[second] = order[second], order[first]
+    order[dim0], order[dim1] = order[dim1], order[dim0]
     return _permute(x, order)
 
 
@@ -214,31 +493,95 @@ def _index(x: Any, index: Any) -> Any:
     plain = all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
     if not isinstance(x, Moments) or not plain:
         return NotImplemented
+    value = value_of(x)
     taken = sum(part is not None and part is not ... for part in parts)
     full: list[Any] = []
     for part in parts if any(part is ... for part in parts) else (*parts, ...):
         full += [slice(None)] * (x.ndim - taken) if part is ... else [part]
-    layout, axis = [], 0
+    layout, axis, made = [], 0, value
     for part in full:
         if part is None:
             layout.append(0)
             continue
+        flag, size, whole = value.channels[axis], x.shape[axis], part == slice(None)
+        whole = whole or (isinstance(part, slice) and part.indices(size) == (0, size, 1))
+        if flag == -1 and not whole:
+            raise NoRule("a choice among the examples of a batch has no rule")
+        if flag > 1 and not whole:
+            made = replace(made, doubt=max(made.doubt, ESTIMATED))
+        if flag == 1 and not whole:
+            made = _narrowed(made, part, size)
         if isinstance(part, slice):
-            layout.append(x.channels_[axis] if part == slice(None) else min(x.channels_[axis], 1))
+            layout.append(flag if whole else min(flag, 1))
         axis += 1
-    return Moments(x.mean_[index], x.variance_[index], tuple(layout))
+    kept = made.derived(value.mean[index], value.variance[index], lambda change: change[index], channels=tuple(layout))
+    return view(x, kept)
+
+
+def _narrowed(value: Value, part: int | slice, size: int) -> Value:
+    """Units that depend on some channels of the last layer's noise only."""
+    start, stop, _ = part.indices(size) if isinstance(part, slice) else (part % size, part % size + 1, 1)
+
+    def narrow(sources: Any) -> Any:
+        return frozenset(
+            (order, low + start, min(high, low + stop)) if order == value.aligned else (order, low, high)
+            for order, low, high in sources
+        )
+
+    return replace(value, sources=narrow(value.sources), stem=narrow(value.stem))
+
+
+@Moments.rule(torch.chunk, Tensor.chunk)
+def _chunk(x: Moments, chunks: int, dim: int = 0) -> tuple[Moments, ...]:
+    return _split(x, -(-x.shape[dim] // chunks), dim)
+
+
+@Moments.rule(torch.split, Tensor.split)
+def _split(x: Moments, size: Any, dim: int = 0) -> tuple[Moments, ...]:
+    length = x.shape[dim]
+    sizes = [min(size, length - start) for start in range(0, length, size)] if isinstance(size, int) else list(size)
+    before, start, parts = [slice(None)] * (dim % x.ndim), 0, []
+    for one in sizes:
+        parts.append(_index(x, (*before, slice(start, start + one))))
+        start += one
+    return tuple(parts)
+
+
+@Moments.rule(F.glu, torch.nn.functional.glu)
+def _glu(x: Moments, dim: int = -1) -> Moments:
+    first, second = _chunk(x, 2, dim)
+    return _multiply(first, torch.sigmoid(second))
 
 
 @Moments.rule(torch.cat, torch.concat)
 def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
-    parts = [moments_of(value) for value in values]
-    spreads = [torch.zeros_like(mean) if spread is None else spread for mean, spread in parts]
-    layouts = {value.channels_ for value in values if isinstance(value, Moments)}
+    random = [value_of(value) for value in values if isinstance(value, Moments)]
+    layouts = {value.channels for value in random}
     if len(layouts) > 1:
         raise NoRule("cat of units whose channels lie on different axes has no rule")
-    return Moments(torch.cat([mean for mean, _ in parts], dim), torch.cat(spreads, dim), layouts.pop())
+    channels = layouts.pop()
+    if channels[dim] == -1:
+        raise NoRule("cat of examples has no rule")
+    means = [value_of(value).mean if isinstance(value, Moments) else value for value in values]
+    spreads = [value_of(value).variance if isinstance(value, Moments) else torch.zeros_like(value) for value in values]
+
+    fixed = [None if isinstance(value, Moments) else torch.zeros_like(value) for value in values]
+
+    def push(*changes: Tensor) -> Tensor:
+        left = iter(changes)
+        return torch.cat([next(left) if part is None else part for part in fixed], dim)
+
+    made = _joined(torch.cat(means, dim), torch.cat(spreads, dim), channels, push, *random)
+    if channels[dim] != 1:  # positions, or features that were flattened
+        flags = tuple(min(flag, 1) if axis == dim % len(channels) else flag for axis, flag in enumerate(channels))
+        made = replace(made, channels=flags, doubt=max(made.doubt, ESTIMATED))
+    return units(made)
 
 
 @Moments.rule(F.pad)
 def _pad(x: Moments, pad: Any, mode: str = "constant", value: float | None = None) -> Moments:
-    return x.like(F.pad(x.mean_, pad, mode, value), F.pad(x.variance_, pad, mode))
+    old = value_of(x)
+    mean, variance = F.pad(old.mean, pad, mode, value), F.pad(old.variance, pad, mode)
+    if any(flag == -1 or flag > 1 for flag in old.channels[x.ndim - len(pad) // 2 :]):
+        raise NoRule("padding of the axis of examples, or of features that were flattened, has no rule")
+    return units(old.derived(mean, variance, lambda change: F.pad(change, pad, mode)))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.moments.responses import Node, Noise, Plan, Spread, variances
 from bayesify.weights.structured import StructuredWeight
+
+Sources = frozenset[tuple[int, int, int]]
+"""Noises by the order of their node, each with the first and the end of its channels."""
+
+EXACT, ESTIMATED, UNKNOWN = range(3)
+"""How well the variances of a value's units are known: but for correlation between channels; from an average correlation between
+positions; not at all, since a value meets itself."""
 
 
 class NoRule(Exception):
@@ -22,74 +32,181 @@ class NoRule(Exception):
 
 @dataclass
 class Pass:
-    """What one pass through the network counts: products of the plain network, and of the moments, for a whole batch."""
-
-    plain: float = 0.0
-    spent: float = 0.0
-    used: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Origin:
-    r"""How units [B, O] came from others: by a linear map, $\delta y = M\,\delta h + \text{own}$, or by an elementwise function,
-    $\delta y = g\,\delta h + \dots$
+    """One pass through the network: its examples, the weights used, and the products of the plain network.
 
     Args:
-        input: h; nothing where the input is a plain tensor.
-        weight: M, [O, I].
-        own: Variance of what the weights' noise added, [B, O], independent between units.
-        gain: g, [B or 1, O or 1], in place of these.
+        rows: Examples.
     """
 
-    input: Moments | None
-    weight: Tensor | None = None
-    own: Any = None
-    gain: Tensor | None = None
+    rows: int = 0
+    plain: float = 0.0
+    used: set[str] = field(default_factory=set)
+    units: dict[Any, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    r"""Random units and where their noise comes from.
+
+    Channels count as independent. Positions of a channel have a correlation that is the same for all pairs of positions of an
+    example, as far as variances of later units are computed from it; the covariance of outputs needs no such thing (`responses`).
+
+    Args:
+        mean: [B, ...].
+        variance: As the mean.
+        channels: For each axis: -1 for the batch, 0 for positions, n for channels in blocks of n positions.
+        node: The units' place in the graph of responses.
+        together: Correlation between neighboring positions, and between any two, [2, B].
+        sources: Noises that the units depend on.
+        stem: Those of them that the last linear maps added; values whose stems meet are strongly correlated.
+        aligned: The noise whose channels are the units' own.
+        doubt: How well the variance is known.
+        base: Units that these are an elementwise function of.
+        chain: That function.
+        affine: Whether it is one plus a constant.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    channels: tuple[int, ...]
+    node: Node
+    together: Tensor
+    sources: Sources
+    stem: Sources
+    aligned: int = -1
+    doubt: int = EXACT
+    base: Value | None = None
+    chain: Callable[[Tensor], Tensor] | None = None
+    affine: bool = True
+
+    @property
+    def batch(self) -> int:
+        """The axis of examples."""
+        return self.channels.index(-1)
+
+    @property
+    def root(self) -> Value:
+        """Units that these are an elementwise function of; themselves where there are none."""
+        return self if self.base is None else self.base
+
+    def at(self, units: Tensor) -> Tensor:
+        """The function of the root's units."""
+        return units if self.chain is None else self.chain(units)
+
+    def per_example(self, numbers: Tensor, axes: int | None = None) -> Tensor:
+        """Numbers [B] with an axis for each of the units'."""
+        shape = [1] * (self.mean.ndim if axes is None else axes)
+        shape[self.batch] = -1
+        return numbers.view(shape)
+
+    def num_positions(self) -> int:
+        """Positions of a channel."""
+        count = 1
+        for size, flag in zip(self.mean.shape, self.channels, strict=True):
+            count *= size if flag == 0 else max(1, flag)
+        return count
+
+    def derived(self, mean: Tensor, variance: Tensor, push: Callable[..., Tensor], **changes: Any) -> Value:
+        """Units that a linear function makes of these."""
+        node = Node(mean.shape, (self.node,), push)
+        changes = {"base": None, "chain": None, "affine": True, **changes}
+        return replace(self, mean=mean, variance=variance, node=node, **changes)
+
+
+def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Noise | None = None) -> Value:
+    """Units with noise of their own and no other."""
+    node = Node(mean.shape, noise=noise or Spread(variance, channels, mean.new_ones(mean.shape[channels.index(-1)])))
+    rows = mean.shape[channels.index(-1)]
+    source = frozenset({(node.order, 0, 2**62)})
+    return Value(mean, variance, channels, node, mean.new_ones(2, rows), source, source, node.order)
+
+
+def meet(first: Sources, second: Sources) -> bool:
+    """Whether two sets of noises have one in common."""
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in first for b in second)
 
 
 class Moments(StructuredWeight):
     r"""Means and variances of random weights or units.
 
-    Weights are independent. Of units it is assumed that those of one channel vary together over positions, and that channels vary
-    independently: $\delta h_{bcp} = \sqrt{v_{bcp}}\,\varepsilon_{bc}$. One kernel moves all positions of its channel, so
-    independent positions would average out in pooling what in truth stays.
+    A handle: an operation in place gives it another `value`, which everyone who holds it sees. Views are handles of a family, and
+    an operation in place on one of several living members is refused.
 
     Args:
-        mean: [B, ...].
+        mean: Weights of any shape, or units [B, ...].
         variance: As the mean.
-        channels: For each axis: 0 where its entries vary together (positions), n where they are channels, in blocks of n
-            that vary together.
-        origin: How they came from other units, where that is known and those are [B, I].
+        channels: For units, what their axes are; see `Value`.
+        value: The units, in place of these three.
         pass_: For weights, the pass they are for.
         name: For weights.
     """
 
-    mean_: Tensor
-    variance_: Tensor
-    channels_: tuple[int, ...]
-    origin_: Origin | None
+    value_: Value | None
+    moments_: tuple[Tensor, Tensor]
     pass_: Pass | None
     name_: str
+    family_: list[weakref.ref[Moments]]
 
     def __new__(
         cls,
         mean: Tensor,
         variance: Tensor,
         channels: tuple[int, ...] = (),
-        origin: Origin | None = None,
+        value: Value | None = None,
         pass_: Pass | None = None,
         name: str = "",
     ) -> Self:
         """From means and variances."""
-        channels = channels or (0,) * (mean.ndim - 1) + (1,)
-        made = cls.wrap(mean.shape, mean, (mean, variance), (channels, None, pass_, name))
-        made.mean_, made.variance_, made.origin_ = mean, variance, origin
-        made.channels_, made.pass_, made.name_ = channels, pass_, name
+        made = cls.wrap(mean.shape, mean, (mean, variance), (channels, value, pass_, name))
+        made.value_ = fresh(mean, variance, channels) if value is None and channels else value
+        made.pass_, made.name_, made.family_ = pass_, name, []
+        made.family_.append(weakref.ref(made))
         return made
+
+    @property
+    def mean_(self) -> Tensor:
+        """Means."""
+        return self.components_[0]
+
+    @property
+    def variance_(self) -> Tensor:
+        """Variances."""
+        return self.components_[1]
 
     def materialize(self) -> Tensor:
         """There is no plain tensor that it stands for."""
         raise NoRule("a plain tensor is needed")
+
+    def become(self, other: Moments, name: str) -> Moments:
+        """Take another's value, as an operation in place does."""
+        if other is self:
+            return self
+        if self.value_ is None or any(known() is not None and known() is not self for known in self.family_):
+            raise NoRule(
+                f"{name} changes in place what has another name or view; use the operation that is not in place"
+            )
+        if other.shape != self.shape:
+            raise NoRule(f"{name} in place changes the shape")
+        self.value_, self.components_, self.static_ = other.value_, other.components_, other.static_
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Operations in place change a value for all who hold it."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
+        if kwargs.get("out") is not None:
+            raise NoRule(f"{name} with out= has no rule")
+        rule = cls.rules.get(func)
+        if rule is None or not _is_inplace(func, name, args, kwargs):
+            try:
+                return super().__torch_function__(func, types, args, kwargs)
+            except TypeError as error:
+                if rule is None:
+                    raise
+                raise NoRule(f"{name} with these arguments has no rule") from error
+        if not isinstance(args[0], Moments):
+            raise NoRule(f"{name} adds noise to a plain tensor in place; use the operation that is not in place")
+        return args[0].become(super().__torch_function__(func, types, args, kwargs), name)
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -102,18 +219,148 @@ class Moments(StructuredWeight):
         """What torch does below its functions, such as `weight.T`, is refused too."""
         return cls.fallback(func.overloadpacket, args, kwargs)
 
-    def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None) -> Moments:
-        """Units of the same shape and layout.
 
-        Args:
-            mean: Theirs.
-            variance: Theirs.
-            gain: By what an elementwise function multiplies small changes, where it is one.
-        """
-        origin = None
-        if gain is not None and self.mean_.ndim == 2 and self.origin_ is not None:
-            origin = Origin(self, gain=torch.atleast_2d(gain))
-        return Moments(mean, variance, self.channels_, origin)
+_PLACES_OF_INPLACE: dict[Any, int] = {
+    **dict.fromkeys((F.relu, F.selu, F.silu, F.mish, F.relu6, F.hardswish, F.hardsigmoid), 1),
+    **dict.fromkeys((F.leaky_relu, F.elu, F.celu), 2),
+    **dict.fromkeys((F.hardtanh, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout), 3),
+}
+"""Where functions take `inplace`."""
+
+
+def _is_inplace(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
+        return True
+    place = _PLACES_OF_INPLACE.get(func)
+    return bool(kwargs.get("inplace", place is not None and len(args) > place and args[place]))
+
+
+def units(value: Value) -> Moments:
+    """A handle of units."""
+    if value.doubt != UNKNOWN:
+        value.node.total = Spread(value.variance, value.channels, value.together[1])
+    return Moments(value.mean, value.variance, value=value)
+
+
+def view(x: Moments, value: Value) -> Moments:
+    """A handle of units that may share memory with others."""
+    made = units(value)
+    made.family_ = x.family_
+    x.family_[:] = [known for known in x.family_ if known() is not None]
+    x.family_.append(weakref.ref(made))
+    return made
+
+
+def affine(value: Value, function: Callable[[Tensor], Tensor], gain: Any) -> Moments:
+    """An elementwise function that multiplies by a gain and adds a constant, and keeps the shape."""
+    squared = gain.square() if isinstance(gain, Tensor) else gain**2
+    chain = function if value.chain is None else _composed(function, value.chain)
+    made = value.derived(function(value.mean), value.variance * squared, lambda change: change * gain)
+    return units(replace(made, base=value.root, chain=chain, affine=value.affine))
+
+
+def _composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda units: outer(inner(units))
+
+
+MAX_SETTLED_UNITS = 512
+"""Units of an example up to which variances that are not known are computed one by one."""
+
+MAX_SETTLED_COST = 3e6
+"""Products for an example up to which they are."""
+
+
+def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
+    """Variances of all units of one or two values, [B, n], and, of two, the covariances of their pairs; see `responses`."""
+    shape = values[0].mean.shape
+    rows = shape[values[0].batch]
+    size = sum(value.mean.numel() for value in values) // rows
+    batch = values[0].batch
+    push = lambda *changes: torch.cat([change.movedim(batch, 0).flatten(1) for change in changes], 1)  # noqa: E731
+    node = Node(torch.Size((rows, size)), tuple(value.node for value in values), push)
+    plan = Plan(node, size)
+    if size > MAX_SETTLED_UNITS or plan.cost > MAX_SETTLED_COST * rows:
+        return None
+    return variances(plan, values[0].mean.new_empty(rows, size), size // 2 if len(values) > 1 else 0)
+
+
+def nonlinear(value: Value, what: str) -> Value:
+    """The value with variances that a function may rely on.
+
+    Raises:
+        NoRule: If they are not known, and too many to be computed one by one.
+    """
+    if value.doubt != UNKNOWN:
+        return value
+    found = _settle(value)
+    if found is None:
+        raise NoRule(
+            f"{what} of units in which a random layer's outputs meet themselves (a sum, or joined) has no rule"
+        )
+    return replace(value, variance=_back(found[0], value), doubt=ESTIMATED)
+
+
+def _back(flat: Tensor, value: Value) -> Tensor:
+    """Numbers [B, n] in the units' shape."""
+    moved = value.mean.movedim(value.batch, 0)
+    return flat.view(moved.shape).movedim(0, value.batch)
+
+
+def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
+    """Two values of the same shape with the variances of their units, and the covariance of each pair; nothing where these are
+    too many to be computed one by one."""
+    found = _settle(x, y)
+    if found is None:
+        return None
+    size = found[1].shape[1]
+    parts = (found[0][:, :size], found[0][:, size:], found[1])
+    first, second, both = (_back(part.contiguous(), x) for part in parts)
+    return replace(x, variance=first, doubt=ESTIMATED), replace(y, variance=second, doubt=ESTIMATED), both
+
+
+class SameSizes(Exception):
+    """Another axis is as long as the batch, so that the axis of examples cannot be told."""
+
+
+def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
+    """The axis of examples among the first axes of a plain tensor."""
+    if pass_ is None:
+        return 0
+    found = [axis for axis in range(axes) if x.shape[axis] == pass_.rows]
+    if not found:
+        raise NoRule(f"an input of shape {tuple(x.shape)} without an axis for the {pass_.rows} examples has no rule")
+    if len(found) > 1 and pass_.rows > 1:
+        raise SameSizes
+    return found[0]
+
+
+def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
+    """The units; of a weight, the same numbers for each example.
+
+    Args:
+        x: Units, or a weight that is used as such.
+        axes: Axes that a weight's units are to have; 0 where its own first one, of length 1, becomes the batch.
+        batch: Which of them is the batch.
+    """
+    if x.value_ is not None:
+        return x.value_
+    if x.pass_ is None:
+        raise NoRule("a weight outside a pass has no units")
+    axes = axes or x.ndim
+    key = (x.name_, axes, batch)
+    if key in x.pass_.units:
+        return x.pass_.units[key]
+    use(x)
+    shape = [*[1] * (axes - x.ndim), *x.shape]
+    if len(shape) > axes or shape[batch] != 1:
+        raise NoRule(f"{x.name_}, a random weight without an axis for examples, has no rule here")
+    sizes = [*shape[:batch], x.pass_.rows, *shape[batch + 1 :]]
+    mean, variance = (part.view(shape).expand(sizes) for part in (x.mean_, x.variance_))
+    channels = tuple(-1 if axis == batch else 1 for axis in range(axes))
+    found = x.pass_.units[key] = fresh(mean, variance, channels, Spread(variance, channels))
+    found = replace(found, together=torch.zeros_like(found.together))
+    x.pass_.units[key] = found
+    return found
 
 
 def moments_of(value: Tensor | None) -> tuple[Any, Any]:

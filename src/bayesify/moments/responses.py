@@ -1,0 +1,301 @@
+r"""How the outputs answer to each source of noise, and the covariance that follows.
+
+Behind every random value stands a `Node`: the small change $\delta y = \sum_k A_k\,\delta h_k + \xi$ as a linear map of the
+changes of the values that it was made of, and noise of its own. The covariance of an example's outputs is
+$\sum_l J_l \Sigma_l J_l^\top$ over all noises, with J by reverse differentiation of these maps. A value that meets itself,
+positions that share a kernel and tokens that share a row are therefore counted as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_order = itertools.count()
+
+
+class Noise(Protocol):
+    """Noise that a node adds to its units."""
+
+    cost: float
+    """Products of `features` for one output, beyond elementwise ones."""
+    num_sure: int
+    """Parts of `features`, from the first, that do not rest on an estimate of how positions vary together."""
+
+    def features(self, slopes: Tensor) -> list[Tensor]:
+        """Parts [B, F] whose squares add up to the variance of the sum of slopes, of the units' shape, times the noise."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A random value in the graph of responses.
+
+    Args:
+        shape: The units' shape.
+        parents: What the value was made of.
+        push: The parents' changes to the value's change; a linear function.
+        noise: Noise of its own; nothing where there is none.
+        cost: Products that `push` takes.
+        total: All noise of the value, where that is known well enough to stand for what is behind it.
+    """
+
+    shape: torch.Size
+    parents: tuple[Node, ...] = ()
+    push: Callable[..., Tensor] | None = None
+    noise: Noise | None = None
+    cost: float = 0.0
+    total: Noise | None = None
+    order: int = field(default_factory=lambda: next(_order))
+
+
+@dataclass
+class Spread:
+    """Noise with a variance for each unit, that positions of a channel share in part.
+
+    Args:
+        variance: As the units.
+        channels: The units' axes; see `Moments`.
+        share: Correlation between positions of a channel, [B]; nothing where all are independent.
+        is_rest: Whether it is what a linear response leaves.
+    """
+
+    variance: Tensor
+    channels: tuple[int, ...]
+    share: Tensor | None = None
+    is_rest: bool = False
+    cost: float = 0.0
+
+    @property
+    def num_sure(self) -> int:
+        """None of a rest with several positions."""
+        alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
+        return 2 if alone or not self.is_rest else 0
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Standard deviations."""
+        return self.variance.sqrt()
+
+    def features(self, slopes: Tensor) -> list[Tensor]:
+        """Each unit's deviation, and the sums over positions."""
+        moved = slopes * self.std
+        batch = self.channels.index(-1)
+        flat = moved.movedim(batch, 0).flatten(1)
+        if self.share is None or all(flag in (1, -1) for flag in self.channels):
+            return [flat]
+        for axis in reversed(range(moved.ndim)):
+            block = self.channels[axis]
+            if block == 0:
+                moved = moved.sum(axis, keepdim=True)
+            elif block > 1:
+                moved = moved.unflatten(axis, (-1, block)).sum(axis + 1)
+        summed = moved.movedim(batch, 0).flatten(1)
+        share = self.share.unsqueeze(1)
+        return [flat * (1 - share).sqrt(), summed * share.sqrt()]
+
+
+@dataclass
+class SharedWeights:
+    r"""Noise of weights that all positions of an example share: $\xi_{po} = \sum_j \omega_{oj} \varphi_{pj} + \beta_o$.
+
+    Args:
+        inputs: Means of $\varphi$ of one group of channels each, as a function: [B, groups, P, J].
+        variance: Of $\omega$, [groups, O / groups, J]; nothing where the weights are fixed.
+        bias: Variance of $\beta$, [O]; nothing where it is fixed.
+        arrange: Slopes of the units' shape as [B, P, O].
+        cost: Products for one output.
+        second: What the variance of $\varphi$ adds, as a function; nothing where it has none.
+    """
+
+    inputs: Callable[[], Tensor]
+    variance: Tensor | None
+    bias: Tensor | None
+    arrange: Callable[[Tensor], Tensor]
+    cost: float
+    second: Callable[[], Spread] | None = None
+
+    @property
+    def num_sure(self) -> int:
+        """All but the last."""
+        return (self.variance is not None) + (self.bias is not None)
+
+    @cached_property
+    def _rest(self) -> Spread | None:
+        return None if self.second is None or self.variance is None else self.second()
+
+    @cached_property
+    def _fixed(self) -> tuple[Tensor, Tensor]:
+        assert self.variance is not None
+        return self.inputs(), self.variance.sqrt()
+
+    def features(self, slopes: Tensor) -> list[Tensor]:
+        """Derivatives by the weights, times their deviations, and products of both noises."""
+        rest = [] if self._rest is None else self._rest.features(slopes)
+        parts: list[Tensor] = []
+        slopes = self.arrange(slopes)
+        if self.variance is not None:
+            inputs, std = self._fixed
+            groups, size, _ = self.variance.shape
+            by_group = slopes.unflatten(-1, (groups, size)).permute(0, 2, 3, 1)  # [B, G, O / G, P]
+            parts.append((by_group @ inputs).mul_(std).flatten(1))
+        if self.bias is not None:
+            parts.append(slopes.sum(1) * self.bias.sqrt())
+        return parts + rest
+
+
+@dataclass
+class SharedRows:
+    """Noise of an embedding's rows: positions with the same token share it.
+
+    Args:
+        std: Standard deviation of each position's row, [B, P, E].
+        first: First position with the same token, [B, P].
+        arrange: Slopes of the units' shape as [B, P, E].
+    """
+
+    std: Tensor
+    first: Tensor
+    arrange: Callable[[Tensor], Tensor]
+    cost: float = 0.0
+    num_sure: int = 1
+
+    def features(self, slopes: Tensor) -> list[Tensor]:
+        """Sums over the positions of each token."""
+        moved = self.arrange(slopes) * self.std
+        place = self.first.unsqueeze(-1).expand_as(moved)
+        return [torch.zeros_like(moved).scatter_add_(1, place, moved).flatten(1)]
+
+
+ELEMENTWISE_COST = 20.0
+"""Products that take the time of one elementwise step of a unit."""
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    """A node and all behind it, from the last to the first."""
+    waiting, seen = [(-node.order, node)], {node.order}
+    while waiting:
+        at = heapq.heappop(waiting)[1]
+        yield at
+        for parent in at.parents:
+            if parent.order not in seen:
+                seen.add(parent.order)
+                heapq.heappush(waiting, (-parent.order, parent))
+
+
+def plain_cost(node: Node) -> float:
+    """About the products that a pass of the plain network takes."""
+    return sum(at.cost + ELEMENTWISE_COST * at.shape.numel() for at in _walk(node))
+
+
+def _cost(node: Node) -> float:
+    """About the products that one output takes at a node."""
+    own = 0.0 if node.noise is None else node.noise.cost
+    return own + (node.cost if node.parents else 0.0) + ELEMENTWISE_COST * node.shape.numel()
+
+
+class Plan:
+    """The nodes to differentiate, from the last to the first, and the noise of each.
+
+    Args:
+        node: The outputs' node.
+        outputs: Numbers to differentiate.
+        budget: Products that it may take. The walk ends before it would exceed them, at a value that all noise passes, if it is
+            known how that varies.
+    """
+
+    def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
+        self.nodes: list[Node] = []
+        self.noises: dict[int, Noise] = {}
+        self.cost, self.is_whole = 0.0, True
+        open_ends = {node.order}
+        for at in _walk(node):
+            if at.order not in open_ends:  # behind the end
+                continue
+            open_ends.remove(at.order)
+            cost = outputs * _cost(at)
+            if not open_ends and self.cost + cost > budget and at.total is not None and self.nodes:
+                at, self.is_whole = Node(at.shape, noise=at.total, order=at.order), False
+            else:
+                self.cost += cost
+            self.nodes.append(at)
+            if at.noise is not None:
+                self.noises[at.order] = at.noise
+            open_ends |= {parent.order for parent in at.parents}
+
+    def features(self, sample: Tensor) -> Iterator[dict[int, list[Tensor]]]:
+        """For one output after the other, what each noise gives to it; see `Noise`."""
+        added: dict[int, Tensor] = {}
+        changes: dict[int, Tensor] = {}
+        with torch.inference_mode(False), torch.enable_grad():
+            for node in reversed(self.nodes):
+                change = None if node.push is None else node.push(*(changes[parent.order] for parent in node.parents))
+                if node.order in self.noises or change is None:
+                    zero = torch.zeros(node.shape, dtype=sample.dtype, device=sample.device, requires_grad=True)
+                    added[node.order] = zero
+                    change = zero if change is None else change + zero
+                changes[node.order] = change
+            outputs = changes[self.nodes[0].order].flatten(1)
+            size = outputs.shape[1]
+            orders = [order for order in added if order in self.noises]
+            leaves = [added[order] for order in orders]
+            for column in range(size):
+                one = outputs[:, column].sum()
+                slopes = torch.autograd.grad(one, leaves, retain_graph=column + 1 < size, allow_unused=True)
+                yield {
+                    order: self.noises[order].features(slope)
+                    for order, slope in zip(orders, slopes, strict=True)
+                    if slope is not None
+                }
+
+
+def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance of each example's outputs, [B, O, O], by one reverse pass for each, and the variance in it, [B, O], that rests on
+    an estimate of how positions vary together.
+
+    Args:
+        plan: Of the outputs.
+        like: A tensor [B, O] whose type and device it has.
+    """
+    kept: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+    for found in plan.features(like):
+        for order, parts in found.items():
+            for index, part in enumerate(parts):
+                kept[order, index].append(part)
+    total = torch.zeros(*like.shape, like.shape[1], dtype=like.dtype, device=like.device)
+    estimated = torch.zeros_like(like)
+    for order, index in list(kept):
+        stacked = torch.stack(kept.pop((order, index))).transpose(0, 1)  # [B, O, F]
+        total += stacked @ stacked.mT
+        if index >= plan.noises[order].num_sure:
+            estimated += stacked.square().sum(-1)
+    return total, estimated
+
+
+def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor]:
+    """Variance of each unit, [B, O], and covariance of each of the first with its partner some units later, [B, O - pairs].
+
+    Args:
+        plan: Of the units.
+        like: A tensor [B, O] whose type and device they have.
+        pairs: How many units later; 0 for none.
+    """
+    found, crossed, first = [], [], []
+    for column, parts in enumerate(plan.features(like)):
+        flat = [part for each in parts.values() for part in each]
+        found.append(sum((part.square().sum(1) for part in flat), like.new_zeros(len(like))))
+        if pairs and column < pairs:
+            first.append(parts)
+        elif pairs:
+            other = first[column - pairs]
+            both = [(one, two) for order in parts for one, two in zip(parts[order], other.get(order, []), strict=False)]
+            crossed.append(sum(((one * two).sum(1) for one, two in both), like.new_zeros(len(like))))
+    return torch.stack(found, 1), torch.stack(crossed, 1) if crossed else like.new_zeros(len(like), 0)
