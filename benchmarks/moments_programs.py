@@ -84,7 +84,7 @@ def _relu_alias(x: Tensor) -> Tensor:
 
 
 def _through_view(x: Tensor) -> Tensor:
-    x.view(len(x), -1).mul_(1.5)
+    x.flatten(1).mul_(1.5)
     return x
 
 
@@ -137,7 +137,7 @@ class Maker:
     def add(self, name: str, step: Callable[..., Tensor], *layers: nn.Module) -> None:
         """A step that is called with the units and its layers."""
         names = [f"layer{len(self.program.layers) + index}" for index in range(len(layers))]
-        self.program.layers.update(zip(names, layers, strict=True))
+        self.program.layers.update(dict(zip(names, layers, strict=True)))
         self.program.steps.append((name, step, tuple(names)))
 
     def apply(self, name: str, layer: nn.Module) -> None:
@@ -443,7 +443,8 @@ def _drawn(bnn: Any, x: Tensor, count: int, seed: int) -> Tensor:
         outputs = draws(x.clone())
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return outputs.detach().double()
+    found: Tensor = outputs.detach().double()
+    return found
 
 
 def check(seed: int, stages: tuple[int, ...] = STAGES) -> dict[str, Any]:
@@ -486,7 +487,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     def badness(row: dict[str, Any]) -> float:
         wide = math.log(max(row["high"], 1 / max(row["low"], 1e-9))) / math.log(MAX_STD_RATIO)
-        return max(wide, row["mean_gap"] / MAX_MEAN_GAP)
+        return float(max(wide, row["mean_gap"] / MAX_MEAN_GAP))
 
     return {
         "networks": len(rows),

@@ -115,10 +115,11 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
         moved: Any = 0.0 if q is None else q @ means[1].mT
         moved = moved if k is None else moved + means[0] @ k.mT
         if q is None and k is None:
-            return total
+            return torch.as_tensor(total)
         weighted = attention * moved * scale
         weighted = weighted - attention * weighted.sum(-1, keepdim=True)
-        return total + weighted @ means[2]
+        found: Tensor = total + weighted @ means[2]
+        return found
 
     parents = [part for part in random if part is not None]
     node = Node(found.shape, tuple(part.node for part in parents), push, cost=2.0 * attention.numel() * found.shape[-1])
@@ -225,7 +226,7 @@ def _multi_head(
     if key_padding_mask is not None:
         padding = _additive(key_padding_mask, like)[:, None, None]  # type: ignore[index]
         mask = padding if mask is None else mask + padding
-    joined, shown = _attended(*heads, mask, like.shape[-1] ** -0.5)
+    joined, shown = _attended(heads[0], heads[1], heads[2], mask, like.shape[-1] ** -0.5)
     attention = (shown.mean(1) if average_attn_weights else shown) if need_weights else None
     found: Any = _projected(joined.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
     return found.transpose(0, 1), attention

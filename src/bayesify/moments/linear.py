@@ -156,7 +156,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     if batch == mean.ndim - 1:
         raise NoRule("a linear map over the axis of examples has no rule")
     channels = (*tuple(-1 if axis == batch else 0 for axis in range(mean.ndim - 1)), 1)
-    together, noise = mean.new_ones(2, mean.shape[batch]), None
+    together = mean.new_ones(2, mean.shape[batch])
+    noise: Noise | None = None
     if weight_variance is not None or bias_variance is not None:
         if mean.ndim == 2:
             noise = Spread(own, channels)
@@ -284,7 +285,8 @@ def _kernel(
     def inputs() -> Tensor:
         assert weight is not None
         patches = _patches(mean, weight.shape[2:], stride, padding, dilation)  # [B, P, C, K]
-        return patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
+        found: Tensor = patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
+        return found
 
     def second() -> Spread:
         assert value is not None
@@ -333,7 +335,8 @@ def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geo
     total = weight.sum(axes, keepdim=True).square()
     rest = weight.square().sum(axes, keepdim=True) - total / size
     groups = geometry[-1]
-    return convolve(average.square(), total, groups=groups) + convolve(among, rest.clamp_min(0), groups=groups)
+    found: Tensor = convolve(average.square(), total, groups=groups)
+    return found + convolve(among, rest.clamp_min(0), groups=groups)
 
 
 for _convolve in (F.conv1d, F.conv2d, F.conv3d):

@@ -51,7 +51,7 @@ def elementwise(
     """A function of each unit, by a closed form for Gaussian units or by quadrature."""
     value = nonlinear(value_of(x), name)
     if value.affine:
-        closed = closed_form or (lambda *parts: quadrature(*parts, function, count))
+        closed = closed_form or (lambda mean, variance: quadrature(mean, variance, function, count))
         found = in_pieces(closed, value.mean, value.variance)
         made = of_root(value, function, found, False)  # type: ignore[arg-type]
         if value.base is None:
@@ -121,13 +121,13 @@ def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tens
 
 @Moments.rule(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 def _relu(x: Moments, inplace: bool = False) -> Moments:
-    return elementwise(x, F.relu, "relu", lambda *units: _leaky(*units, 0.0))
+    return elementwise(x, F.relu, "relu", lambda mean, variance: _leaky(mean, variance, 0.0))
 
 
 @Moments.rule(F.leaky_relu)
 def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
     function = lambda units: F.leaky_relu(units, negative_slope)  # noqa: E731
-    return elementwise(x, function, "leaky_relu", lambda *units: _leaky(*units, negative_slope))
+    return elementwise(x, function, "leaky_relu", lambda mean, variance: _leaky(mean, variance, negative_slope))
 
 
 def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:

@@ -28,8 +28,10 @@ class Noise(Protocol):
 
     cost: float
     """Products of `features` for one output, beyond elementwise ones."""
-    num_sure: int
-    """Parts of `features`, from the first, that do not rest on an estimate of how positions vary together."""
+
+    @property
+    def num_sure(self) -> int:
+        """Parts of `features`, from the first, that do not rest on an estimate of how positions vary together."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
         """Parts [B, F] whose squares add up to the variance of the sum of slopes, of the units' shape, times the noise."""

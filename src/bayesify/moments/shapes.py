@@ -244,7 +244,7 @@ def _average(pool: Callable[..., Tensor], is_adaptive: bool) -> None:
         value = _maps(x)
         mean = pool(value.mean, *args, **kwargs)
         common, apart = pool(value.variance.sqrt(), *args, **kwargs).square(), pool(value.variance, *args, **kwargs)
-        kernel = args[0] if args else kwargs.get("kernel_size", kwargs.get("output_size"))
+        kernel: Any = args[0] if args else kwargs.get("kernel_size", kwargs.get("output_size"))
         if is_adaptive:
             window = value.mean[0, 0].numel() / mean[0, 0].numel()
         else:
