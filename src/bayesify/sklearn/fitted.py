@@ -141,7 +141,7 @@ class FittedTable:
         encoding = Encoding.restore(config["encoding"])
         if units is not None and units["transform"] not in TRANSFORMS:
             raise ValueError(f"transform {units['transform']!r} is unknown")
-        net = network.make(0, _dtype(encoding))
+        net = network.make(0)
         model = STORED[config["type"]].restore(net, config["model"], below("model", state))
         if isinstance(model, nn.Module):
             model.eval()
@@ -163,14 +163,9 @@ class FittedTable:
         )
 
 
-def _dtype(encoding: Encoding) -> torch.dtype:
-    """The default method, whose inputs are limited, is in float32; methods by name are in float64."""
-    return torch.float32 if encoding.soft_limit else torch.float64
-
-
 def as_inputs(encoding: Encoding, inputs: np.ndarray) -> Tensor:
-    """Inputs of a network, [N, E], in its precision."""
-    return torch.from_numpy(encoding(inputs)).to(_dtype(encoding))
+    """Inputs of a network, [N, E], in float64: in float32 the last digits of a row depend on its place in the batch."""
+    return torch.from_numpy(encoding(inputs))
 
 
 def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Predictive:

@@ -358,7 +358,7 @@ def _train_classes(rows: Rows, num_classes: int, settings: Settings) -> _Trained
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y, LEVELS, rows.weights).means()
     report = FitReport(scores["log_loss"], out_of_fold=scores, steps=trained.steps)
-    return _Trained(trained.members.as_ensemble(), "categorical", None, shape, report)
+    return _Trained(trained.members.as_ensemble().double(), "categorical", None, shape, report)
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,7 @@ def _train_members(
     prior = Neal(MEMBER_PRIOR_FACTOR * settings.prior_scale)
     points = [bayesianize(net, Point(), prior=prior) for net in nets]
     members = ModelStack(points, likelihoods=[own.float() for own in likelihoods])
-    x, own = torch.from_numpy(rows.x), np.arange(count)[:, None] == folds[None]
+    x, own = torch.from_numpy(rows.x).float(), np.arange(count)[:, None] == folds[None]
     held = np.concatenate([own] * len(targets))
     best_steps, judged = train_held_out(
         members,
@@ -541,4 +541,5 @@ def _recalibrated_out_of_fold(
         part = replace(units, recalibration=of_others).predictive(chosen.found.with_outputs(outputs))
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
     report = FitReport(chosen.score, dict(tried), scores.means(), chosen.trained.steps)
-    return _Trained(chosen.trained.members.as_ensemble(chosen.group), likelihood, units, chosen.shape, report)
+    model = chosen.trained.members.as_ensemble(chosen.group).double()
+    return _Trained(model, likelihood, units, chosen.shape, report)
