@@ -72,6 +72,16 @@ def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     return add
 
 
+@pytest.fixture
+def garbage_left_alone() -> Iterator[None]:
+    """For tests that parse the package: looking through its trees for garbage takes longer than to parse them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def operators_looked_up_once() -> Iterator[None]:
     """Exports to ONNX share the list of the exporter's operators, which it looks up for each file in 0.7 s."""

@@ -135,6 +135,7 @@ def places(reader: Callable[[ast.Module], Iterator[ast.AST]], pattern: str, *fol
     return [f"{path}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}" for path, node in found]
 
 
+@pytest.mark.usefixtures("garbage_left_alone")
 def test_private_members_are_read_where_they_are_defined() -> None:
     """What is private elsewhere: make it public there."""
     assert places(private_reads, PRIVATE) == []
@@ -259,6 +260,7 @@ QUESTION = (
 )
 
 
+@pytest.mark.usefixtures("garbage_left_alone")
 def test_nobody_asks_a_model_what_it_is() -> None:
     """It is a `Predictor`, see predictor.py."""
     assert places(questions, QUESTION) == []
@@ -308,6 +310,7 @@ def names_of_methods(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
+@pytest.mark.usefixtures("garbage_left_alone")
 def test_facts_about_methods_stand_in_lists_of_them() -> None:
     """Estimators, comparison and demonstration know no method by name.
 

@@ -13,6 +13,7 @@ PAGE = DRAWING.parent / "architecture.md"
 TEXT = PAGE.read_text()
 
 
+@pytest.mark.usefixtures("garbage_left_alone")
 def test_the_drawing_is_current():
     assert DRAWING.read_text() == drawing(), "run python -m tools.architecture_drawing"
 
