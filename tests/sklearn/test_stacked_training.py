@@ -90,9 +90,9 @@ def check_together(method: str, alike: bool, tolerance: float, classes: bool = F
 
 @pytest.mark.parametrize("method", ["auto", "laplace", "mean_field", "temperature_scaled"])
 def test_estimators_together_as_one_by_one(method: str) -> None:
-    """From noise that is settled to recalibrated quantiles. The tolerance is that of the plain networks above, in 60 steps."""
+    """From noise that is settled to recalibrated quantiles. The tolerance is that of the plain networks above, in 20 steps."""
     tables = [(curve(70 + index, 0.2).x, curve(70 + index, 0.2).y[:, 0]) for index in range(2)]
-    parameters = {"hidden": (5,), "epochs": 30}
+    parameters = {"hidden": (5,), "epochs": 10}
     numbers = [BayesianRegressor(method, random_state=seed, **parameters) for seed in (0, 1)]
     for one, (x, y) in zip(BayesianRegressor.fit_several(numbers, tables), tables, strict=True):
         alone = clone(one).fit(x, y)

@@ -20,9 +20,9 @@ from bayesify.sklearn.units import UnitsPredictive
 LEVELS = [0.01, 0.05, 0.5, 0.9, 0.99]
 
 
-def gaussian(mean, std):
-    """A standard predictive of one draw: N(mean, std^2) for one row."""
-    outputs = torch.tensor([[[mean]]], dtype=torch.float64)
+def gaussian(mean, std, rows=1):
+    """A standard predictive of one draw: N(mean, std^2) for each row."""
+    outputs = torch.full((1, rows, 1), mean, dtype=torch.float64)
     return RegressionPredictive(Outputs(kept=outputs), lambda f: (f, torch.full_like(f, std**2)))
 
 
@@ -53,14 +53,13 @@ def test_recalibration_gives_the_quantiles_that_were_seen():
     said, true = stats.norm(0, 1), stats.norm(0.5, 2)
     u = said.cdf(true.rvs(20_000, random_state=0))
     map_ = Recalibration.of(u, np.ones(20_000))
-    inner = gaussian(0.0, 1.0)
     one = torch.ones(1, dtype=torch.float64)
-    found = UnitsPredictive(inner, 0 * one, one, "none", map_)
+    found, on_a_grid = (UnitsPredictive(gaussian(0.0, 1.0, rows), 0 * one, one, "none", map_) for rows in (1, 1001))
     levels = [0.05, 0.25, 0.5, 0.75, 0.95]
     spread = [np.sqrt(q * (1 - q) / 20_000) / true.pdf(true.ppf(q)) for q in levels]
     assert np.all(np.abs(found.quantile(levels).flatten().numpy() - true.ppf(levels)) < 5 * np.array(spread) + 0.02)
     grid = torch.linspace(-9, 10, 1001, dtype=torch.float64)
-    density = torch.stack([found.log_prob(y.view(1, 1)).exp()[0] for y in grid])
+    density = on_a_grid.log_prob(grid[:, None]).exp()
     assert float(torch.trapezoid(density, grid)) == pytest.approx(1, abs=0.01)
     assert map_(torch.tensor(map_.inverse(levels), dtype=torch.float64)).tolist() == pytest.approx(levels)
 
