@@ -14,12 +14,15 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
 from bayesify.serving.card import render_card, shown
+from bayesify.serving.fitting import Scored
 from bayesify.serving.folder import ABOUT, CARD, MODEL, read_about
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
 
 NUM = 90
+SCORED = Scored({"rmse": 1.0}, "no rows")
+"""Where no test reads the scores: the table is not split to train on its parts."""
 
 
 def table(seed=0, rows=NUM):
@@ -130,7 +133,7 @@ def test_the_fingerprint_is_of_the_rows(regression):
     first = ModelFolder.read(regression).about.fingerprint
     other = table().drop(columns="kind")
     other.loc[0, "area"] += 1
-    assert fit_table(other, "price", method="point", epochs=1).about.fingerprint != first
+    assert fit_table(other, "price", method="point", epochs=1, scored=SCORED).about.fingerprint != first
 
 
 def test_another_version_says_so(regression, new, tmp_path):
@@ -238,7 +241,7 @@ def test_empty_cells_are_taken_where_training_had_numbers_alone(tmp_path):
     generator = np.random.default_rng(0)
     frame = pandas.DataFrame(generator.normal(size=(60, 3)), columns=list("abc"))
     frame["y"] = frame.sum(axis=1)
-    model = fit_table(frame, "y", method="point", epochs=20)
+    model = fit_table(frame, "y", method="point", epochs=20, scored=SCORED)
     frame.loc[0, "a"] = np.nan
     frame[["c", "a", "b"]].to_csv(tmp_path / "new.csv", index=False)
     outcome = predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv")
@@ -302,7 +305,7 @@ def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
         {"code": generator.choice(["007", "12", "A1", "B2", "C3"], 120), "x": generator.normal(size=120)}
     )
     frame["y"] = 5.0 * (frame["code"] == "007") + 2.0 * (frame["code"] == "12") + 0.1 * frame["x"]
-    model = fit_table(frame, "y", method="point", epochs=60, noise=0.01)
+    model = fit_table(frame, "y", method="point", epochs=60, noise=0.01, scored=SCORED)
     new = pandas.DataFrame({"code": ["A1", "007", "12", None], "x": [0.0, 0.0, 0.0, 0.0]})
     new.to_csv(tmp_path / "new.csv", index=False)
     predict_table(model, tmp_path / "new.csv", tmp_path / "whole.csv")
@@ -321,7 +324,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
     frame = pandas.DataFrame({"x": written, "z": z, "y": x + z})
     frame.to_csv(tmp_path / "train.csv", index=False, sep=separator, decimal="," if separator == ";" else ".")
     read, notes = read_table(tmp_path / "train.csv")
-    model = fit_table(read, "y", method="point", epochs=30, learning_rate=0.03, noise=1e4, notes=notes)
+    model = fit_table(read, "y", method="point", epochs=30, learning_rate=0.03, noise=1e4, notes=notes, scored=SCORED)
     assert "x" in model.about.commas
     for cell in ("1.234,0", "1.234", "1234"):
         quoted = f'"{cell}"'
@@ -335,7 +338,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
 def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, monkeypatch, day_first, shown_as):
     days = pandas.date_range("2020-01-01", periods=240)
     frame = pandas.DataFrame({"sold": days.strftime(shown_as), "y": days.day_of_year.astype(float)})
-    model = fit_table(frame, "y", method="point", epochs=60, learning_rate=0.03, noise=25.0)
+    model = fit_table(frame, "y", method="point", epochs=60, learning_rate=0.03, noise=25.0, scored=SCORED)
     assert "2020-01-01 to 2020-08-27" in render_card(model.about)
     some = frame.iloc[[2, 40, 100, 34, 160]]  # 3 January to 9 June, days that can all be read either way
     some.to_csv(tmp_path / "new.csv", index=False)

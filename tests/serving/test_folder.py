@@ -14,10 +14,13 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
+from bayesify.serving.fitting import Scored
 from bayesify.serving.folder import ABOUT, CARD, FACTS_HASH, MODEL, MODEL_HASH
 from bayesify.storage import save, tensor_files
 from bayesify.tables.errors import InputError
 
+SCORED = Scored({"rmse": 1.0}, "no rows")
+"""No test reads the scores: tables are not split to train on their parts."""
 posix = pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
 
 
@@ -30,7 +33,10 @@ def table(slope):
 @pytest.fixture(scope="module")
 def models():
     """Two models of one kind of table, as two versions of one table give them."""
-    return [fit_table(table(slope), "price", name=f"t{slope}.csv", method="point", epochs=5) for slope in (1, -9)]
+    return [
+        fit_table(table(slope), "price", name=f"t{slope}.csv", method="point", epochs=5, scored=SCORED)
+        for slope in (1, -9)
+    ]
 
 
 def predicted(model):
@@ -146,7 +152,7 @@ def test_names_of_columns_do_not_touch_each_other(tmp_path, used):
     frame = table(1).rename(columns={"a": used})
     for index, name in enumerate(name for name in NAMES if name != used):
         frame[name] = f"text {index}"
-    model = fit_table(frame, "price", method="point", epochs=1)
+    model = fit_table(frame, "price", method="point", epochs=1, scored=SCORED)
     assert [column.name for column in model.about.columns] == [used, "c"]
     model.write(tmp_path / "m")
     assert ModelFolder.read(tmp_path / "m").about == model.about
@@ -154,7 +160,7 @@ def test_names_of_columns_do_not_touch_each_other(tmp_path, used):
 
 def test_numbers_of_a_date_do_not_replace_a_column():
     frame = table(1).assign(day=pandas.date_range("2020-01-01", periods=40), **{"day (x)": range(40)})
-    model = fit_table(frame, "price", method="point", epochs=1)
+    model = fit_table(frame, "price", method="point", epochs=1, scored=SCORED)
     columns = model.estimator.fitted_.columns.schema
     assert dict(zip(columns.number_names, columns.sources, strict=True))["day (x)"] == "day (x)"
     for names in (["day", "day (days)"], ["day (days)", "day"]):
@@ -162,4 +168,4 @@ def test_numbers_of_a_date_do_not_replace_a_column():
         with pytest.raises(
             InputError, match=r"'day \(days\)' has the name of a number that is made of the dates in 'day'"
         ):
-            fit_table(both, "price", method="point", epochs=1)
+            fit_table(both, "price", method="point", epochs=1, scored=SCORED)
