@@ -14,7 +14,7 @@ from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.unusual import tail_share
 
-QUICK = {"epochs": 40, "learning_rate": 0.01, "hidden": (16,), "random_state": 0}
+QUICK = {"epochs": 20, "learning_rate": 0.01, "hidden": (16,), "random_state": 0}
 ROWS = 150
 
 
@@ -37,7 +37,7 @@ def cars(rows=ROWS, seed=0):
 @pytest.fixture(scope="module")
 def fitted():
     frame, y = cars()
-    return frame, y, BayesianRegressor(**QUICK).fit(frame, y)
+    return frame, y, BayesianRegressor(**{**QUICK, "epochs": 40}).fit(frame, y)
 
 
 def test_a_frame_of_all_kinds(fitted):
