@@ -141,6 +141,67 @@ def test_an_interrupted_run_finds_the_same(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"subset": "last_layer"}, {"covariance": "diagonal"}, {"covariance": "kronecker"}]
+)
+def test_laplace_finds_it_again_for_other_rows(options):
+    """Of any scale, and for outputs without a column."""
+    net = nn.Sequential(trained(), nn.Flatten(0))
+    x, y = rows()
+    laplace = bayesify.Laplace(net, likelihoods.Gaussian(), **options)
+    for noise in (1.0, 10.0):
+        y = net(x).detach() + noise * torch.randn(len(x))
+        assert noise_of(laplace.fit(loader(x, y))) == pytest.approx(noise**2, rel=0.2)
+    tiny = nn.Linear(2, 1)
+    with torch.no_grad():
+        tiny.weight.fill_(1e-8)
+        tiny.bias.zero_()
+        y = tiny(x[:, :2]) + 1e-8 * torch.randn(len(x), 1)
+    options = {key: value for key, value in options.items() if key == "covariance"}
+    assert noise_of(bayesify.Laplace(tiny, likelihoods.Gaussian(), **options).fit([(x[:, :2], y)])) == pytest.approx(
+        1e-16, rel=0.2
+    )
+
+
+STOPS = {
+    "callback": {"callbacks": [lambda model, history: len(history) >= 15]},
+    "patience": {"patience": 2, "validation": [rows(300, seed=2)]},
+    "to the end": {},
+}
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_run_that_is_stopped_early_finds_it_too(how):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=generator)
+    y = 0.5 * x[:, :1] + torch.randn(300, 1, generator=generator)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    bnn = fitted(net, [(x, y)], epochs=60, learning_rate=3e-2, **STOPS[how])
+    residual = float((bnn.predict(x, 32).mean - y).square().mean())
+    assert noise_of(bnn) == pytest.approx(residual, rel=0.15)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_targets_that_are_constant_and_outputs_of_any_shape(shape):
+    outputs = shape[0] if shape else 1
+    net = nn.Sequential(nn.Linear(4, outputs), *([] if shape else [nn.Flatten(0)]))
+    x = torch.randn(200, 4)
+    for y in (torch.full((200, *shape), 7.0), torch.randn(200, *shape)):
+        assert 0 < noise_of(fitted(net, loader(x, y))) < 1e3
+
+
+def test_weights_of_a_long_table():
+    """Rows beyond those that are looked at may weigh more; rows of no weight come first."""
+    x, y = rows(9000, scale=1e-3)
+    weights = torch.cat([torch.zeros(8500), torch.linspace(0.1, 9, 500)])
+    net = trained(1e-3)
+    for given in (torch.exp(torch.randn(9000)).sort().values, weights):
+        data = DataLoader(TensorDataset(x, y, given), batch_size=500)
+        bnn = fitted(net, data, likelihood=likelihoods.Gaussian(), epochs=2, learning_rate=1e-6)
+        assert noise_of(bnn) == pytest.approx(9e-8, rel=0.3)
+
+
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize(
     "options", [{}, {"subset": "last_layer"}, {"covariance": "diagonal"}, {"covariance": "kronecker"}]
@@ -154,3 +215,19 @@ def test_laplace_finds_it_whatever_the_scale_of_the_targets(options, scale):
     assert 0.85 < bayesify.metrics.evaluate(laplace.predict(x), y)["coverage_90"] < 0.95
     given = bayesify.Laplace(net, likelihoods.Gaussian(0.5), **options).fit(loader(*rows(scale=scale)))
     assert noise_of(given) == pytest.approx(0.5)
+
+
+def test_dropout_does_not_count_as_noise():
+    """Training batches are under dropout; the variance is that of predictions, which are not."""
+    torch.manual_seed(0)
+    net, (x, y) = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.5), nn.Linear(64, 1)), rows(1000)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        for a, b in loader(x, y):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(a), b).backward()
+            optimizer.step()
+    bnn = fitted(net, loader(x, y))
+    residual = (bnn.predict(x, 16).mean - y).square().mean()
+    assert noise_of(bnn) == pytest.approx(float(residual), rel=0.1)

@@ -82,8 +82,8 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 """How predictions are made; see `Laplace.predict`."""
 
 
-MIN_NOISE = 1e-12
-"""Smallest variance of the noise that `fit` finds: a network that meets every target has none."""
+MIN_RELATIVE_NOISE = 1e-12
+"""Smallest variance of the noise that `fit` finds, relative to the targets' mean square: a network that meets them all has none."""
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -186,6 +186,7 @@ class Laplace(Drawable):
         self.network = copy_network(net, "Laplace").requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
         self.likelihood = copy.deepcopy(made).to(reference.device)
+        self._finds_noise = isinstance(made, Gaussian) and not made.is_settled
         self.dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
         self.likelihood.to(self.dtype)
         self.selector = as_selector(subset)
@@ -274,19 +275,22 @@ class Laplace(Drawable):
 
     def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> bool:
         """Whether the variance of the noise was to be found; it is the network's mean squared residual then."""
-        if not isinstance(self.likelihood, Gaussian) or self.likelihood.is_settled:
+        if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return False
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64)
         for item in loader:
             batch = parse_batch(item, read_batch).to(self.device).weighed()
             if not len(batch):
                 continue
             args, kwargs = checked_inputs(batch.x)
             outputs = select_output(self._runner.call({}, args, kwargs), self.output)
-            errors = (match_targets(batch.y, outputs) - outputs).double().square().flatten(1).sum(1).cpu()
-            sums += torch.stack([batch.counts @ errors, batch.counts.sum() * outputs[0].numel()])
-        total, numbers = sum_over_processes(sums).tolist()
-        self.likelihood.set_noise(max(total / max(numbers, 1e-30), MIN_NOISE))
+            y = match_targets(batch.y, outputs).double()
+            errors, sizes = (part.square().reshape(len(batch), -1).sum(1).cpu() for part in (y - outputs, y))
+            numbers = batch.counts.sum() * outputs[0].numel()
+            sums += torch.stack([batch.counts @ errors, batch.counts @ sizes, numbers])
+        squares, size, count = sum_over_processes(sums).tolist()
+        if count > 0:
+            self.likelihood.set_noise(max(squares, MIN_RELATIVE_NOISE * size, 1e-30) / count)
         return True
 
     def _candidates(

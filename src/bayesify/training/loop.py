@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.batches import as_resident, check_num_data, count_batches, first_batches, min_examples
+from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
@@ -118,6 +118,8 @@ class TrainingLoop:
                     )
             if self.best_state is not None:
                 set_model_state(self.model.module, self.best_state)
+            if self.position.epoch < self.settings.total_epochs:
+                self.noise.finish(self._first_batches, self.device, stopped=True)
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
                 found = self.watch.findings(self.history, position.kl_weight, position.stopped, autocast)
@@ -128,11 +130,21 @@ class TrainingLoop:
         return self.history
 
     def _begin_noise(self) -> None:
-        """Let the noise see the first batches of the data, whose loader is left as it was."""
+        """Let the noise see the first batches of the data; the loader is left as it was."""
         if self.noise.is_wanted:
-            with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
-                batches = first_batches(self.loader, MAX_EXAMPLES, self.plan.reader)
-            self.noise.begin(batches, self.device)
+            self.noise.begin(self._first_batches(), self.device)
+
+    def _first_batches(self) -> list[Batch]:
+        """Batches whose examples count, until there are `MAX_EXAMPLES` of them."""
+        found: list[Batch] = []
+        with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
+            for item in self.loader:
+                batch = parse_batch(item, self.plan.reader)
+                if float(batch.counts.sum()) > 0:
+                    found.append(batch)
+                if sum(map(len, found)) >= MAX_EXAMPLES:
+                    break
+        return found
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
@@ -169,7 +181,10 @@ class TrainingLoop:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
             self._check_finite()
             row = self._row(phase) | self.plan.update.after_epoch()
-            self.noise.after_epoch(row["nll"], epoch + 1, epoch + 1 == self.settings.total_epochs)
+            last = epoch + 1 == self.settings.total_epochs
+            self.noise.after_epoch(row["nll"], epoch + 1, last)
+            if last:
+                self.noise.finish(self._first_batches, self.device, stopped=False)
             if self.plan.validation is not None:
                 row |= self._validate(self.plan.validation)
         row["seconds"] = time.perf_counter() - start

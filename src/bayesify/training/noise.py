@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.likelihoods import Gaussian
 from bayesify.network import BayesianNetwork
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Batch, Trainable
 from bayesify.training.validation import predict_plain
@@ -24,8 +27,10 @@ MIN_EXPLAINED_SHARE = 0.2
 """Share of the targets' variance that a network must explain for its residuals to count."""
 FALLING_SHARE = 2 / 3
 """Share of the epochs in which the variance only falls: residuals of a network that still learns are larger than the noise."""
-MIN_RELATIVE_VARIANCE = 1e-8
-"""Smallest variance, relative to that of the targets."""
+FINAL_DRAWS = 8
+"""Draws of the predictions that give the last variance of a network with dropout."""
+MIN_VARIANCE = 1e-30
+"""Smallest variance, that of float32's smallest numbers."""
 
 
 class LearnedNoise:
@@ -37,7 +42,9 @@ class LearnedNoise:
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 
     the mean over N examples of O numbers, which follows from an epoch's mean negative log-likelihood. After each epoch the variance
-    is set to it; in the first two thirds of the epochs only if that is less than before.
+    is set to it; in the first two thirds of the epochs only if that is less than before. Dropout makes the residuals of training
+    batches larger than those of predictions, example weights need not have the same mean in every epoch, and a run may be stopped
+    early. In these cases the last variance is that of predictions in evaluation mode, on the first rows of the data.
 
     Args:
         model: What is trained.
@@ -49,7 +56,7 @@ class LearnedNoise:
         likelihood = bnn.likelihood if isinstance(bnn, BayesianNetwork) else None
         self._model, self._epochs = model, epochs
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
-        self._numbers, self._weight, self._least = 1, 1.0, 0.0
+        self._numbers, self._is_weighted = 1, False
 
     @property
     def is_wanted(self) -> bool:
@@ -73,36 +80,56 @@ class LearnedNoise:
         if likelihood is None or not batches:
             return
         assert isinstance(bnn, BayesianNetwork)
-        weights = torch.cat([batch.counts for batch in batches]).double().cpu()
-        targets = torch.cat([batch.y.flatten(1) if batch.y.ndim > 1 else batch.y[:, None] for batch in batches])
-        targets = targets.double().cpu()
-        self._numbers, self._weight = targets.shape[1], float(weights.mean())
-        shares = (weights / weights.sum()).unsqueeze(-1)
-        spread = float((shares * (targets - (shares * targets).sum(0)).square()).sum() / self._numbers)
-        self._least = MIN_RELATIVE_VARIANCE * spread or MIN_RELATIVE_VARIANCE
+        self._is_weighted = any(batch.weights is not None for batch in batches)
+        weights = torch.cat([batch.counts for batch in batches])
+        targets = torch.cat([batch.y.reshape(len(batch), -1) for batch in batches]).double().cpu()
+        self._numbers = targets.shape[1]
         if likelihood.is_settled:
             return
-        network, squares = start_network(self._model), 0.0
+        shares = (weights / weights.sum()).unsqueeze(-1)
+        spread = float((shares * (targets - (shares * targets).sum(0)).square()).sum() / self._numbers)
+        network = start_network(self._model)
         assert network is not None
-        for batch in (batch.to(device) for batch in batches):
-            found = predict_plain(network, batch.x, likelihood, bnn.output)
-            assert isinstance(found, RegressionPredictive)
-            errors = (match_targets(batch.y, found.mean) - found.mean).square().flatten(1).mean(1).double().cpu()
-            squares += float((batch.counts * errors).sum())
-        residual = squares / max(float(weights.sum()), 1e-30)
+        residual = self._residual(batches, device, lambda x: predict_plain(network, x, likelihood, bnn.output))
         trained = residual < (1 - MIN_EXPLAINED_SHARE) * spread
-        self._set(residual if trained else UNTRAINED_SHARE * spread)
+        constant = float((shares * targets.square()).sum()) / self._numbers or 1.0
+        self._set(residual if trained else UNTRAINED_SHARE * (spread if spread > 1e-12 * constant else constant))
+
+    def _residual(self, batches: Sequence[Batch], device: torch.device, predict: Callable[[Any], Predictive]) -> float:
+        """Mean over examples and outputs of the squared residual and the epistemic variance, by weights; in evaluation mode."""
+        squares = count = 0.0
+        for batch in (batch.to(device) for batch in batches):
+            found = predict(batch.x)
+            assert isinstance(found, RegressionPredictive)
+            errors = (match_targets(batch.y, found.mean) - found.mean).square() + found.epistemic
+            squares += float((batch.counts * errors.reshape(len(batch), -1).mean(1).double().cpu()).sum())
+            count += float(batch.counts.sum())
+        return squares / count if count > 0 else math.nan
 
     def after_epoch(self, nll: float, epoch: int, last: bool) -> None:
         """Set the variance by an epoch's mean negative log-likelihood of an example; `epoch` counts from 1."""
         likelihood = self._likelihood
-        if likelihood is None or not math.isfinite(nll):
+        if likelihood is None or self._is_weighted or not math.isfinite(nll):
             return
         now = float(likelihood.noise.detach())
-        found = 2 * now * (nll / (self._numbers * self._weight) - 0.5 * math.log(2 * math.pi * now))
+        found = 2 * now * (nll / self._numbers - 0.5 * math.log(2 * math.pi * now))
         if last or epoch > FALLING_SHARE * self._epochs or found < now:
             self._set(found)
 
+    @torch.no_grad()
+    def finish(self, read: Callable[[], Sequence[Batch]], device: torch.device, stopped: bool) -> None:
+        """Set the variance by predictions in evaluation mode, where epochs do not tell it: see the class."""
+        bnn = self._model.module
+        if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
+            return
+        if stopped or self._is_weighted or _has_dropout(bnn):
+            draws = {"num_draws": FINAL_DRAWS, "generator": torch.Generator(device).manual_seed(0)}
+            self._set(self._residual(read(), device, lambda x: bnn.predict(x, **draws)))
+
     def _set(self, variance: float) -> None:
-        assert self._likelihood is not None
-        self._likelihood.set_noise(max(variance, self._least))
+        if self._likelihood is not None and math.isfinite(variance):
+            self._likelihood.set_noise(max(variance, MIN_VARIANCE))
+
+
+def _has_dropout(bnn: BayesianNetwork) -> bool:
+    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in bnn.network.modules())

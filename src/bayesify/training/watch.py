@@ -125,6 +125,7 @@ class Watch:
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
         self._totals: Totals | None = None
         self._network: nn.Module | None = None
+        self._first: list[Batch] = []  # those that the given network was scored on
         self._last: list[Batch] = []
 
     # -- while it runs ---------------------------------------------------------------------------------------------
@@ -158,10 +159,10 @@ class Watch:
                 break
             done = False
             with self._aside():
-                first = totals.count == 0
                 totals.add(self._predict_start(batch.to(self.device).x), batch.to(self.device))
-                if first:
+                if not self._first:
                     self._tell(rules.starts_elsewhere(totals.score(), self._posteriors()))
+                self._first.append(batch)
                 done = True
             if not done:
                 self._network = None
@@ -232,6 +233,8 @@ class Watch:
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
+        # The rows that the given network was scored on, so that chance does not tell them apart; a continued run has others.
+        self._last = self._first or self._last
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
             now = score_batches(self.model, self._last, self.device) if self._last else None
@@ -250,7 +253,7 @@ class Watch:
             parts.append(rules.members_apart(rows, "models of the stack"))
         with self._aside(), autocast or nullcontext():
             parts += self._predictions(history, nll, bool(held_out), now)
-        self._last = []
+        self._first, self._last = [], []
         found = joined(parts)
         if "worse_than_start" not in found.codes:  # a new start that ended well
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
