@@ -123,8 +123,8 @@ class LearnedNoise:
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
         if stopped or self._is_weighted or _has_dropout(bnn):
-            draws = {"num_draws": FINAL_DRAWS, "generator": torch.Generator(device).manual_seed(0)}
-            self._set(self._residual(read(), device, lambda x: bnn.predict(x, **draws)))
+            generator = torch.Generator(device).manual_seed(0)
+            self._set(self._residual(read(), device, lambda x: bnn.predict(x, FINAL_DRAWS, generator=generator)))
 
     def _set(self, variance: float) -> None:
         if self._likelihood is not None and math.isfinite(variance):
