@@ -206,6 +206,7 @@ def test_the_benchmark_takes_a_model_and_a_table_of_yours(tmp_path, monkeypatch,
         monkeypatch.setitem(benchmark.SETTINGS, name, replace(setting, epochs=2))
     asked = ["lora", "--model", str(tmp_path), "--data", str(table), "--file", str(tmp_path / "found.jsonl")]
     monkeypatch.setattr("sys.argv", [*asked, "--seeds", "1", "--count", "32", "--length", "4", "--device", "cpu"])
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     benchmark.main()
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [row["method"] for row in rows] == list(benchmark.METHODS)

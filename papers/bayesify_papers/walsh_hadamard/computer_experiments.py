@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import Count, NonNegative, Seed, checked
-
 
 @dataclass(frozen=True)
 class Simulator:
@@ -183,8 +181,7 @@ SIMULATORS: dict[str, Simulator] = {
 """The five functions of the Walsh-Hadamard paper's comparison of Gaussian processes, by name."""
 
 
-@checked
-def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative = 0.0) -> Evaluations:
+def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -> Evaluations:
     """Evaluate a simulator at points that fill its box evenly: a scrambled Sobol sequence.
 
     Args:
@@ -194,7 +191,7 @@ def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative
         noise: Variance of Gaussian noise in y, in the square of y's units.
 
     Raises:
-        ValueError: If the name is unknown, `n` is below 1, or `noise` is negative or not finite.
+        ValueError: If the name is unknown.
     """
     if name not in SIMULATORS:
         raise ValueError(f"computer_experiments.sample: unknown function {name!r}; known: {', '.join(SIMULATORS)}")
