@@ -10,7 +10,6 @@ import shutil
 import numpy as np
 import pandas
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from bayesify.cli import app
@@ -127,8 +126,6 @@ def write_often(model, folder, rounds):
 @posix
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_two_writers_and_a_reader(tmp_path, models):
-    if torch.cuda.is_initialized():
-        pytest.skip("a process that has used a GPU cannot be forked")
     context, rounds = multiprocessing.get_context("fork"), 15
     models[0].write(tmp_path / "m")
     writers = [context.Process(target=write_often, args=(model, tmp_path / "m", rounds)) for model in models]

@@ -139,7 +139,7 @@ def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) ->
         before = _found(folder, names)
         try:
             result = read(*(path for path, _ in before))
-        except (OSError, ValueError):
+        except Exception:  # whatever a library raises for a file that is gone, such as safetensors' RuntimeError
             if _found(folder, names) == before:
                 raise
         else:
