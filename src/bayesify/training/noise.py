@@ -28,9 +28,9 @@ MIN_EXPLAINED_SHARE = 0.2
 FALLING_SHARE = 2 / 3
 """Share of the epochs in which the variance only falls: residuals of a network that still learns are larger than the noise."""
 FINAL_DRAWS = 8
-"""Draws of the predictions that give the last variance of a network with dropout."""
+"""Draws of the predictions that give the last variance where epochs do not tell it."""
 MIN_VARIANCE = 1e-30
-"""Smallest variance, that of float32's smallest numbers."""
+"""Smallest variance; float32 holds it with all its digits."""
 
 
 class LearnedNoise:
