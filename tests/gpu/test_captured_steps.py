@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.training.arguments import Checkpointing, Steps
+from bayesify.training.average import Average
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 POSTERIORS = {
@@ -169,3 +170,44 @@ def test_predictions_between_epochs_see_the_new_weights():
     fit(bnn, epochs=6, learning_rate=0.05, callbacks=[look])
     for before, after in itertools.pairwise(seen):
         assert not torch.equal(before, after)
+
+
+def norm_and_dropout():
+    return nn.Sequential(nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
+
+
+@pytest.mark.parametrize("name", ["mean_field", "inducing", "ensemble"])
+def test_averages_of_captured_steps(name, tmp_path):
+    """Captured, without a graph, and resumed within an epoch, with validation and batch statistics: the same bits."""
+    average = Average(0.9, start=0.3)
+    options = {"epochs": 6, "average": average, "validation": DataLoader(data(), batch_size=50), "batch_size": 10}
+    captured, plain, cut, resumed = (network(POSTERIORS[name](), middle=norm_and_dropout) for _ in range(4))
+    history = fit(captured, **options)
+    assert history.notes["capture"] == "steps were captured"
+    other = fit(plain, capture=False, **options)
+    same(captured, plain)
+    assert history.column("validation_nll") == other.column("validation_nll")
+    last = [3.5]
+
+    def schedule(epoch):
+        if epoch >= last[0]:
+            raise KeyboardInterrupt
+        return 1.0
+
+    stored = {**options, "kl_schedule": schedule, "checkpoint": Checkpointing(tmp_path / "run.safetensors", every=4)}
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, **stored)
+    last[0] = 100.0
+    fit(resumed, **stored)
+    same(resumed, captured)
+
+
+def test_an_average_takes_no_step_that_is_not_taken():
+    """The ninth batch is bad, met when steps are captured. Without a graph the average is compared with a loop in other tests."""
+    captured, plain = network(posteriors.MeanField()), network(posteriors.MeanField())
+    options = {"epochs": 2, "batch_size": 10, "shuffle": False, "average": 1.0, "steps": {"skip_not_finite": True}}
+    history = fit(captured, data(120, bad=85), **options)
+    assert history.notes["capture"] == "steps were captured"
+    assert history.column("skipped_steps") == [1, 1]
+    fit(plain, data(120, bad=85), capture=False, **options)
+    same(captured, plain)

@@ -42,6 +42,7 @@ from bayesify.datasets import corruptions, images, rotations, toy, uci
 from bayesify.scale_out import read_results, run_jobs
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
+from bayesify.training.average import Average
 
 Arguments = dict[str, Any]
 Call = Callable[[], tuple[Callable[..., Any], Arguments]]
@@ -294,9 +295,10 @@ CALLS: dict[str, Call] = {
         bayesify.fit, model=BNN, train_loader=LOADER, epochs=1, num_data=8, learning_rate=0.01, optimizer=None, scheduler=None,
         validation=LOADER, patience=1, map_epochs=0, kl_weight=1.0, kl_schedule=bayesify.KLSchedule(), num_draws=1,
         device="cpu", precision="float32", checkpoint=None, callbacks=(), seed=0, progress=False, read_batch=None,
-        steps=Steps(), update=None,
+        steps=Steps(), update=None, average=None,
     ),
     "training.Steps": of(Steps, accumulate=1, clip_norm=1.0, scheduler="epoch"),
+    "training.Average": of(Average, decay=0.9, start=0.5),
     "training.Checkpointing": of(Checkpointing, path=FOLDER / "bayesify-public-calls-run.safetensors", every=1, resume=True),
     "training.Devices": of(Devices, count=1, kind="cpu", launch="script"),
     "training.Validation": of(Validation, loader=LOADER, num_draws=2),

@@ -60,11 +60,11 @@ class Stream(IterableDataset):
 def test_two_processes_give_the_result_of_one(tmp_path):
     """Float64: the parts of a batch are added in another order, nothing else differs. Then the same over a checkpoint."""
     one, two = network(), network()
-    expected = bayesify.fit(one, loader(), **options(steps=TWO))
+    expected = bayesify.fit(one, loader(), **options(average=0.8, steps=TWO))
     path = tmp_path / "run.safetensors"
-    bayesify.fit(two, loader(), **options(steps=TWO, device=FORKED, checkpoint=path, epochs=1))
+    bayesify.fit(two, loader(), **options(average=0.8, steps=TWO, device=FORKED, checkpoint=path, epochs=1))
     resumed = network()
-    history = bayesify.fit(resumed, loader(), **options(steps=TWO, device=FORKED, checkpoint=path))
+    history = bayesify.fit(resumed, loader(), **options(average=0.8, steps=TWO, device=FORKED, checkpoint=path))
     close(resumed, one)
     for ours, theirs in zip(history, expected, strict=True):
         for key in ("nll", "kl", "elbo", "validation_nll", "validation_rmse"):

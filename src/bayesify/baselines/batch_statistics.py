@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.running.inputs_and_outputs import as_inputs, count_draws, each
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
-from bayesify.weights.batch_statistics import running_statistics, tracking_layers
+from bayesify.weights.batch_statistics import pooling, running_statistics, tracking_layers
 
 
 @torch.no_grad()
@@ -34,16 +34,9 @@ def refresh_statistics(
             layer.training = True
         for draw in each(weights):
             own = {name: buffer.clone() for name, buffer in running_statistics(alone.network).items()}
-            seen = 0
-            for item in loader:
-                data = parse_batch(item, read_batch).to(next(iter(draw.values())).device)
-                for layer in layers.values():
-                    layer.momentum = len(data) / (seen + len(data))
-                args, kwargs = as_inputs(data.x)
+            for batch in pooling(layers.values(), (parse_batch(item, read_batch) for item in loader)):
+                args, kwargs = as_inputs(batch.to(next(iter(draw.values())).device).x)
                 alone.call({**draw, **own}, args, kwargs)
-                seen += len(data)
-            if not seen:
-                raise ValueError("the loader for batch statistics yields no batch; give one over the training data")
             found.append(own)
     assert len(found) == count_draws(weights)
     return found

@@ -162,8 +162,8 @@ class Update:
         """Inverse of `state_dict`."""
 
 
-def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool) -> None:
-    """Raise if a model cannot be trained, or has no MAP phase or no draws to take in turn where they are asked for."""
+def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages: bool = False) -> None:
+    """Raise if a model cannot be trained, or lacks what is asked for: a MAP phase, draws to take in turn, one average."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad on some")
@@ -172,6 +172,11 @@ def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool) -> None:
     if draws_in_turn and not isinstance(model, BayesianNetwork):
         raise ValueError(
             f"fit: {type(model).__name__} has no draws to take in turn; leave Steps(draws_in_turn=True) out"
+        )
+    if averages and model.num_models is not None:
+        raise ValueError(
+            f"fit: average= is for one model, and {type(model).__name__} has {model.num_models}; leave it out, or train the "
+            "models one by one"
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, checked
+from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, Share, checked
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.training.arguments import (
@@ -23,6 +23,7 @@ from bayesify.training.arguments import (
     check_model,
     check_precision,
 )
+from bayesify.training.average import Average
 from bayesify.training.batches import BatchReader, check_num_data, check_repeatable, count_examples, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.training.distributed import FabricProcesses, Processes, count_nodes, make_fabric
@@ -62,6 +63,7 @@ def fit(
     read_batch: BatchReader | None = None,
     steps: Steps = Steps(),  # noqa: B008 (frozen)
     update: Update | None = None,
+    average: Share | Average | None = None,
 ) -> History:
     r"""Train a model by its evidence lower bound, in place.
 
@@ -119,6 +121,10 @@ def fit(
         read_batch: A function from what the loader yields to inputs and targets.
         steps: Accumulated batches, clipped gradients, when the scheduler steps, and whether steps on a GPU are captured.
         update: A method's own part in the steps, such as that of `baselines.VOGN`.
+        average: Decay per step of an exponential average of the parameters, such as 0.999; an `Average` begins later, or is a plain
+            mean. The average takes the place of the parameters at the end and for validation, with batch statistics of its own,
+            which cost a pass over the training data each time. Callbacks, and a run that ends with an error, have the parameters
+            themselves.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` say what is amiss, each with a remedy: a training that has not converged,
@@ -133,7 +139,8 @@ def fit(
         ImportError: If `Devices` need Lightning Fabric and it is not installed.
         KeyboardInterrupt: After Ctrl-C.
     """
-    check_model(model, map_epochs, steps.draws_in_turn)
+    average = Average(average) if isinstance(average, int | float) else average
+    check_model(model, map_epochs, steps.draws_in_turn, average is not None)
     check_precision(precision)
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
@@ -161,6 +168,7 @@ def fit(
         step_scheduler=steps.scheduler,
         falling_rate=scheduler is None and optimizer is None,
         skip_not_finite=steps.skip_not_finite,
+        average=average,
     )
     stored = _stored(checkpoint)
     if seed is None:

@@ -157,6 +157,11 @@ class Guard:
             self.restore()
             raise NotFiniteError(self._names(self._which), int(self._batch))
 
+    @property
+    def taken(self) -> Tensor:
+        """Whether the last step was taken, a scalar; of one model."""
+        return self.finite[0] if self._skips is not None else self.flag == 0
+
     def _names(self, which: Tensor) -> list[str]:
         names = [name for (name, _), bad in zip(self._named, which.tolist(), strict=True) if bad]
         return names or ["all parameters together"]  # whose norms are finite one by one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
+from bayesify.training.average import refresh_statistics
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
@@ -118,6 +119,9 @@ class TrainingLoop:
                     )
             if self.best_state is not None:
                 set_model_state(self.model.module, self.best_state)
+            elif self.step.average is not None and not self.step.average.is_empty:
+                self.step.average.put_in()
+                self._refresh_statistics()
             if self.position.epoch < self.settings.total_epochs:
                 self.noise.finish(self._first_batches, self.device, stopped=True)
             if self.processes.rank == 0:
@@ -183,12 +187,14 @@ class TrainingLoop:
             row = self._row(phase) | self.plan.update.after_epoch()
             last = epoch + 1 == self.settings.total_epochs
             self.noise.after_epoch(row["nll"], epoch + 1, last)
-            if last:
-                self.noise.finish(self._first_batches, self.device, stopped=False)
-            if self.plan.validation is not None:
-                row |= self._validate(self.plan.validation)
+            with self._averaged(last or self.plan.validation is not None):
+                if last:
+                    self.noise.finish(self._first_batches, self.device, stopped=False)
+                if self.plan.validation is not None:
+                    row |= self._validate(self.plan.validation)
+                self._keep_best(phase, row)
         row["seconds"] = time.perf_counter() - start
-        self._close_epoch(phase, row)
+        self._close_epoch(row)
 
     def _windows(self, parts: Iterator[Part]) -> Iterator[list[Part]]:
         """Groups of batches whose gradients are added up for one step."""
@@ -303,7 +309,35 @@ class TrainingLoop:
         with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
             return self._scores(predict, self.plan.validation).score()
 
-    def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
+    def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
+        """The model as it will be after the run: with the average of its parameters, if there is one."""
+        average = self.step.average
+        return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
+
+    def _refresh_statistics(self) -> None:
+        """Batch statistics of the model as it is, from all training data; no generator is moved."""
+        seed, settings = derive_seed(self.plan.seed, "batch statistics"), self.settings
+        generator = torch.Generator(self.device).manual_seed(seed)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with loader_generators_kept(self.loader), own_generators(devices), seeded_globals(seed), self.step.autocast():
+            items = DataStream(seed).iterate(self.source)
+            batches = (parse_batch(item, self.plan.reader).to(self.device) for item in items)
+            refresh_statistics(self.model, batches, num_data=settings.num_data, generator=generator)
+
+    def _keep_best(self, phase: str, row: dict[str, Any]) -> None:
+        """Keep the model if no epoch had a better validation NLL, and stop after too many that had not."""
+        settings, position = self.settings, self.position
+        warm = phase == "variational" and settings.kl_schedule(position.epoch + 1 - settings.map_epochs) >= 1.0
+        if settings.patience is None or not warm:
+            return
+        if position.best is None or row["validation_nll"] < position.best:
+            position.best, position.waited = row["validation_nll"], 0
+            self.best_state = _cloned(model_state(self.model.module))
+        else:
+            position.waited += 1
+            position.stopped = position.waited >= settings.patience
+
+    def _close_epoch(self, row: dict[str, Any]) -> None:
         settings, position, scheduler = self.settings, self.position, self.step.scheduler
         self.history.append(row)
         if scheduler is not None and settings.step_scheduler == "epoch":
@@ -314,14 +348,6 @@ class TrainingLoop:
         position.close_epoch()
         self.watch.close_epoch(self.step.sums.values[:4])
         self.step.sums.set([])
-        warm = phase == "variational" and settings.kl_schedule(position.epoch - settings.map_epochs) >= 1.0
-        if settings.patience is not None and warm:
-            if position.best is None or row["validation_nll"] < position.best:
-                position.best, position.waited = row["validation_nll"], 0
-                self.best_state = _cloned(model_state(self.model.module))
-            else:
-                position.waited += 1
-                position.stopped = position.waited >= settings.patience
         for callback in self.plan.callbacks:
             if callback(self.model, self.history) is True:
                 position.stopped = True
@@ -352,7 +378,7 @@ class TrainingLoop:
                 data=self.data,
                 position=asdict(self.position) | {"sums": sums, "steps": self.step.taken},
                 history=list(self.history),
-                model=model_state(self.model.module),
+                model=model_state(self.model.module) | (self.step.average.replaced if self.step.average else {}),
                 best=self.best_state,
                 steps=self.step.state_dict(),
                 draws=draws,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.training.arguments import Checkpointing, Update, Validation
+from bayesify.training.average import Average
 from bayesify.training.batches import BatchReader, batch_size
 from bayesify.training.history import History
 
@@ -40,6 +41,7 @@ class Settings:
     step_scheduler: str
     falling_rate: bool = False
     skip_not_finite: bool = False
+    average: Average | None = None
 
     @property
     def total_epochs(self) -> int:
@@ -117,6 +119,7 @@ def describe(
     """
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
+    plain["average"] = None if settings.average is None else repr(settings.average)
     plain |= dict(_flatten(identity))
     if optimizer is not None:
         plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}

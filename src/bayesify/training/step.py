@@ -15,6 +15,7 @@ from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.arguments import Update
+from bayesify.training.average import RunningAverage
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
@@ -112,6 +113,7 @@ class Step:
         generator: Source of draws.
         taken: Steps that were taken.
         sums: Of the present epoch.
+        average: The average of the parameters, `None` where none is asked for.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Step:
         self.objective = processes.wrap(objective)
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
+        choice = settings.average
+        self.average = None if choice is None else RunningAverage(model.module, choice, self.sums.dtype)
         self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
         own_part = type(run.update) is not Update
         self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
@@ -164,6 +168,9 @@ class Step:
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
+        if self.average is not None:
+            begun = share >= self.average.choice.start
+            self.average.prepare(begun and (phase == "variational" or self.settings.epochs == 0))
         nll: Any = 0.0
         kl: Any = 0.0
         try:
@@ -193,6 +200,8 @@ class Step:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
             self._add_up(nll, part_of_all * kl, bound, part_of_all, part_of_all * size)
+            if self.average is not None:
+                self.average.add(self._guard.taken)
             self._guard.end()
         self.taken += 1
         self._seen = first + len(window) - 1
@@ -227,6 +236,8 @@ class Step:
             data, kl = self.objective(phase, batch, self.generator)
         ((self._kl_weight * kl - data) / num_data).sum().backward()
         self._clip_and_step(self._guard.check(self._number))
+        if self.average is not None:
+            self.average.add(self._guard.taken)
         data, kl = data.detach().to(dtype), kl.detach().to(dtype)
         self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0, len(batch))
         self._guard.end()
@@ -331,7 +342,7 @@ class Step:
             "optimizer": optimizer if self._rates is None or optimizer is None else self._rates.plain(optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "update": self.update.state_dict(),
-        }
+        } | ({} if self.average is None else {"average": self.average.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
@@ -345,4 +356,6 @@ class Step:
             self.scheduler.load_state_dict(state["scheduler"])
             vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
         self.update.load_state_dict(state["update"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         self._guard.keep_buffers()

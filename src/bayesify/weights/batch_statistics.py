@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+Items = TypeVar("Items", bound=Sized)
 
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
 """What a posterior's training does with them: see `bayesianize`. Names are those of the layers that are frozen."""
@@ -33,6 +35,22 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
         for path, module in tracking_layers(network).items()
         for name, buffer in module.named_buffers(recurse=False)
     }
+
+
+def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
+    """The same batches, each of which the layers' momenta are set for: a pass over all gives means in which batches count by size.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    layers, seen = list(layers), 0
+    for batch in batches:
+        seen += len(batch)
+        for layer in layers:
+            layer.momentum = len(batch) / seen
+        yield batch
+    if not seen:
+        raise ValueError("the loader for batch statistics yields no batch; give one over the training data")
 
 
 def is_trained(layer: _NormBase) -> bool:

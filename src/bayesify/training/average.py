@@ -1,0 +1,185 @@
+"""The average of the parameters over a training run, and batch statistics that belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.arguments.checks import Probability, Share, checked
+from bayesify.network import BayesianNetwork
+from bayesify.predictor import Batch, Trainable
+from bayesify.weights.batch_statistics import pooling, tracking_layers
+
+
+@checked
+@dataclass(frozen=True)
+class Average:
+    r"""Average of the trainable parameters over the steps of a run, with which `fit` ends.
+
+    $$ \bar\theta_n = \bar\theta_{n-1} + \max(1 - \gamma, 1 / n) (\theta_n - \bar\theta_{n-1}) $$
+
+    over the parameters $\theta_n$ after each step that was taken since the average began. This is the plain mean of the first
+    $1 / (1 - \gamma)$ steps and an exponential average from then on; no step counts more for being the first. With
+    `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and `Average(1.0, start=0.75)` is the mean over the last
+    quarter of a run (stochastic weight averaging, Izmailov et al. 2018). The average removes most of the gradient noise of a
+    learning rate that has not fallen to 0.
+
+    Averaged is what is trained: variational parameters as they are stored (unconstrained, so that a standard deviation
+    stays positive), and deterministic ones. The running statistics of BatchNorm layers that train are computed again for the
+    average, by one pass over the training data. The average is held in float32 at least.
+
+    Args:
+        decay: $\gamma$, the share of the average that stays in a step.
+        start: Share of the run that is done when the average begins. It never begins before the end of a MAP phase, unless the
+            run has no other.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    decay: Share = 0.999
+    start: Probability = 0.0
+
+
+class RunningAverage:
+    """The average of one run.
+
+    What differs between steps is in tensors that change in place, so that a captured step can hold the update.
+
+    Args:
+        module: Owner of the parameters; those that need a gradient now are averaged.
+        choice: Decay and start.
+        dtype: Type of the count of steps.
+
+    Attributes:
+        replaced: Parameters and buffers of the run itself, by name, while the module has the average; otherwise empty.
+    """
+
+    def __init__(self, module: nn.Module, choice: Average, dtype: torch.dtype) -> None:
+        self._module, self.choice = module, choice
+        self._named = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        self._values = {
+            name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32), requires_grad=False)
+            for name, value in self._named.items()
+        }
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for name, value in self._named.items():
+            groups.setdefault((value.device, value.dtype), []).append(name)
+        self._groups = list(groups.values())
+        device = next(iter(self._named.values())).device
+        self._count = torch.zeros((), dtype=dtype, device=device)
+        self._active = torch.zeros((), dtype=dtype, device=device)
+        self.replaced: dict[str, Tensor] = {}
+
+    def prepare(self, active: bool) -> None:
+        """Say before a step whether the average takes it; where it does not, the average begins anew after it."""
+        self._active.fill_(float(active))
+
+    @torch.no_grad()
+    def add(self, taken: Tensor) -> None:
+        """Add the parameters after a step; `taken`, a scalar, says whether the step has changed them. Waits for nothing."""
+        moves = taken * self._active
+        self._count.copy_((self._count + moves) * self._active)
+        weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)
+        for names in self._groups:
+            values = [self._values[name] for name in names]
+            changes = torch._foreach_sub([self._named[name].to(self._values[name].dtype) for name in names], values)
+            torch._foreach_mul_(changes, weight.to(values[0]))
+            torch._foreach_add_(values, changes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to put in place of the parameters; a wait for the device."""
+        return not bool(self._count > 0)
+
+    @torch.no_grad()
+    def put_in(self) -> None:
+        """Give the module the average in place of its parameters."""
+        for name, value in self._named.items():
+            value.copy_(self._values[name])
+
+    @contextmanager
+    def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
+        """Let the module have the average for a while; `refresh` sets its buffers, which come back as the parameters do."""
+        if self.is_empty:
+            yield
+            return
+        self.replaced = {name: value.detach().clone() for name, value in self._places()}
+        try:
+            self.put_in()
+            refresh()
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in self._places():
+                    value.copy_(self.replaced[name])
+            self.replaced = {}
+
+    def _places(self) -> Iterator[tuple[str, Tensor]]:
+        """Averaged parameters and all buffers, under all of their names."""
+        trained = {id(value) for value in self._named.values()}
+        for name, value in self._module.named_parameters(remove_duplicate=False):
+            if id(value) in trained:
+                yield name, value
+        yield from self._module.named_buffers(remove_duplicate=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"count": float(self._count), "values": dict(self._values)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`.
+
+        Raises:
+            ValueError: If it is of other parameters.
+        """
+        shapes = {name: value.shape for name, value in state["values"].items()}
+        if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
+            raise ValueError("the average is of other parameters")
+        self._count.fill_(state["count"])
+        for name, value in self._values.items():
+            value.copy_(state["values"][name])
+
+
+@torch.no_grad()
+def refresh_statistics(
+    model: Trainable, batches: Iterable[Batch], *, num_data: int, generator: torch.Generator | None = None
+) -> None:
+    """Set the running statistics of layers that train to those of the model as it is now, in place.
+
+    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode
+    and everything else is in evaluation mode. Batches count by their size.
+
+    Args:
+        model: What is trained, in training mode.
+        batches: The training data on the model's device; not looked at if no layer has statistics that train.
+        num_data: N, for the terms of the objective.
+        generator: Source of draws.
+
+    Raises:
+        ValueError: If there are no batches.
+    """
+    module = model.module
+    layers = [layer for layer in tracking_layers(module).values() if layer.training]
+    if not layers:
+        return
+    counts = [part.num_distinct_draws or 1 for part in module.posteriors] if isinstance(module, BayesianNetwork) else []
+    modes = [(part, part.training) for part in module.modules()]
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for part, _ in modes:
+            part.training = part in layers
+        for batch in pooling(layers, batches):
+            model.terms(
+                batch, phase="variational", num_data=num_data, num_draws=max(counts, default=1), generator=generator
+            )
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
