@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bayesify import BayesianNetwork, History, KLSchedule, bayesianize, fit
+from bayesify import BayesianNetwork, History, KLSchedule, Laplace, bayesianize, fit
+from bayesify.baselines import SWAG, FixedDraws
 from bayesify.likelihoods import Categorical
-from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
+from bayesify.posteriors import Dropout, InducingWeights, MeanField, Point, Posterior
+from bayesify.predictor import Predictor
 from bayesify.priors import Neal, Prior, Standard
-from bayesify.training import Checkpointing
-from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
+from bayesify.training import Checkpointing, Steps
+from bayesify_papers.shared.batches import MemoryBatches, cut_out, mirror_and_shift
 from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late
 from bayesify_papers.shared.networks import residual_network
 
@@ -49,6 +51,16 @@ class Recipe:
         prediction_draws: For testing.
         precision: Of the network in training.
         augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
+        cutout: Side in pixels of the square that is cut out of each training image; 0 cuts none.
+        schedule: Of the learning rates: they fall to a tenth after two thirds of the epochs (the paper), or they rise for a fifth
+            of the steps and fall to zero along a cosine (Smith & Topin 2018).
+        average: Decay per step of an exponential average of the parameters, with which training ends; 0 for none.
+        point_optimizer: Of point estimates: Adam as for all others, or SGD with Nesterov's momentum, which photographs like better.
+        point_learning_rate: Of that SGD.
+        point_weight_decay: Of that SGD.
+        swag_epochs: Epochs of SWAG, one iterate each, from the point estimate on.
+        swag_learning_rate: The constant one of SWAG.
+        dropout_rate: Of MC dropout.
     """
 
     epochs: int = 24
@@ -69,10 +81,26 @@ class Recipe:
     prediction_draws: int = 20
     precision: Literal["float32", "bf16"] = "float32"
     augment: bool = False
+    cutout: int = 0
+    schedule: Literal["falls_late", "one_cycle"] = "falls_late"
+    average: float = 0.0
+    point_optimizer: Literal["adam", "sgd"] = "adam"
+    point_learning_rate: float = 0.1
+    point_weight_decay: float = 5e-4
+    swag_epochs: int = 20
+    swag_learning_rate: float = 0.01
+    dropout_rate: float = 0.1
+
+    def changed(self, x: Tensor) -> Tensor:
+        """Training images as a step sees them, [B, C, H, W]."""
+        return cut_out(mirror_and_shift(x) if self.augment else x, self.cutout)
 
     def network(self, channels: int, num_classes: int) -> nn.Module:
         """The network that all systems share."""
         return residual_network(self.depth, self.width, channels, num_classes, bottleneck=self.bottleneck)
+
+
+After = Callable[[BayesianNetwork, Recipe, ImageProblem, int], Predictor]
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,9 @@ class System:
         title: The paper's name.
         posterior: What the weights are under.
         prior: Of the weights.
-        point: Whether the weights are point estimates, trained by maximum likelihood: no KL, one draw.
+        point: Whether the weights are trained by maximum likelihood, without a KL.
+        random: Whether draws of such weights differ all the same (dropout).
+        after: What a trained point estimate is made into, from it, the recipe, the images and the seed.
         apart: Whether it is several networks, as many as members, trained apart, that predict together.
         members: Whether the posterior has members, several of which a training step draws.
     """
@@ -92,6 +122,8 @@ class System:
     posterior: Callable[[Recipe], Posterior]
     prior: type[Prior] = Neal
     point: bool = False
+    random: bool = False
+    after: After | None = None
     apart: bool = False
     members: bool = False
 
@@ -101,7 +133,12 @@ class System:
 
     def count_draws(self, recipe: Recipe) -> int:
         """Draws of each network for testing."""
-        return 1 if self.point else recipe.prediction_draws
+        return 1 if self.point and not self.random else recipe.prediction_draws
+
+    @property
+    def checkpoint_name(self) -> str | None:
+        """What checkpoints of its networks are called; those of point estimates are shared, and `None` stands for its own name."""
+        return "point" if self.point and (self.after or not self.random) else None
 
 
 def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior:
@@ -124,7 +161,36 @@ SYSTEMS: dict[str, System] = {
     "ffg_w": System("FFG-W", lambda recipe: MeanField(1e-4, recipe.mean_field_max_std), prior=Standard),
     "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),
 }
-"""In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
+"""The paper's, in the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
+
+
+def _last_layer(bnn: BayesianNetwork, recipe: Recipe, given: ImageProblem, seed: int) -> Predictor:
+    laplace = Laplace(bnn.mean_network().eval(), Categorical(), subset="last_layer", covariance="full")
+    return laplace.fit(MemoryBatches(given.x, given.y, recipe.batch, rest=True))
+
+
+def _swag(bnn: BayesianNetwork, recipe: Recipe, given: ImageProblem, seed: int) -> Predictor:
+    swag = SWAG(bnn.mean_network(), Categorical())
+    swag.fit(
+        MemoryBatches(given.x, given.y, recipe.batch, recipe.changed),
+        recipe.swag_epochs,
+        recipe.swag_learning_rate,
+        weight_decay=recipe.point_weight_decay,
+        precision=recipe.precision,
+        seed=seed,
+        progress=False,
+    )
+    generator = torch.Generator(given.x.device).manual_seed(seed)
+    plain = MemoryBatches(given.x, given.y, recipe.batch)
+    return FixedDraws(swag.draw(recipe.prediction_draws, generator=generator, loader=plain), Categorical())
+
+
+BASELINES: dict[str, System] = {
+    "last_layer": System("Last-layer Laplace", lambda recipe: Point(), point=True, after=_last_layer),
+    "swag": System("SWAG", lambda recipe: Point(), point=True, random=True, after=_swag),
+    "dropout": System("MC dropout", lambda recipe: Dropout(recipe.dropout_rate), point=True, random=True),
+}
+"""Others that people know, which the paper does not have."""
 
 
 def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None = None) -> Trained:
@@ -155,21 +221,41 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
 
     history = fit(
         bnn,
-        MemoryBatches(x, y, recipe.batch, mirror_and_shift if recipe.augment else None),
+        MemoryBatches(x, y, recipe.batch, recipe.changed),
         num_data=len(x),
         epochs=recipe.epochs,
-        optimizer=make_adam(bnn, recipe),
-        scheduler=falling_late(recipe.epochs),
+        optimizer=make_sgd(bnn, recipe) if system.point and recipe.point_optimizer == "sgd" else make_adam(bnn, recipe),
+        **schedule_options(recipe, len(x) // recipe.batch),
         kl_weight=0.0 if system.point else 1.0,
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         num_draws=recipe.ensemble_draws if system.members else 1,
         precision=recipe.precision,
+        average=recipe.average or None,
         checkpoint=None if checkpoint is None else Checkpointing(checkpoint, every=every),
         callbacks=[] if checkpoint is None else [report],
         seed=seed,
         progress=False,
     )
     return bnn.eval(), history
+
+
+def schedule_options(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """The options of `fit` for a recipe's learning rates, with a number of steps an epoch."""
+    if recipe.schedule == "falls_late":
+        return {"scheduler": falling_late(recipe.epochs)}
+
+    def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        rates, total = [group["lr"] for group in optimizer.param_groups], recipe.epochs * steps + 1
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total, pct_start=0.2, cycle_momentum=False)
+
+    return {"scheduler": one_cycle, "steps": Steps(scheduler="step")}
+
+
+def make_sgd(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    """SGD with Nesterov's momentum and the recipe's learning rate and weight decay for point estimates."""
+    fused = next(bnn.parameters()).device.type in ("cpu", "cuda")
+    rate, decay = recipe.point_learning_rate, recipe.point_weight_decay
+    return torch.optim.SGD(bnn.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=decay, fused=fused)
 
 
 def make_adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:

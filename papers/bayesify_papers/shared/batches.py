@@ -96,6 +96,24 @@ def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True
     return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
 
 
+def cut_out(x: Tensor, size: int, value: float = 0.0) -> Tensor:
+    """Each image with a square of one value at a place of its own, cut by the border (DeVries & Taylor 2017).
+
+    Args:
+        x: Images, [B, C, H, W].
+        size: Side of the square in pixels; 0 leaves the images as they are.
+        value: What the square holds.
+    """
+    if not size:
+        return x
+    count, _, height, width = x.shape
+    top = _sent(torch.randint(0, height, (count, 1)), x.device) - size // 2
+    left = _sent(torch.randint(0, width, (count, 1)), x.device) - size // 2
+    down, across = torch.arange(height, device=x.device) - top, torch.arange(width, device=x.device) - left
+    inside_rows, inside_columns = (down >= 0) & (down < size), (across >= 0) & (across < size)  # [B, H], [B, W]
+    return x.masked_fill((inside_rows[:, :, None] & inside_columns[:, None])[:, None], value)
+
+
 def _sent(values: Tensor, device: torch.device) -> Tensor:
     """Values of the CPU on a device, without waiting for the steps that it has still to do."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

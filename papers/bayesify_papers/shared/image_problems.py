@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify import BayesianNetwork
+from bayesify.predictor import Predictor
 from bayesify_papers.shared import predictions
 from bayesify_papers.shared.predictions import StoredPrediction
 from bayesify_papers.shared.scores import classification_scores
@@ -37,13 +38,11 @@ class ImageProblem:
         self.test_labels = as_labels(data.test_labels)
         self.num_classes = int(self.y.max()) + 1
 
-    def predict(self, networks: Sequence[BayesianNetwork], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
+    def predict(self, networks: Sequence[Predictor], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
         """What networks predict together for every set of the source."""
         return {name: self.predict_one(networks, name, num_draws, seed) for name in self.source.scored()}
 
-    def predict_one(
-        self, networks: Sequence[BayesianNetwork], name: str, num_draws: int, seed: int
-    ) -> StoredPrediction:
+    def predict_one(self, networks: Sequence[Predictor], name: str, num_draws: int, seed: int) -> StoredPrediction:
         """The same for one set."""
         pictures: Tensor = self.scale(self.source.scored()[name], self.device)
         return predictions.predict(networks, pictures, num_draws, seed)

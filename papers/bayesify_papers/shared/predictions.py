@@ -9,12 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import BayesianNetwork, ClassificationPredictive
+from bayesify import ClassificationPredictive, Laplace
 from bayesify.predictive.base import Outputs
+from bayesify.predictor import Predictor
 from bayesify_papers.shared import records
 
 DEVICE_MEMORY_BYTES = 2 * 2**30
 """Budget in bytes for activations on a GPU."""
+
+
+LAPLACE_BATCH = 1000
+"""Images that a Laplace posterior predicts at a time."""
 
 
 class StoredPrediction(ClassificationPredictive):
@@ -41,15 +46,21 @@ class StoredPrediction(ClassificationPredictive):
         return self.stored_entropy
 
 
-def predict(networks: Sequence[BayesianNetwork], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
+def predict(networks: Sequence[Predictor], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
     """What networks predict together, each by the same draws for every x.
 
     Args:
-        networks: Of equal weight.
+        networks: Of equal weight; or one Laplace posterior, which predicts by its closed form.
         x: Images on the networks' device, [B, C, H, W].
         num_draws: Of each network.
         seed: Of the draws.
     """
+    if isinstance(networks[0], Laplace):
+        made = [networks[0].predict(part) for part in x.split(LAPLACE_BATCH)]
+        parts = [StoredPrediction(one.class_probs.cpu(), one.aleatoric_entropy.cpu()) for one in made]
+        return StoredPrediction(
+            torch.cat([part.class_probs for part in parts]), torch.cat([part.aleatoric_entropy for part in parts])
+        )
     outputs = []
     for network in networks:
         generator = torch.Generator(x.device).manual_seed(seed)

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 import torch
 from bayesify_papers.inducing_weights import classification, rows, scores
-from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, make_adam, train
+from bayesify_papers.inducing_weights.systems import (
+    BASELINES,
+    SYSTEMS,
+    Recipe,
+    make_adam,
+    make_sgd,
+    schedule_options,
+    train,
+)
 from bayesify_papers.shared import predictions, sources
-from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
+from bayesify_papers.shared.batches import MemoryBatches, cut_out, mirror_and_shift
 from bayesify_papers.shared.image_problems import ImageProblem
 
 from bayesify import metrics
@@ -51,6 +59,56 @@ def test_images_are_mirrored_and_shifted_each_on_its_own():
         top, left = 1 + int(rows[index]), 1 + int(columns[index])
         cut = padded[:, top : top + 8, left : left + 8]
         assert torch.equal(made[index], cut.flip(-1) if mirrored[index] else cut)
+
+
+def test_a_square_is_cut_out_of_each_image():
+    x = torch.ones(300, 2, 8, 8)
+    torch.manual_seed(0)
+    made = cut_out(x, 4)
+    missing = (made == 0).all(1)  # [B, H, W]
+    assert torch.equal(missing, (made == 0).any(1))
+    heights, widths = missing.any(2).sum(1), missing.any(1).sum(1)
+    assert torch.equal(missing.sum((1, 2)), heights * widths)  # a rectangle
+    assert set(heights.tolist()) == set(widths.tolist()) == {2, 3, 4}  # cut by the border
+    assert missing.any(0).all()
+    assert cut_out(x, 0) is x
+
+
+def test_calibration_makes_no_difference_to_the_calibrated_nll():
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.softmax(2 * torch.randn(4000, 5, generator=generator), -1)
+    labels = torch.multinomial(probs, 1, generator=generator)[:, 0]
+    exact = torch.nn.functional.nll_loss(probs.log(), labels).item()
+    assert scores.calibrated_nll(probs, labels) == pytest.approx(exact, abs=2e-3)
+    for power in (0.4, 3.0):
+        distorted = probs.pow(power) / probs.pow(power).sum(-1, keepdim=True)
+        assert scores.calibrated_nll(distorted, labels) == pytest.approx(exact, abs=2e-3)
+
+
+def test_one_cycle_rises_and_falls_for_every_group():
+    recipe = Recipe(epochs=5, schedule="one_cycle")
+    bnn = bayesianize(torch.nn.Linear(2, 2), "mean_field", likelihood=Categorical())
+    optimizer = make_sgd(bnn, recipe)
+    assert {group["nesterov"] for group in optimizer.param_groups} == {True}
+    options = schedule_options(recipe, 20)
+    scheduler, rates = options["scheduler"](optimizer), []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert options["steps"].scheduler == "step"
+    assert max(rates) == pytest.approx(recipe.point_learning_rate, rel=1e-2)
+    assert 15 < rates.index(max(rates)) < 25
+    assert rates[-1] < 0.01 * max(rates)
+
+
+def test_baselines_start_from_the_point_estimate(tmp_path):
+    options = ["--smoke", "--out", str(tmp_path), "--systems", "deterministic", *BASELINES]
+    assert classification.main(options) == 0
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert set(written["scores"]) == {"deterministic", *BASELINES}
+    assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["point-0"]
+    assert all(0 < found["test"]["calibrated_nll"] < 5 for found in written["scores"].values())
 
 
 def test_spreads_have_their_own_learning_rate():
