@@ -26,6 +26,7 @@ KEYS = ("posterior", "prior", "likelihood", "output", "batch_statistics")
 CALLED_AS = {
     "swag": "baselines.SWAG",
     "vogn": "baselines.VOGN",
+    "ivon": "baselines.IVON",
     **dict.fromkeys(("nng", "noisy_kfac", "noisy_natural_gradient"), "baselines.NoisyKFAC"),
     **dict.fromkeys(("hmc", "nuts"), "baselines.nuts"),
     **dict.fromkeys(("deep_gp", "dgp"), "deep_gp.DeepGP"),

@@ -14,6 +14,7 @@ from bayesify import posteriors
 from bayesify.arguments.plugins import GROUP, plain_name, plugins
 from bayesify.arguments.suggestions import suggest
 from bayesify.baselines.from_task import fit_hmc, fit_swag, natural_gradient_fit
+from bayesify.baselines.ivon import IVON
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.vogn import VOGN
 from bayesify.configuration import CALLED_AS
@@ -115,10 +116,12 @@ METHODS: dict[str, Method] = {
         *map(Method.of_posterior, posteriors.REGISTRY.values()),
         Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3},
                starts_at_point=True),
-        Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=natural_gradient_fit(VOGN, MeanField), options={"learning_rate": 1.0},
-               slow=True, draws_in_steps=True),
+        Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=natural_gradient_fit(VOGN, MeanField, antithetic=True),
+               options={"learning_rate": 1.0}, slow=True, draws_in_steps=True),
+        Method("ivon", "IVON", "Shen et al. 2024", "2 P", fit=natural_gradient_fit(IVON, MeanField, decay=0.9),
+               options={"learning_rate": 1.0}, draws_in_steps=True),
         Method("nng", "Noisy natural gradient", "Zhang et al. 2018", "P + (d_out^2 + d_in^2) / 2 per layer",
-               fit=natural_gradient_fit(NoisyKFAC, MatrixNormal), options={"learning_rate": 0.3},
+               fit=natural_gradient_fit(NoisyKFAC, MatrixNormal, antithetic=True), options={"learning_rate": 0.3},
                aliases=("noisy_kfac", "noisy_natural_gradient"), slow=True, draws_in_steps=True),
         Method("hmc", "Hamiltonian Monte Carlo", "Hoffman & Gelman 2014", "K P", fit=fit_hmc, aliases=("nuts",), slow=True,
                extra="pyro", is_chain=True),

@@ -39,7 +39,7 @@ def train(name, task, seed=0):
 
 
 def test_the_baselines_are_registered():
-    assert {"swag", "vogn", "nng", "hmc"} <= set(FROM_TASK)
+    assert {"swag", "vogn", "ivon", "nng", "hmc"} <= set(FROM_TASK)
     assert get_method("noisy-kfac").name == "nng"
 
 

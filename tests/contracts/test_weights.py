@@ -216,17 +216,18 @@ def test_methods_from_a_task(name: str, task: str) -> None:
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.1])
-@pytest.mark.parametrize("trainer", [baselines.VOGN, baselines.NoisyKFAC])
+@pytest.mark.parametrize("trainer", [baselines.VOGN, baselines.IVON, baselines.NoisyKFAC])
 def test_natural_gradients(trainer: Any, damping: float) -> None:
     """Mean and variance of the posterior after steps from batches of different mean weight; the third batch counts for nobody."""
-    family = posteriors.MeanField if trainer is baselines.VOGN else posteriors.MatrixNormal
+    family = trainer.family
     for fisher in ("exact", "empirical") if trainer is baselines.NoisyKFAC else (None,):
         found = []
         for weighted in (True, False):
             options = {} if fisher is None else {"fisher": fisher}
+            options |= {"decay": 0.9, "clip": damping or None} if trainer is baselines.IVON else {"damping": damping}
             bnn = bayesify.bayesianize(net(), family(init_std=0.1), likelihood=likelihoods.Gaussian(0.3))
             x, y = rows()
-            made = trainer(bnn, num_data=N if weighted else len(TWICE), damping=damping, num_draws=2, **options)
+            made = trainer(bnn, num_data=N if weighted else len(TWICE), num_draws=2, **options)
             generator = torch.Generator().manual_seed(3)
             for _ in range(3):
                 batch = (x, y) if weighted else (x[TWICE], y[TWICE])
@@ -388,7 +389,8 @@ NAMES = {"example_weights", "sample_weight"}
 COVERED = {
     "BayesianClassifier", "BayesianRegressor", "BayesianEstimator",  # `test_estimators`
     "BayesianNetwork", "DeepGP", "FunctionSpaceVI", "RandomFeatureGP", "InducingPointGP",  # `Trainable.terms` calls theirs
-    "NaturalGradient", "VOGN", "NoisyKFAC", "LayerPass", "nuts",  # `test_natural_gradients`, `test_methods_from_a_task`
+    "NaturalGradient", "LayerwiseTrainer", "VOGN", "IVON", "NoisyKFAC", "LayerPass",  # `test_natural_gradients`
+    "nuts",  # `test_methods_from_a_task`
     "expected_log_likelihood", "integrated_log_likelihood",  # what all objectives are made of
 }  # fmt: skip
 """What the tests above go through."""

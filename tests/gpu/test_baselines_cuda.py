@@ -30,6 +30,7 @@ def predictions(device):
     found["swag"] = swag.predict(there, draws=draws).probs
     for name, trainer, posterior in (
         ("vogn", baselines.VOGN, posteriors.MeanField()),
+        ("ivon", baselines.IVON, posteriors.MeanField()),
         ("nng", baselines.NoisyKFAC, posteriors.MatrixNormal()),
     ):
         bnn = bayesify.bayesianize(net, posterior, likelihood="categorical")

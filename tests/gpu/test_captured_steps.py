@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import likelihoods, posteriors
+from bayesify import baselines, likelihoods, posteriors
 from bayesify.training.arguments import Checkpointing, Steps
 from bayesify.training.average import Average
 
@@ -211,3 +211,48 @@ def test_an_average_takes_no_step_that_is_not_taken():
     assert history.column("skipped_steps") == [1, 1]
     fit(plain, data(120, bad=85), capture=False, **options)
     same(captured, plain)
+
+
+def ivon(capture, dataset=None, shuffle=True, **options):
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.BatchNorm1d(16), nn.ReLU())
+    trainer = baselines.IVON(network(posteriors.MeanField(), middle=lambda: middle), decay=0.99, clip=1.0, num_data=150)
+    loader = DataLoader(dataset or data(), batch_size=10, shuffle=shuffle)
+    given = {
+        "schedule": lambda share: 1 - share,
+        "steps": Steps(capture=capture),
+        "seed": 3,
+        "progress": False,
+    } | options
+    return trainer, lambda: trainer.fit(loader, given.pop("epochs", 5), **given)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_steps_of_ivon_are_captured(precision, tmp_path):
+    """To the bit, with BatchNorm, points, a schedule and a run that is continued."""
+    captured, run = ivon(True, precision=precision)
+    assert run().history.notes["capture"] == "steps were captured"
+    plain, run = ivon(False, precision=precision)
+    run()
+    same(captured.bnn, plain.bnn)
+    stops = [2]
+    options = {"checkpoint": tmp_path / "run.safetensors", "precision": precision}
+    options["callbacks"] = [
+        lambda _, history: (_ for _ in ()).throw(KeyboardInterrupt) if len(history) in stops else None
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        ivon(True, **options)[1]()
+    stops.clear()
+    resumed, run = ivon(True, **options)
+    run()
+    same(captured.bnn, resumed.bnn)
+
+
+def test_a_captured_step_of_ivon_that_is_not_finite_changes_nothing():
+    options = {"shuffle": False, "epochs": 1, "schedule": None}
+    broken, run = ivon(True, data(120, bad=85), **options)
+    with pytest.raises(ValueError, match=r"batch 9: the gradient of .* is not finite.*steps taken before it: 8"):
+        run()
+    sound, run = ivon(True, data(80), **options)
+    run()
+    same(broken.bnn, sound.bnn)

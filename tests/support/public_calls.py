@@ -327,6 +327,18 @@ CALLS: dict[str, Call] = {
         lambda: baselines.VOGN(bnn(), num_data=8), "step", x=X, y=Y, example_weights=torch.ones(8), generator=G,
         learning_rate=0.1,
     ),
+    "baselines.IVON": of(
+        baselines.IVON, **{key: value for key, value in NATURAL.items() if key not in ("damping", "antithetic")},
+        init_curvature=0.9, clip=1.0,
+    ),
+    "baselines.IVON.fit": method(
+        lambda: baselines.IVON(bnn(), num_data=8), "fit", loader=LOADER, epochs=1, schedule=lambda progress: 1.0,
+        seed=0, progress=False, precision="bf16",
+    ),
+    "baselines.IVON.step": method(
+        lambda: baselines.IVON(bnn(), num_data=8), "step", x=X, y=Y, example_weights=torch.ones(8), generator=G,
+        learning_rate=0.1,
+    ),
     "baselines.NoisyKFAC": of(
         baselines.NoisyKFAC, **{**NATURAL, "bnn": Make(lambda: bnn("matrix_normal"))}, fisher="sampled", factor_every=1,
         inverse_every=1,

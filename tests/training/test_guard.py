@@ -168,6 +168,7 @@ def trainers(x):
     loader = batches(x=x)
     yield "SWAG", baselines.SWAG(Root(), likelihoods.Gaussian(0.1)), lambda swag: swag.fit(loader, 2, progress=False)
     yield "VOGN", baselines.VOGN(network()), lambda made: made.fit(loader, 2, progress=False)
+    yield "IVON", baselines.IVON(network()), lambda made: made.fit(loader, 2, progress=False)
     kfac = baselines.NoisyKFAC(network(posteriors.MatrixNormal()), inverse_every=2)
     yield "NoisyKFAC", kfac, lambda made: made.fit(loader, 2, progress=False)
     yield (
@@ -190,7 +191,7 @@ def all_state(model):
     return copy.deepcopy(found | {"own": dict(model.state_dict())} if isinstance(model, nn.Module) else found)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("bad", [0, 5])
 def test_every_trainer_is_guarded(place, bad):
     x = X.clone()

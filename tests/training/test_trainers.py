@@ -57,6 +57,12 @@ def vogn(batches, rate=0.05, width=4, **options):
     return dict(trainer.bnn.state_dict()), trainer.history
 
 
+def ivon(batches, rate=0.05, width=4, **options):
+    trainer = baselines.IVON(bayesian({"Linear": posteriors.MeanField()}, width), learning_rate=rate, decay=0.9)
+    trainer.fit(batches, EPOCHS, schedule=lambda share: 1 - share, **options)
+    return dict(trainer.bnn.state_dict()), trainer.history
+
+
 def nng(batches, rate=0.05, width=4, **options):
     made = bayesian({"Linear": posteriors.MatrixNormal()}, width)
     trainer = baselines.NoisyKFAC(made, learning_rate=rate, inverse_every=2)
@@ -95,6 +101,7 @@ TRAINERS = {
     "fit": plain,
     "SWAG": swag,
     "VOGN": vogn,
+    "IVON": ivon,
     "NoisyKFAC": nng,
     "fit_members": members,
     "DeepGP": process,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.ivon import IVON
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG, gentle_rate
@@ -42,13 +44,13 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 
 
 def natural_gradient_fit(
-    trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]
+    trainer: type[VOGN | IVON | NoisyKFAC], family: type[MeanField | MatrixNormal], **settings: Any
 ) -> Callable[..., BayesianNetwork]:
-    """The function that trains a family by natural gradients from a task."""
+    """The function that trains a family by natural gradients from a task, with settings of the trainer."""
 
     def fit_natural(task: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
         bnn = bayesianize(task.net, family(init_std=0.02), likelihood=task.likelihood, prior=task.prior)
-        made = trainer(bnn, num_data=task.num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
+        made = trainer(bnn, num_data=task.num_data, learning_rate=learning_rate, num_draws=num_draws, **settings)
         return made.fit(task.loader, task.epochs, schedule=cosine, seed=task.seed, progress=False).bnn
 
     return fit_natural

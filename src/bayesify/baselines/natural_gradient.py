@@ -1,4 +1,4 @@
-"""What VOGN and noisy K-FAC share: steps of natural gradient on a Gaussian posterior, and training by them."""
+"""What VOGN, IVON and noisy K-FAC share: steps of natural gradient on a Gaussian posterior, and training by them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
+from bayesify.posteriors.mean_field import MeanField
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import checked_inputs, each, explain_shape_errors
 from bayesify.running.runner import Runner
@@ -26,7 +27,9 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
 
-FIT_OPTIONS = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
+FIT_OPTIONS = frozenset(
+    ("validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch")
+)
 """Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""
 
 
@@ -34,13 +37,8 @@ class NaturalGradient(ABC):
     r"""A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
 
     The trained network stays an ordinary `BayesianNetwork`: prediction, storage and metrics know nothing of how it was trained.
-    Weights that are not under the posterior, and what the likelihood can learn, are trained by Adam along the way.
-
-    An example of weight $\omega$ is $\omega$ examples: sums over a batch have its weights as factors, B and N count rows, and
-    whatever is per example, such as the damping, follows the mean weight of the batches so far.
-
-    Arguments are those of `VOGN`. Draws in pairs of opposite noise (`antithetic`) cancel the noise
-    of a gradient linear in the weights; a `kl_weight` below 1 tempers the posterior, as if there were more data.
+    Weights that are not under the posterior, and what the likelihood can learn, are trained by Adam along the way. Arguments are
+    those of `VOGN`; a `kl_weight` below 1 tempers the posterior, as if there were more data.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -48,23 +46,21 @@ class NaturalGradient(ABC):
     """
 
     family: type[Posterior]
-    options: ClassVar[tuple[str, ...]] = ("damping",)
+    options: ClassVar[tuple[str, ...]] = ()
     """Choices besides those that all such trainers have."""
+    fit_options: ClassVar[frozenset[str]] = FIT_OPTIONS
 
-    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: DataCount | None = None,
-        learning_rate: Positive = 0.1,
-        momentum: Probability = 0.9,
-        decay: Probability = 0.99,
-        damping: NonNegative = 0.0,
-        num_draws: Count = 1,
-        antithetic: bool = False,
-        kl_weight: Positive = 1.0,
-        point_learning_rate: Positive = 1e-3,
+        num_data: int | None,
+        learning_rate: float,
+        momentum: float,
+        decay: float,
+        num_draws: int,
+        kl_weight: float,
+        point_learning_rate: float,
     ) -> None:
         owner = type(self).__name__
         for part in bnn.posteriors:
@@ -77,25 +73,19 @@ class NaturalGradient(ABC):
         prior = bnn.prior.typical().require_fixed(owner)
         self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
         self.bnn, self.num_data = bnn, num_data
-        self.learning_rate, self.momentum, self.decay, self.damping = learning_rate, momentum, decay, damping
-        self.num_draws, self.antithetic, self.kl_weight = num_draws, antithetic, kl_weight
-        self.steps, self.mean_weight = 0, 1.0
-        self.moments: dict[str, dict[str, Tensor]] = {}
+        self.learning_rate, self.momentum, self.decay = learning_rate, momentum, decay
+        self.num_draws, self.kl_weight, self.point_learning_rate = num_draws, kl_weight, point_learning_rate
         self.history = History()
-        self._runner, self._rules = Runner(bnn.network, bnn.weights), layer_rules(bnn.network, bnn.weights)
         self._points = [
             parameter
             for parameter in (*bnn.network.parameters(), *self.likelihood.parameters())
             if parameter.requires_grad
         ]
-        self._optimizer = torch.optim.Adam(self._points, lr=point_learning_rate) if self._points else None
 
     def check_posterior(self, part: Posterior) -> None:  # noqa: B027 (most have no limits)
         """Raise `ValueError` for choices of a posterior of the family that the steps do not serve."""
 
-    # -- one step --------------------------------------------------------------------------------------------------
-
-    @checked
+    @abstractmethod
     def step(
         self,
         x: Inputs,
@@ -120,8 +110,141 @@ class NaturalGradient(ABC):
         Raises:
             ValueError: If N is not known, inputs do not fit, or the loss is not finite; nothing is changed then.
         """
+
+    @abstractmethod
+    def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `bayesify.fit` that make its steps those of this trainer, from the caller's options."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that a step changes besides the network, as nested data with tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+
+    @property
+    def effective_data(self) -> float:
+        """N divided by the KL's weight: a tempered posterior is that of more data."""
         if self.num_data is None:
             raise ValueError(f"{type(self).__name__}: give num_data, the number of examples in the whole dataset")
+        return self.num_data / self.kl_weight
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    @checked
+    def fit(
+        self, loader: Iterable[Any], epochs: Count, *, schedule: Callable[[float], float] | None = None, **options: Any
+    ) -> Self:
+        """Train over a loader, in training mode.
+
+        Args:
+            loader: Iterable of batches that starts again each epoch.
+            epochs: Passes over the data.
+            schedule: Factor on the learning rate as a function of the share of the run that is done, from 0 to 1.
+            options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
+
+        Returns:
+            Itself; the trained network is `bnn`, the numbers of each epoch are in `history`.
+
+        Raises:
+            TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
+        """
+        odd = options.keys() - self.fit_options
+        if odd:
+            raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
+        if self.num_data is None:
+            self.num_data = count_examples(loader, options.get("read_batch"))
+        given = self.arguments_of_fit(loader, TrainerUpdate(self, epochs, schedule), options)
+        self.history = fit(self.bnn, loader, epochs=epochs, num_data=self.num_data, **given)
+        return self
+
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data, those of the network left out."""
+        kept = ("learning_rate", "momentum", "decay", "num_draws", "kl_weight", *self.options)
+        rates = [self.point_learning_rate] if self._points else []
+        return {"trainer": type(self).__name__, "point_learning_rate": rates} | {
+            key: getattr(self, key) for key in kept
+        }
+
+
+class TrainerUpdate(Update):
+    """What tells the run of a trainer from others; the epochs and the schedule of its learning rate."""
+
+    def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
+        self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
+
+    def identity(self) -> dict[str, Any]:
+        """See `Update`."""
+        schedule = None if self.schedule is None else f"{describe_schedule(self.schedule)} over {self.epochs} epochs"
+        return {"update": self.trainer.config() | {"schedule": schedule}}
+
+
+class LayerwiseTrainer(NaturalGradient):
+    r"""Steps from what a pass shows at the layers: their inputs, and the gradients of single examples at their outputs.
+
+    An example of weight $\omega$ is $\omega$ examples: sums over a batch have its weights as factors, B and N count rows, and
+    whatever is per example, such as the damping, follows the mean weight of the batches so far.
+
+    Arguments are those of `VOGN`. Draws in pairs of opposite noise (`antithetic`) cancel the noise of a gradient linear in the
+    weights.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
+        ValueError: If an argument is out of range, or the prior is hierarchical.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("antithetic", "damping")
+
+    @checked
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        *,
+        num_data: DataCount | None = None,
+        learning_rate: Positive = 0.1,
+        momentum: Probability = 0.9,
+        decay: Probability = 0.99,
+        damping: NonNegative = 0.0,
+        num_draws: Count = 1,
+        antithetic: bool = False,
+        kl_weight: Positive = 1.0,
+        point_learning_rate: Positive = 1e-3,
+    ) -> None:
+        super().__init__(
+            bnn,
+            num_data=num_data,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=decay,
+            num_draws=num_draws,
+            kl_weight=kl_weight,
+            point_learning_rate=point_learning_rate,
+        )
+        self.damping, self.antithetic = damping, antithetic
+        self.steps, self.mean_weight = 0, 1.0
+        self.moments: dict[str, dict[str, Tensor]] = {}
+        self._runner, self._rules = Runner(bnn.network, bnn.weights), layer_rules(bnn.network, bnn.weights)
+        self._optimizer = torch.optim.Adam(self._points, lr=point_learning_rate) if self._points else None
+
+    def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
+        """See `NaturalGradient`."""
+        return options | {"update": _LayerwiseSteps(self, update.epochs, update.schedule)}
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    @checked
+    def step(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        learning_rate: Positive | None = None,
+    ) -> float:
+        """See `NaturalGradient`."""
+        _ = self.effective_data  # known, or an error
         args, kwargs = checked_inputs(x)
         with torch.no_grad():
             draws = self.bnn.draw(self.num_draws, generator=generator, antithetic=self.antithetic)
@@ -242,12 +365,6 @@ class NaturalGradient(ABC):
         """
 
     @property
-    def effective_data(self) -> float:
-        """N divided by the KL's weight: a tempered posterior is that of more data."""
-        assert self.num_data is not None
-        return self.num_data / self.kl_weight
-
-    @property
     def row_damping(self) -> float:
         """The damping, which is per example, for a row of the mean weight: it stands for as many examples."""
         return self.damping * self.mean_weight
@@ -261,43 +378,6 @@ class NaturalGradient(ABC):
         past = known.get(name)
         known[name] = (1 - decay) * value if past is None else past.lerp(value, 1 - decay)
         return known[name] / (1 - decay ** (self.steps if times is None else times))
-
-    # -- training --------------------------------------------------------------------------------------------------
-
-    @checked
-    def fit(
-        self, loader: Iterable[Any], epochs: Count, *, schedule: Callable[[float], float] | None = None, **options: Any
-    ) -> Self:
-        """Train over a loader, in training mode.
-
-        Args:
-            loader: Iterable of batches that starts again each epoch.
-            epochs: Passes over the data.
-            schedule: Factor on the learning rate as a function of the share of the run that is done, from 0 to 1.
-            options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
-
-        Returns:
-            Itself; the trained network is `bnn`, the numbers of each epoch are in `history`.
-
-        Raises:
-            TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
-        """
-        odd = options.keys() - FIT_OPTIONS
-        if odd:
-            raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
-        if self.num_data is None:
-            self.num_data = count_examples(loader, options.get("read_batch"))
-        update = _NaturalSteps(self, epochs, schedule)
-        self.history = fit(self.bnn, loader, epochs=epochs, num_data=self.num_data, update=update, **options)
-        return self
-
-    def config(self) -> dict[str, Any]:
-        """All choices as plain data, those of the network left out."""
-        kept = ("learning_rate", "momentum", "decay", "num_draws", "antithetic", "kl_weight", *self.options)
-        rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer is not None else []
-        return {"trainer": type(self).__name__, "point_learning_rate": rates} | {
-            key: getattr(self, key) for key in kept
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """All that a step changes besides the network, as nested data with tensors."""
@@ -322,13 +402,13 @@ class NaturalGradient(ABC):
             self._optimizer.load_state_dict(state["points"])
 
 
-class _NaturalSteps(Update):
+class _LayerwiseSteps(TrainerUpdate):
     """The steps of a trainer as `fit` takes them."""
 
     takes_steps = True
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
-        self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
+        super().__init__(trainer, epochs, schedule)
         self.rate = trainer.learning_rate
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
@@ -341,10 +421,6 @@ class _NaturalSteps(Update):
     def after_epoch(self) -> dict[str, float]:
         return {"kl": float(self.trainer.bnn.kl()), "learning_rate": self.rate}
 
-    def identity(self) -> dict[str, Any]:
-        schedule = None if self.schedule is None else f"{describe_schedule(self.schedule)} over {self.epochs} epochs"
-        return {"update": self.trainer.config() | {"schedule": schedule}}
-
     def state_dict(self) -> dict[str, Any]:
         return self.trainer.state_dict() | {"rate": self.rate}
 
@@ -356,3 +432,14 @@ class _NaturalSteps(Update):
 def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float, like: Tensor) -> None:
     term = torch.zeros_like(as_float(like.detach())) if value is None else as_float(value) * factor
     into[name] = into[name] + term if name in into else term
+
+
+def check_mean_field(owner: str, part: Posterior) -> None:
+    """Raise `ValueError` for a `MeanField` whose parameters are not the plain means and log standard deviations of all weights."""
+    assert isinstance(part, MeanField)
+    if part.max_std is not None:
+        raise ValueError(f"{owner}: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
+    if part.units != "weight":
+        raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself")
+    if any(part.mean_value.mask(name) is not None for name in part.mean_value):
+        raise ValueError(f"{owner}: the posterior is pruned; train first, then prune")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass
-from bayesify.baselines.natural_gradient import NaturalGradient
+from bayesify.baselines.natural_gradient import LayerwiseTrainer
 from bayesify.jacobians.rules import Rule, layer_factors
 from bayesify.jacobians.trace import Pulled
 from bayesify.likelihoods import Categorical, Likelihood
@@ -28,7 +28,7 @@ from bayesify.weights.catalog import Layer, owner_of
 Fisher = Literal["sampled", "exact", "empirical"]
 
 
-class NoisyKFAC(NaturalGradient):
+class NoisyKFAC(LayerwiseTrainer):
     r"""Noisy natural gradient with a matrix normal posterior (NNG; Zhang et al. 2018, algorithm 2).
 
     For the matrix `[W b]` of a layer with inputs $a$ (a 1 appended for the bias) and gradients $g$ of $-\log p(y | f)$ at
@@ -77,7 +77,7 @@ class NoisyKFAC(NaturalGradient):
     """
 
     family = MatrixNormal
-    options = ("damping", "fisher", "factor_every", "inverse_every")
+    options = ("antithetic", "damping", "fisher", "factor_every", "inverse_every")
 
     @checked
     def __init__(

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, general_squares
-from bayesify.baselines.natural_gradient import NaturalGradient
+from bayesify.baselines.natural_gradient import LayerwiseTrainer, check_mean_field
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.mean_field import MeanField
 
 
-class VOGN(NaturalGradient):
+class VOGN(LayerwiseTrainer):
     r"""Variational online Gauss-Newton (Khan et al. 2018, algorithm 2; Osawa et al. 2019, algorithm 1).
 
     With $g_i = -\nabla_w \log p(y_i | f_w(x_i))$ at a draw $w \sim q$, prior precision $\delta$ and N examples, a step is
@@ -65,13 +65,7 @@ class VOGN(NaturalGradient):
 
     def check_posterior(self, part: Posterior) -> None:
         """Refuses capped, unit-wise and pruned ones."""
-        assert isinstance(part, MeanField)
-        if part.max_std is not None:
-            raise ValueError(f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
-        if part.units != "weight":
-            raise ValueError(f"VOGN: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself")
-        if any(part.mean_value.mask(name) is not None for name in part.mean_value):
-            raise ValueError("VOGN: the posterior is pruned; train first, then prune")
+        check_mean_field(type(self).__name__, part)
 
     def _mean_fields(self) -> list[MeanField]:
         return [part for part in self.bnn.posteriors if isinstance(part, MeanField)]

@@ -127,6 +127,11 @@ class Update:
 
     takes_steps: ClassVar[bool] = False
 
+    @property
+    def acts_in_steps(self) -> bool:
+        """Whether it takes steps or looks at each of them, so that they cannot be captured."""
+        return self.takes_steps or type(self).after_step is not Update.after_step
+
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
         """A step from one batch.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -182,15 +182,18 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
             if key not in mine or key not in other or _kind(mine[key]) != _kind(other[key]):
                 raise ValueError(f"{key!r} of the optimizer is {other.get(key)!r}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kinds = {
-        tuple(sorted((key, type(value).__name__) for key, value in entry.items())) for entry in state["state"].values()
-    }
-    if len(kinds) > 1 or not state["state"].keys() <= set(range(len(parameters))):
+    kinds = [{_kinds(state["state"][index]) for index in group["params"] if index in state["state"]} for group in ours]
+    if max(map(len, kinds)) > 1 or not state["state"].keys() <= set(range(len(parameters))):
         raise ValueError("the optimizer's state differs between parameters")
     for index, entry in state["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape not in (torch.Size(), parameters[index].shape):
                 raise ValueError(f"{key!r} of the optimizer has shape {tuple(value.shape)}")
+
+
+def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Names and types of what an optimizer keeps of a parameter."""
+    return tuple(sorted((key, type(value).__name__) for key, value in entry.items()))
 
 
 def _kind(value: Any) -> Any:

@@ -14,7 +14,6 @@ from bayesify.draws import Draws
 from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
-from bayesify.training.arguments import Update
 from bayesify.training.average import RunningAverage
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
@@ -140,8 +139,9 @@ class Step:
         choice = settings.average
         self.average = None if choice is None else RunningAverage(model.module, choice, self.sums.dtype)
         self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
-        own_part = type(run.update) is not Update
-        self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
+        self._refusal = why_not(
+            self.device, self._guard.deferred, processes.count, settings.accumulate, run.update.acts_in_steps
+        )
         self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
         self._captured = CapturedSteps(self._run, model.module, self.generator)
         falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
@@ -206,7 +206,7 @@ class Step:
         self.taken += 1
         self._seen = first + len(window) - 1
         self._step_scheduler(batch)
-        if self.taken % STEPS_BETWEEN_CHECKS == 0 or type(self.update) is not Update:
+        if self.taken % STEPS_BETWEEN_CHECKS == 0 or self.update.acts_in_steps:
             self.check()
         self.update.after_step()
 

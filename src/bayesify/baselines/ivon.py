@@ -1,0 +1,316 @@
+"""IVON: mean-field variational inference by natural gradients, at the cost of Adam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.arguments.checks import Count, DataCount, Inputs, Positive, Probability, checked
+from bayesify.baselines.natural_gradient import FIT_OPTIONS, NaturalGradient, TrainerUpdate, check_mean_field
+from bayesify.maths.value_checks import find_not_finite
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors.common.base import Posterior
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.training.arguments import Steps
+from bayesify.training.batches import count_batches
+from bayesify.training.optimizers import make_optimizer
+
+
+class IVON(NaturalGradient):
+    r"""Improved variational online Newton (Shen et al. 2024, algorithm 1).
+
+    With $\hat g$ the gradient of the mean negative log-likelihood per example at a draw $\theta \sim q$, $\lambda$ the number of
+    examples divided by the KL's weight, $\delta$ the prior precision divided by $\lambda$, and
+    $\sigma^2 = 1 / (\lambda (h + \delta))$ the variances of q, a step is
+
+    $$ \hat h = \hat g\, \frac{\theta - m}{\sigma^2}, \qquad
+       h \leftarrow h + (1 - \beta_2)(\hat h - h) + \tfrac12 (1 - \beta_2)^2 \frac{(\hat h - h)^2}{h + \delta}, $$
+    $$ g \leftarrow \beta_1 g + (1 - \beta_1) \hat g, \qquad
+       m \leftarrow m - \alpha \frac{g / (1 - \beta_1^t) + \delta m}{h + \delta}. $$
+
+    The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q, and the last term keeps
+    $h + \delta$ positive. At a fixed point mean and standard deviations are stationary for the bound of `bnn.elbo`: for linear
+    regression with known noise m is the exact posterior mean, and $1 / \sigma^2$ the diagonal of the exact precision.
+
+    A step needs one ordinary gradient of that bound: its part by $\log \sigma$ is $G = \sigma^2 (\hat h - h)$, so that
+    $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. No gradients of single examples are
+    needed. Every layer is served, BatchNorm in training mode too. Several draws of a step are averaged. `fit` trains under
+    bfloat16 autocast, with accumulated batches, on several devices, and by captured steps on a GPU.
+
+    It is a trainer around a network with a `MeanField` posterior, as `VOGN` is:
+
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+        baselines.IVON(bnn, init_curvature=0.9).fit(loader, epochs=200, schedule=schedules.cosine, precision="bf16")
+        bnn.predict(x)
+
+    The paper trains ResNets on CIFAR from scratch with $\alpha = 0.2$ (falling as a cosine after a warm-up), $\beta_1 = 0.9$,
+    $\beta_2 = 1 - 10^{-5}$, $\delta = 2 \cdot 10^{-4}$ (`prior=Gaussian((N * 2e-4) ** -0.5)`), and h starting at 0.9
+    or 0.5. It multiplies its rates by the start of $h + \delta$; here they are $\alpha$ itself.
+
+    Args:
+        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
+        num_data: N; counted by `fit` by default.
+        learning_rate: $\alpha$; 1 would be a full Newton step.
+        momentum: $\beta_1$.
+        decay: $\beta_2$; the scales follow the curvature of the last $1 / (1 - \beta_2)$ steps.
+        init_curvature: h before the first step, the same for all weights. By default the standard deviations stay where they are,
+            a tenth of the weights, which suits a trained network.
+        clip: Upper bound on the size of each entry of $(g + \delta m) / (h + \delta)$; none by default.
+        num_draws: Draws of the weights per step.
+        kl_weight: Factor on the KL, which divides N.
+        point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.
+        ValueError: If an argument is out of range, the posterior is pruned or has a `max_std`, or the prior is hierarchical.
+    """
+
+    family = MeanField
+    options = ("init_curvature", "clip")
+    fit_options = FIT_OPTIONS | {"average", "precision", "steps"}
+
+    @checked
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        *,
+        num_data: DataCount | None = None,
+        learning_rate: Positive = 0.2,
+        momentum: Probability = 0.9,
+        decay: Probability = 1 - 1e-5,
+        init_curvature: Positive | None = None,
+        clip: Positive | None = None,
+        num_draws: Count = 1,
+        kl_weight: Positive = 1.0,
+        point_learning_rate: Positive = 1e-3,
+    ) -> None:
+        super().__init__(
+            bnn,
+            num_data=num_data,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=decay,
+            num_draws=num_draws,
+            kl_weight=kl_weight,
+            point_learning_rate=point_learning_rate,
+        )
+        self.init_curvature, self.clip = init_curvature, clip
+        self._pairs = {
+            name: (mean, part.raw_std[name])
+            for part in bnn.posteriors
+            if isinstance(part, MeanField)
+            for name, mean in part.mean_value.items()
+        }
+        means, log_stds = zip(*self._pairs.values(), strict=True)
+        self.optimizer = CurvatureDescent(
+            means,
+            log_stds,
+            [self.prior_precision[name] for name in self._pairs],
+            make_optimizer(None, nn.ParameterList(self._points), point_learning_rate) if self._points else None,
+            lr=learning_rate,
+            betas=(momentum, decay),
+            clip=clip,
+        )
+
+    def check_posterior(self, part: Posterior) -> None:
+        """Refuses capped, unit-wise and pruned ones."""
+        check_mean_field(type(self).__name__, part)
+
+    @checked
+    def step(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        learning_rate: Positive | None = None,
+    ) -> float:
+        """See `NaturalGradient`."""
+        self._begin()
+        assert self.num_data is not None
+        data, kl = self.bnn.elbo_terms(
+            x, y, num_data=self.num_data, num_draws=self.num_draws, example_weights=example_weights, generator=generator
+        )
+        loss = (self.kl_weight * kl.mean() - data.mean()) / self.num_data
+        named = {f"mean of {name}": mean for name, (mean, _) in self._pairs.items()}
+        named |= {f"scale of {name}": log_std for name, (_, log_std) in self._pairs.items()}
+        named |= {f"point estimate {index + 1}": point for index, point in enumerate(self._points)}
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        pairs = zip(named, grads, strict=True)
+        odd = find_not_finite([(name, grad) for name, grad in pairs if grad is not None])
+        if odd is not None:
+            raise ValueError(
+                f"IVON: the gradient of {odd} is not finite; the step was not taken (lower the learning rate)"
+            )
+        for parameter, grad in zip(named.values(), grads, strict=True):
+            parameter.grad = grad
+        group, rate = self.optimizer.param_groups[0], self.optimizer.param_groups[0]["lr"]
+        group["lr"] = rate if learning_rate is None else learning_rate
+        self.optimizer.step()
+        group["lr"] = rate
+        self.optimizer.zero_grad()
+        return -float(data.detach().mean()) / self.num_data
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Tell the optimizer N, and before the first step set the scales that a given curvature stands for."""
+        self.optimizer.effective_data = total = self.effective_data
+        if self.init_curvature is not None and not self.optimizer.state:
+            for name, (_, log_std) in self._pairs.items():
+                log_std.fill_(-0.5 * math.log(total * self.init_curvature + self.prior_precision[name]))
+
+    def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
+        """See `NaturalGradient`: the optimizer of this trainer, whose rates follow the schedule step by step."""
+        self._begin()
+        steps = options.get("steps", Steps())
+        given = {
+            "update": update,
+            "optimizer": self.optimizer,
+            "num_draws": self.num_draws,
+            "kl_weight": self.kl_weight,
+        }
+        if update.schedule is not None:
+            batches = count_batches(loader)
+            if batches is None:
+                raise ValueError(
+                    "IVON.fit: a schedule needs a loader with a length; give one, or leave the schedule out"
+                )
+            total = update.epochs * -(-batches // steps.accumulate)
+            given["scheduler"] = _scheduler(self.optimizer, update.schedule, total)
+            given["steps"] = replace(steps, scheduler="step")
+        return options | given
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a step changes besides the network, as nested data with tensors."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.optimizer.load_state_dict(dict(state))
+
+
+def _scheduler(
+    optimizer: torch.optim.Optimizer, schedule: Callable[[float], float], total: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """The schedule of a run of so many steps, from the optimizer's first rates."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.pop("initial_lr", group["lr"])  # of an earlier run
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(min(1.0, step / total)))
+
+
+class CurvatureDescent(torch.optim.Optimizer):
+    """The steps of `IVON` from gradients of the negative bound per example, and those of Adam for points.
+
+    Everything that changes is a tensor on the parameters' device, and no step waits for it, so that steps can be captured. With
+    `found_inf` of `fit`'s guard on, a step changes nothing.
+
+    Args:
+        means: Means of the weights.
+        log_stds: Their log standard deviations, in the same order.
+        prior_precisions: Those of their priors.
+        points: The optimizer of everything else, if there is more.
+        lr: The learning rate.
+        betas: Decay of the moving averages of gradient and curvature.
+        clip: Upper bound on the size of each entry of a preconditioned gradient.
+
+    Attributes:
+        effective_data: N divided by the KL's weight.
+    """
+
+    _step_supports_amp_scaling = True  # what tells the guard of `fit` that `found_inf` is heeded
+
+    def __init__(
+        self,
+        means: Sequence[Tensor],
+        log_stds: Sequence[Tensor],
+        prior_precisions: Sequence[float],
+        points: torch.optim.Optimizer | None,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        clip: float | None,
+    ) -> None:
+        super().__init__([*means, *log_stds], {"lr": lr, "betas": betas, "clip": clip})
+        self.prior_precisions, self.effective_data = prior_precisions, 1.0
+        self.points = points
+        if points is not None:
+            self.param_groups += points.param_groups
+        self._share()
+
+    def _share(self) -> None:
+        """One state and one set of groups for both optimizers, so that checkpoints and schedulers see all of it."""
+        if self.points is not None:
+            self.points.param_groups, self.points.state = self.param_groups[1:], self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state_dict)
+        for parameter in self.param_groups[0]["params"]:
+            if parameter in self.state:  # torch leaves the count of steps where it was stored
+                self.state[parameter]["step"] = self.state[parameter]["step"].to(parameter)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One step from the gradients, in torch's `foreach` kernels."""
+        found: Tensor | None = getattr(self, "found_inf", None)
+        if self.points is not None:
+            if found is not None:
+                self.points.found_inf = found  # type: ignore[attr-defined]
+            self.points.step()
+        group, count = self.param_groups[0], len(self.prior_precisions)
+        triples = zip(group["params"][:count], group["params"][count:], self.prior_precisions, strict=True)
+        used = [triple for triple in triples if triple[0].grad is not None and triple[1].grad is not None]
+        if used:
+            means, log_stds, precisions = (list(part) for part in zip(*used, strict=True))
+            self._step(group, means, log_stds, [value / self.effective_data for value in precisions], found)
+
+    def _step(
+        self,
+        group: dict[str, Any],
+        means: list[Tensor],
+        log_stds: list[Tensor],
+        decays: list[float],
+        found: Tensor | None,
+    ) -> None:
+        """The formula of `IVON`; `decays` are its delta."""
+        (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
+        averages, steps = self._moments(means)
+        gradients = torch._foreach_sub([mean.grad for mean in means], torch._foreach_mul(means, decays))
+        growth = torch._foreach_mul([log_std.grad for log_std in log_stds], (1 - decay) * total)  # a
+        if found is not None:  # then averages of themselves, no growth and a rate of 0
+            bad = found > 0
+            gradients = [torch.where(bad, *pair) for pair in zip(averages, gradients, strict=True)]
+            growth = [torch.where(bad, 0.0, value) for value in growth]
+            rate = rate * ~bad
+        torch._foreach_add_(steps, 1.0 if found is None else (~bad).to(steps[0]))
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        factor = torch._foreach_mul(growth, 0.5)
+        torch._foreach_add_(factor, 1.0)
+        torch._foreach_mul_(factor, growth)
+        torch._foreach_log1p_(factor)  # log(1 + a + a^2 / 2)
+        torch._foreach_sub_(log_stds, factor, alpha=0.5)
+        variances = torch._foreach_mul(log_stds, 2.0)
+        torch._foreach_exp_(variances)
+        torch._foreach_mul_(variances, total)  # 1 / (h + delta)
+        ways = torch._foreach_div(averages, 1 - momentum ** steps[0].clamp(min=1.0))
+        torch._foreach_add_(ways, torch._foreach_mul(means, decays))
+        torch._foreach_mul_(ways, variances)
+        if group["clip"] is not None:
+            torch._foreach_clamp_min_(ways, -group["clip"])
+            torch._foreach_clamp_max_(ways, group["clip"])
+        torch._foreach_mul_(ways, rate)
+        torch._foreach_sub_(means, ways)
+
+    def _moments(self, means: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Moving averages of the gradients, and how many steps they hold, on the means' device."""
+        for mean in means:
+            if not self.state[mean]:
+                self.state[mean] = {"step": mean.new_zeros(()), "momentum": torch.zeros_like(mean)}
+        return [self.state[mean]["momentum"] for mean in means], [self.state[mean]["step"] for mean in means]
