@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from bayesify import Laplace, count_parameters
+from bayesify import BayesianNetwork, Laplace, count_parameters
 from bayesify.predictor import Predictor
 from bayesify_papers.inducing_weights import rows, scores
-from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS, Recipe, train
+from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS, Recipe, System, train
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.image_problems import ImageProblem
 from bayesify_papers.shared.program import Program, fill
@@ -120,21 +120,14 @@ def run(
         kind = system.checkpoint_name or name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
         trained = [train(system, recipe, problem, seed + index, path) for index, path in enumerate(paths)]
-        seconds = sum(epoch["seconds"] for _, history in trained for epoch in history)
         networks, start = [network for network, _ in trained], time.perf_counter()
-        predictors: Sequence[Predictor] = networks
-        if system.after:
-            predictors = [system.after(network, recipe, problem, seed) for network in networks]
-            seconds += time.perf_counter() - start
-        # A pass in bfloat16 takes a quarter of the time; a closed form keeps its float32.
-        half = recipe.precision == "bf16" and not isinstance(predictors[0], Laplace)
-        with torch.autocast(problem.device.type, torch.bfloat16, enabled=half):
-            made = problem.predict(predictors, system.count_draws(recipe), seed)
+        seconds = sum(epoch["seconds"] for _, history in trained for epoch in history)
+        made, after = _predict(system, networks, problem, recipe, seed)
         predictions.write(folder / f"{name}.npz", made)
         content = known()
         content["history"][name] = trained[-1][1]
         content["parameters"][name] = sum(count_parameters(network) for network in networks)
-        content["seconds"][name] = round(seconds, 1)
+        content["seconds"][name] = round(seconds + after, 1)
         records.write(folder / "run.json", content)
         if not system.checkpoint_name:
             paths[0].unlink(missing_ok=True)
@@ -143,6 +136,19 @@ def run(
             f"trained {seconds:.0f} s, predicted {time.perf_counter() - start:.0f} s",
             flush=True,
         )
+
+
+def _predict(
+    system: System, networks: Sequence[BayesianNetwork], problem: ImageProblem, recipe: Recipe, seed: int
+) -> tuple[dict[str, predictions.StoredPrediction], float]:
+    """Predictions for every set, in the precision of training (a closed form in float32), and the seconds of `system.after`."""
+    start, predictors = time.perf_counter(), list[Predictor](networks)
+    if system.after:
+        predictors = [system.after(network, recipe, problem, seed) for network in networks]
+    seconds = time.perf_counter() - start if system.after else 0.0
+    half = recipe.precision == "bf16" and not isinstance(predictors[0], Laplace)
+    with torch.autocast(problem.device.type, torch.bfloat16, enabled=half):
+        return problem.predict(predictors, system.count_draws(recipe), seed), seconds
 
 
 def evaluate(folder: Path) -> int:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import BayesianNetwork, History, KLSchedule, Laplace, bayesianize, fit
-from bayesify.baselines import SWAG, FixedDraws
+from bayesify.baselines import IVON, SWAG, FixedDraws
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import Dropout, InducingWeights, MeanField, Point, Posterior
 from bayesify.predictor import Predictor
-from bayesify.priors import Neal, Prior, Standard
-from bayesify.training import Checkpointing, Steps
+from bayesify.priors import Gaussian, Neal, Prior, Standard
+from bayesify.training import Checkpointing, Steps, schedules
 from bayesify_papers.shared.batches import MemoryBatches, cut_out, mirror_and_shift
 from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late
 from bayesify_papers.shared.networks import residual_network
@@ -58,6 +58,9 @@ class Recipe:
         point_optimizer: Of point estimates: Adam as for all others, or SGD with Nesterov's momentum, which photographs like better.
         point_learning_rate: Of that SGD.
         point_weight_decay: Of that SGD.
+        ivon_learning_rate: Of IVON, which rises for a twentieth of the run and falls to zero along a cosine.
+        ivon_curvature: What IVON's curvature starts at.
+        ivon_weight_decay: Prior precision of IVON divided by the number of training images.
         swag_epochs: Epochs of SWAG, one iterate each, from the point estimate on.
         swag_learning_rate: The constant one of SWAG.
         dropout_rate: Of MC dropout.
@@ -87,6 +90,9 @@ class Recipe:
     point_optimizer: Literal["adam", "sgd"] = "adam"
     point_learning_rate: float = 0.1
     point_weight_decay: float = 5e-4
+    ivon_learning_rate: float = 0.2
+    ivon_curvature: float = 0.5
+    ivon_weight_decay: float = 2e-4
     swag_epochs: int = 20
     swag_learning_rate: float = 0.01
     dropout_rate: float = 0.1
@@ -111,6 +117,7 @@ class System:
         title: The paper's name.
         posterior: What the weights are under.
         prior: Of the weights.
+        natural: Whether IVON trains it, under a prior of its own.
         point: Whether the weights are trained by maximum likelihood, without a KL.
         random: Whether draws of such weights differ all the same (dropout).
         after: What a trained point estimate is made into, from it, the recipe, the images and the seed.
@@ -121,6 +128,7 @@ class System:
     title: str
     posterior: Callable[[Recipe], Posterior]
     prior: type[Prior] = Neal
+    natural: bool = False
     point: bool = False
     random: bool = False
     after: After | None = None
@@ -188,6 +196,7 @@ def _swag(bnn: BayesianNetwork, recipe: Recipe, given: ImageProblem, seed: int) 
 BASELINES: dict[str, System] = {
     "last_layer": System("Last-layer Laplace", lambda recipe: Point(), point=True, after=_last_layer),
     "swag": System("SWAG", lambda recipe: Point(), point=True, random=True, after=_swag),
+    "ivon": System("IVON", lambda recipe: MeanField(), natural=True),
     "dropout": System("MC dropout", lambda recipe: Dropout(recipe.dropout_rate), point=True, random=True),
 }
 """Others that people know, which the paper does not have."""
@@ -204,39 +213,47 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
         checkpoint: File to go on from, written about twenty times; by default none.
     """
     x, y = given.x, given.y
-    every = max(1, recipe.epochs // 20) * (len(x) // recipe.batch)
+    every = max(1, recipe.epochs // 20)
+    prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = recipe.network(x.shape[1], given.num_classes)
         if x.is_cuda:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
+        bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=prior)
     bnn.to(x.device)
 
     def report(_: Any, history: History) -> None:
         row = history[-1]
-        if row["epoch"] % max(1, recipe.epochs // 20) == 0:
+        if row["epoch"] % every == 0:
             told = f"epoch {row['epoch']}/{recipe.epochs}, {row['seconds']:.1f} s, NLL {row['nll']:.4f}"
             print(f"{system.title}: {told}", flush=True)
 
+    batches, steps = MemoryBatches(x, y, recipe.batch, recipe.changed), len(x) // recipe.batch
+    options: dict[str, Any] = {"precision": recipe.precision, "average": recipe.average or None, "seed": seed}
+    options |= {"callbacks": [] if checkpoint is None else [report], "progress": False}
+    options |= {"checkpoint": None if checkpoint is None else Checkpointing(checkpoint, every=every * steps)}
+    if system.natural:
+        trainer = IVON(bnn, learning_rate=recipe.ivon_learning_rate, init_curvature=recipe.ivon_curvature)
+        return bnn.eval(), trainer.fit(batches, recipe.epochs, schedule=warm_cosine, **options).history
     history = fit(
         bnn,
-        MemoryBatches(x, y, recipe.batch, recipe.changed),
+        batches,
         num_data=len(x),
         epochs=recipe.epochs,
         optimizer=make_sgd(bnn, recipe) if system.point and recipe.point_optimizer == "sgd" else make_adam(bnn, recipe),
-        **schedule_options(recipe, len(x) // recipe.batch),
+        **schedule_options(recipe, steps),
         kl_weight=0.0 if system.point else 1.0,
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         num_draws=recipe.ensemble_draws if system.members else 1,
-        precision=recipe.precision,
-        average=recipe.average or None,
-        checkpoint=None if checkpoint is None else Checkpointing(checkpoint, every=every),
-        callbacks=[] if checkpoint is None else [report],
-        seed=seed,
-        progress=False,
+        **options,
     )
     return bnn.eval(), history
+
+
+def warm_cosine(share: float) -> float:
+    """A factor on the learning rate that rises to 1 in a twentieth of the run and falls to 0 along a cosine."""
+    return 20 * share if share < 0.05 else schedules.cosine((share - 0.05) / 0.95)
 
 
 def schedule_options(recipe: Recipe, steps: int) -> dict[str, Any]:
