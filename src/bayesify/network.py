@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, MutableMapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -33,10 +34,16 @@ from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
 from bayesify.running.runner import Runner
-from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
+from bayesify.weights.batch_statistics import (
+    BatchStatistics,
+    KeptStatistics,
+    frozen_layers,
+    running_statistics,
+    same_choice,
+)
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
 from bayesify.weights.layout import NetworkLayout
-from bayesify.weights.module_state import copy_network, fingerprint, put_tensors, tensors_of
+from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed, put_tensors, tensors_of
 from bayesify.weights.named_parameters import first_parameter
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, summarize
@@ -119,6 +126,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         prior: The bound prior.
         given_weights: The weights of `net`, kept where a posterior starts elsewhere until `fit` has compared with them; else empty.
         frozen_statistics: Names of the network's layers whose running statistics stay as they are in training mode.
+        kept_statistics: Draws with running statistics of their own, which `predict` uses; `None` without. See `keep_draws`.
     """
 
     remedy = "; bayesianize makes one"
@@ -144,6 +152,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 "use net.float() or net.bfloat16(), and autocast for speed"
             )
         self.network = copy_network(net, "bayesianize", share_frozen=share_frozen)
+        self.kept_statistics: KeptStatistics | None = None
         self._catalog = known
         self._selectors = [selector for selector, _ in selected]
         self.output = output
@@ -184,6 +193,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
             )
         self.given_weights = {name: fn(value) for name, value in self.given_weights.items()}
+        self.kept_statistics = self.kept_statistics and self.kept_statistics.map(fn)
         return nn.Module._apply(self, fn, recurse)
 
     def __getattr__(self, name: str) -> Any:
@@ -449,8 +459,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; by default 32, or each member of an ensemble once.
-            generator: Source of randomness.
+            num_draws: S; by default 32, or each member of an ensemble once, or all that `keep_draws` has kept.
+            generator: Source of randomness. Kept draws are fixed and do not use it.
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
@@ -468,9 +478,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
             return cast(Kind, self._predict_moments(args, kwargs, likelihood, memory, split_batch))
-        count = self._decided().num_draws if num_draws is None else num_draws
         if draws is None:
-            draws = self.draw(count, generator=generator, antithetic=antithetic)
+            count = num_draws or self._decided().num_draws
+            fresh = partial(self.draw, count, generator=generator, antithetic=antithetic)
+            draws = fresh() if antithetic else self._kept_draws(num_draws) or fresh()
         elif draws.runner.network is not self.network:
             raise ValueError("predict: draws are another network's; give those of this network's draw(...)")
         with explain_shape_errors(args, kwargs):
@@ -478,6 +489,26 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
             )
         return cast(Kind, likelihood.predictive(outputs))
+
+    def _kept_draws(self, num_draws: int | None) -> Draws | None:
+        kept = self._valid_statistics()
+        if kept is None:
+            return None
+        if num_draws is not None and num_draws > len(kept):
+            warnings.warn(
+                f"predict: num_draws={num_draws}, and {len(kept)} draws have batch statistics of their own; averages over draws "
+                "normalize these draws, which is worse; keep more draws with bayesify.keep_draws",
+                stacklevel=4,
+            )
+            return None
+        count = len(kept) if num_draws is None else num_draws
+        drawn = self.draw(len(kept), generator=torch.Generator().manual_seed(kept.seed))[:count]
+        return Draws(drawn.runner, drawn.weights, drawn.kl, kept.buffers(count))
+
+    def _valid_statistics(self) -> KeptStatistics | None:
+        """The kept statistics, where nothing has changed since that they were computed from."""
+        kept = self.kept_statistics
+        return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
 
     def _predict_moments(
         self,
@@ -532,8 +563,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by dotted name, masks of pruned ones packed."""
-        return tensors_of(self)
+        """Parameters and buffers by dotted name, masks of pruned ones packed, and statistics of kept draws."""
+        kept = self._valid_statistics()
+        return tensors_of(self) | (prefixed(kept_statistics=kept.state()) if kept is not None else {})
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
@@ -548,7 +580,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 output=chosen.output,
                 batch_statistics=chosen.batch_statistics,
             )
-        put_tensors(made, state)
+        kept = below("kept_statistics", state)
+        put_tensors(made, {name: value for name, value in state.items() if not name.startswith("kept_statistics.")})
+        if kept:
+            made.kept_statistics = KeptStatistics.restore(kept, made.network)
         return made
 
     def fingerprint(self) -> dict[str, str]:

@@ -112,6 +112,22 @@ class Drawable(Predictor):
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
         """Draw functions, the same for every input."""
 
+    def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
+        """The draws that `predict` uses with the same arguments; for many batches, give them to it as `draws`.
+
+        Where `keep_draws`, or `fit` at its end, has kept draws of a network with BatchNorm, these are the first of them,
+        each with statistics of its own. More draws than were kept, and all draws once a parameter has changed, are fresh, and
+        running averages normalize them.
+        """
+        kept = self._kept_draws(num_draws)
+        if kept is not None:
+            return kept
+        return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
+
+    def _kept_draws(self, num_draws: int | None) -> Draws | None:
+        """Draws that are kept for predictions, all by default; `None` without so many."""
+        return None
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -26,6 +26,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.storage import serializers
 from bayesify.storage.save_load import load, save
+from bayesify.training.batch_statistics import keep_draws
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
@@ -60,6 +61,7 @@ __all__ = [
     "deep_gp",
     "fit",
     "function_space",
+    "keep_draws",
     "likelihoods",
     "load",
     "metrics",

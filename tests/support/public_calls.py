@@ -74,6 +74,8 @@ def copied(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @copied
 def bnn(name: str = "mean_field") -> bayesify.BayesianNetwork:
+    if name == "normalized":
+        return bayesify.bayesianize(nn.Sequential(net(2), nn.BatchNorm1d(2)), "mean_field", likelihood="gaussian")
     if name == "classes":
         return bayesify.bayesianize(net(3), "mean_field", likelihood="categorical")
     return bayesify.bayesianize(net(), name, likelihood=likelihoods.Gaussian(0.1))
@@ -304,6 +306,10 @@ CALLS: dict[str, Call] = {
     "training.Validation": of(Validation, loader=LOADER, num_draws=2),
     "load": of(bayesify.load, path=Make(saved), net=NET, map_location="cpu"),
     "prune": of(bayesify.prune, bnn=BNN, keep=0.5),
+    "keep_draws": of(
+        bayesify.keep_draws, model=Make(lambda: bnn("normalized")), loader=LOADER, num_draws=2, max_examples=8, seed=0,
+        read_batch=None,
+    ),
     "save": of(bayesify.save, model=BNN, path=FOLDER / "bayesify-public-calls-saved.safetensors"),
     # baselines
     "baselines.SWAG": of(baselines.SWAG, net=NET, likelihood=GAUSSIAN, rank=3, scale=1.0, output=None),

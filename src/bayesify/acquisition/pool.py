@@ -204,7 +204,7 @@ def by_batch_bald(num_draws: Count = 64, **options: Any) -> Choose:
         if not isinstance(model, Drawable):
             raise TypeError(f"by_batch_bald: {type(model).__name__} has no draws; use by_score")
         with torch.no_grad():
-            draws = model.draw(num_draws, generator=generator)
+            draws = model.prediction_draws(num_draws, generator=generator)
         given = {"likelihood": model.likelihood, "output": model.output, "generator": generator, **options}
         return batch_bald(draws, x, size, **given)[0]
 

@@ -33,7 +33,7 @@ def fixed_draws(
     check_draws(model, owner)
     count = num_draws if num_draws is not None else model.num_distinct_draws or default
     with torch.no_grad():
-        return model.draw(count, generator=generator).detach()
+        return model.prediction_draws(count, generator=generator).detach()
 
 
 def check_draws(model: object, owner: str) -> None:

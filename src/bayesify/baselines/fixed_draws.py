@@ -90,7 +90,7 @@ class FixedDraws(Drawable):
         return {"likelihood": self.likelihood.config(), "output": self.output}
 
     def state(self) -> dict[str, Tensor]:
-        """The draws, and what is not drawn of the network."""
+        """The draws, their own buffers, and what is not drawn of the network."""
         runner = self.draws.runner
         named: dict[str, Tensor] = dict(runner.network.named_parameters())
         named.update(runner.network.named_buffers())
@@ -98,7 +98,9 @@ class FixedDraws(Drawable):
         drawn = {alias for name in self.draws.weights for alias in (name, *runner.weights[name].aliases)}
         named = {name: value for name, value in named.items() if name not in drawn}
         drawn_weights, likelihood = self.draws.materialize().weights, self.likelihood.state_dict()
-        return prefixed(network=named, draws=drawn_weights, likelihood=likelihood)
+        own = self.draws.buffers or []
+        buffers = {name: torch.stack([part[name] for part in own]) for name in (own[0] if own else ())}
+        return prefixed(network=named, draws=drawn_weights, likelihood=likelihood, buffers=buffers)
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
@@ -110,7 +112,11 @@ class FixedDraws(Drawable):
         known = {name: weight for name, weight in catalog(net).weights.items() if name in weights}
         unknown = reference.new_full((len(next(iter(weights.values()))),), float("nan"))
         likelihood = restore_likelihood(config["likelihood"], state, reference)
-        return cls(Draws(Runner(network, known), weights, unknown), likelihood, config["output"])
+        stored = {name: value.to(reference.device) for name, value in below("buffers", state).items()}
+        buffers = [{name: value[index] for name, value in stored.items()} for index in range(len(unknown))]
+        return cls(
+            Draws(Runner(network, known), weights, unknown, buffers if stored else None), likelihood, config["output"]
+        )
 
     def fingerprint(self) -> dict[str, str]:
         """That of the network as it was given."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, CountOrZero, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.batch_statistics import refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
 from bayesify.draws import Draws
@@ -27,7 +26,8 @@ from bayesify.running.inputs_and_outputs import checked_inputs, explain_shape_er
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.arguments import Update
-from bayesify.training.batches import BatchReader, count_examples
+from bayesify.training.batch_statistics import statistics_of
+from bayesify.training.batches import BatchReader, check_repeatable, count_examples, parse_batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.weights.batch_statistics import tracking_layers
@@ -256,8 +256,20 @@ class SWAG(Drawable):
             weights[name] = drawn.to(self.network.get_parameter(name).dtype)
         runner, own = Runner(self.network, self.weights).snapshot(), None
         if loader is not None and tracking_layers(self.network):
-            own = refresh_statistics(runner, weights, loader, read_batch)
+            own = self._statistics(runner, weights, loader, read_batch)
         return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
+
+    def _statistics(
+        self,
+        runner: Runner,
+        weights: Mapping[str, Tensor],
+        loader: Iterable[Any],
+        read_batch: BatchReader | None = None,
+    ) -> list[dict[str, Tensor]]:
+        """Batch statistics of the whole loader for each draw."""
+        check_repeatable(loader)
+        batches = (parse_batch(item, read_batch) for item in loader)
+        return statistics_of(runner, weights, tracking_layers(self.network), batches)
 
     @checked
     def predict(
@@ -299,7 +311,7 @@ class SWAG(Drawable):
             if loader is None:
                 raise ValueError("SWAG: the network has BatchNorm; give mean_network a loader over training data")
             means = {name: plain.get_parameter(name).detach().unsqueeze(0) for name in self.mean}
-            (own,) = refresh_statistics(Runner(plain, self.weights), means, loader)
+            (own,) = self._statistics(Runner(plain, self.weights), means, loader)
             buffers = dict(plain.named_buffers())
             for name, value in own.items():
                 buffers[name].copy_(value)

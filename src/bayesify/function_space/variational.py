@@ -142,6 +142,10 @@ class FunctionSpaceVI(Drawable, Trainable):
         """Draw functions: those of the network."""
         return self.bnn.draw(num_draws, generator=generator)
 
+    def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
+        """The network's."""
+        return self.bnn.prediction_draws(num_draws, generator=generator)
+
     # -- moments ---------------------------------------------------------------------------------------------------
 
     @property

@@ -12,6 +12,7 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, Share, checked
+from bayesify.network import BayesianNetwork
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.training.arguments import (
@@ -34,6 +35,7 @@ from bayesify.training.optimizers import make_optimizer, make_scheduler
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Callback, Run, Settings
 from bayesify.training.validation import validated
+from bayesify.weights.batch_statistics import KeptStatistics
 
 Parameters = Iterable[nn.Parameter]
 
@@ -204,7 +206,9 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
     def work(fabric: Any) -> tuple[History, bytes | None]:
         history = train(FabricProcesses(fabric))
         own = launch == "script"  # processes of the script hold the trained network themselves
-        return history, None if own else tensor_files.to_bytes(model_state(module))
+        kept = module.kept_statistics if isinstance(module, BayesianNetwork) else None
+        state = {"model": model_state(module), "kept": None if kept is None else kept.state()}
+        return history, None if own else tensor_files.to_bytes(state)
 
     try:
         history, state = fabric.launch(work)
@@ -217,6 +221,9 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
             "(empty), or use launch='script'"
         ) from None
     if state is not None:
-        set_model_state(module, tensor_files.from_bytes(state))
+        trained = tensor_files.from_bytes(state)
+        set_model_state(module, trained["model"])
+        if isinstance(module, BayesianNetwork) and trained["kept"] is not None:
+            module.kept_statistics = KeptStatistics.restore(trained["kept"], module.network)
     found: History = history
     return found

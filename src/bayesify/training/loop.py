@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.value_checks import find_not_finite
+from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
 from bayesify.training.average import refresh_statistics
+from bayesify.training.batch_statistics import following_layers, keep_draws
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
@@ -124,6 +127,7 @@ class TrainingLoop:
                 self._refresh_statistics()
             if self.position.epoch < self.settings.total_epochs:
                 self.noise.finish(self._first_batches, self.device, stopped=True)
+            self._keep_draws()
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
                 found = self.watch.findings(self.history, position.kl_weight, position.stopped, autocast)
@@ -149,6 +153,22 @@ class TrainingLoop:
                 if sum(map(len, found)) >= MAX_EXAMPLES:
                     break
         return found
+
+    def _keep_draws(self) -> None:
+        """Give a set of draws batch statistics of their own; a loader that fails here leaves the averages over draws."""
+        bnn = self.model.module
+        if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
+            return
+        bnn.kept_statistics, seed = None, derive_seed(self.plan.seed, "kept draws")
+        torch.manual_seed(seed)
+        try:
+            with loader_generators_kept(self.loader), seeded_globals(seed), self.step.autocast():
+                keep_draws(bnn, self.loader, seed=seed, read_batch=self.plan.reader)
+        except Exception as error:
+            warnings.warn(
+                f"fit: draws have no batch statistics of their own ({error}); predictions use averages over draws",
+                stacklevel=2,
+            )
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch

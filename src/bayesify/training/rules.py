@@ -250,7 +250,10 @@ def statistics_differ(training: float, now: Score) -> list[Finding]:
         f"predictions are worse than training batches: NLL {now.nll:.3f} of those that had {training:.3f}, since BatchNorm "
         "normalizes each draw by its own batch in training and by averages over draws in prediction"
     )
-    remedy = "train the network first and bayesianize it then, which freezes its statistics (batch_statistics='frozen')"
+    remedy = (
+        "give draws statistics of their own with bayesify.keep_draws(bnn, loader), or train the network first and "
+        "bayesianize it then, which freezes its statistics (batch_statistics='frozen')"
+    )
     return [Finding("statistics_differ", sentence, remedy)]
 
 

@@ -21,11 +21,11 @@ from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Batch, Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.training import rules
+from bayesify.training.batch_statistics import following_layers
 from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.state import Settings
 from bayesify.training.validation import Totals, predict_plain, validated
-from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
@@ -275,7 +275,9 @@ class Watch:
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
             weighted = any(batch.weights is not None for batch in self._last)  # a mean over examples in training
-            if statistics_follow_draws(self.model.module) and not weighted:
+            bnn = self.model.module
+            averaged = isinstance(bnn, BayesianNetwork) and bnn.kept_statistics is None and following_layers(bnn)
+            if averaged and not weighted:
                 found.append(rules.statistics_differ(recent, now))
         bnn = self.model.module
         if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
@@ -338,13 +340,6 @@ def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[
     apart = {name: (weight[0] - weight[1]).float().square().mean() / 2 for name, weight in draws.weights.items()}
     found = torch.stack([(apart[name] / size[name].clamp_min(1e-30)).sqrt() for name in size]).tolist()
     return dict(zip(size, found, strict=True))
-
-
-def statistics_follow_draws(model: nn.Module) -> bool:
-    """Whether running statistics of a network are averages over draws that differ."""
-    if not isinstance(model, BayesianNetwork) or model.num_distinct_draws is not None:
-        return False
-    return not tracking_layers(model.network).keys() <= set(model.frozen_statistics)
 
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:

@@ -1,10 +1,12 @@
-"""Running statistics of normalization layers: where they lie, and whether they are those of a training."""
+"""Running statistics of normalization layers: where they lie, whether they are those of a training, and those of single draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Literal, TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Literal, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -97,3 +99,86 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
     if frozen and frozen != tracking:
         return list(frozen)
     return "frozen" if frozen else "train" if tracking else "auto"
+
+
+@dataclass(frozen=True)
+class KeptStatistics:
+    """Running statistics of K draws that a seed gives, each computed with that draw's own weights.
+
+    They hold while all tensors that the draws and their passes depend on are as they were, which a checksum tells. The seed is
+    that of a generator on the CPU, whose numbers are the same for every device.
+
+    Args:
+        seed: Seed of the K draws.
+        checksum: `checksum_of` these tensors.
+        values: Statistics by the buffer's name, each [K, *shape].
+    """
+
+    seed: int
+    checksum: int
+    values: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, seed: int, values: Mapping[str, Tensor], *modules: nn.Module) -> Self:
+        """Statistics that hold while the modules are as they are now."""
+        return cls(seed, checksum_of(modules, values), values)
+
+    def hold(self, *modules: nn.Module) -> bool:
+        """Whether the modules are as they were."""
+        return self.checksum == checksum_of(modules, self.values)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
+        """Buffers by name for each of the first draws: copies, since a pass in training mode would change them in place."""
+        copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
+        return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same with a function of each statistic in its place."""
+        return type(self)(self.seed, self.checksum, {name: function(value) for name, value in self.values.items()})
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors by name, for a file."""
+        return {"seed": torch.tensor(self.seed), "checksum": torch.tensor(self.checksum), **self.values}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Tensor], network: nn.Module) -> Self:
+        """Inverse of `state`, on the devices of a network's own statistics.
+
+        Raises:
+            ValueError: If they are not statistics of this network.
+        """
+        own, values = running_statistics(network), dict(state)
+        seed, checksum = (int(values.pop(name)) for name in ("seed", "checksum"))
+        for name, value in values.items():
+            if (
+                name not in own
+                or value.ndim == 0
+                or value.shape[1:] != own[name].shape
+                or value.dtype != own[name].dtype
+            ):
+                raise ValueError(f"the statistics of draws for {name} are not of this network")
+        if not values or len({len(value) for value in values.values()}) > 1 or not all(map(len, values.values())):
+            raise ValueError("the statistics of draws are not of the same number of draws")
+        return cls(seed, checksum, {name: value.to(own[name].device) for name, value in values.items()})
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def checksum_of(modules: Iterable[nn.Module], without: Container[str]) -> int:
+    """64 bits that change with any value of modules' parameters and buffers: sums of bits, mixed with their places.
+
+    It is the same on every device. Tensors whose names are in `without` do not count.
+    """
+    total: Tensor | None = None
+    named = (pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers()))
+    for tensor in (value for name, value in named if name not in without):
+        bits = tensor.detach().contiguous().view(_INTEGERS[min(tensor.element_size(), 8)]).reshape(-1).long()
+        mixed = bits + torch.arange(1, bits.numel() + 1, device=bits.device) * 0x1E3779B97F4A7C15
+        part = (mixed * (mixed >> 31)).sum()
+        total = part if total is None else total.to(part.device) * 1_000_003 + part
+    return 0 if total is None else int(total)
