@@ -256,3 +256,133 @@ def test_a_captured_step_of_ivon_that_is_not_finite_changes_nothing():
     sound, run = ivon(True, data(80), **options)
     run()
     same(broken.bnn, sound.bnn)
+
+
+def cosine(optimizer):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+
+
+PLAIN_OPTIMIZERS = {
+    "sgd": lambda p, **form: torch.optim.SGD(p, lr=0.05, **form),
+    "momentum": lambda p, **form: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3, **form),
+    "nesterov": lambda p, **form: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3, **form),
+    "adam": lambda p, **form: torch.optim.Adam(p, lr=0.01, **form),
+    "adamw": lambda p, **form: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, **form),
+}
+
+
+def near(one, other):
+    for (name, a), (_, b) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("scheduled", ["step", "epoch"])
+@pytest.mark.parametrize("name", PLAIN_OPTIMIZERS)
+def test_plain_optimizers_are_captured(name, scheduled):
+    """A MAP phase leaves scales without gradients at first. With `foreach=True` steps are eager and unfused: equal to rounding."""
+    results = []
+    for capture, form in ((True, {}), (False, {}), (True, {"foreach": True})):
+        bnn = network(posteriors.MeanField())
+        optimizer = PLAIN_OPTIMIZERS[name](list(bnn.parameters()), **form)
+        options = {"map_epochs": 2, "epochs": 4, "scheduler": cosine(optimizer), "steps": {"scheduler": scheduled}}
+        history = fit(bnn, capture=capture, optimizer=optimizer, **options)
+        results.append((bnn, history.notes["capture"], optimizer))
+    (captured, note, optimizer), (plain, _, _), (eager, refusal, other) = results
+    assert note == "steps were captured"
+    assert "give a fused one" in refusal
+    same(captured, plain)
+    near(captured, eager)
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+    assert optimizer.param_groups[0]["fused"] is None
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(other.param_groups[0]["lr"], rel=1e-4)
+    again = PLAIN_OPTIMIZERS[name](list(captured.parameters()), foreach=True)
+    again.load_state_dict(optimizer.state_dict())
+    fit(captured, optimizer=again, epochs=1)
+    fit(eager, optimizer=other, epochs=1)
+    near(captured, eager)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_a_bad_row_changes_neither_weights_nor_momenta_of_plain_optimizers(name):
+    broken, sound = network(posteriors.MeanField()), network(posteriors.MeanField())
+    ours, theirs = (PLAIN_OPTIMIZERS[name](list(bnn.parameters())) for bnn in (broken, sound))
+    options = {"epochs": 1, "batch_size": 10, "shuffle": False}
+    with pytest.raises(ValueError, match=r"epoch 1, batch 9: the gradient of .* is not finite"):
+        fit(broken, data(120, bad=85), optimizer=ours, **options)
+    fit(sound, data(80), optimizer=theirs, num_data=120, **options)
+    same(broken, sound)
+    for one, other in zip(ours.state.values(), theirs.state.values(), strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_momenta_of_a_first_step_that_is_not_taken_are_zero():
+    class NoGradient(nn.Module):
+        def forward(self, x):
+            return x + (x - x.detach()).abs().sqrt()  # 0, with a gradient that is NaN
+
+    bnn = network(posteriors.MeanField(), middle=NoGradient)
+    optimizer = PLAIN_OPTIMIZERS["nesterov"](list(bnn.parameters()))
+    before = [value.detach().clone() for value in bnn.parameters()]
+    with pytest.raises(ValueError, match="epoch 1, batch 1: the gradient of"):
+        fit(bnn, optimizer=optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, bnn.parameters(), strict=True))
+    assert all(not state["momentum_buffer"].any() for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_runs_of_plain_optimizers_resume_to_the_same_bits(name, tmp_path):
+    """Fifteen steps an epoch, the run is cut in the second."""
+    last = [1.6]
+
+    def schedule(epoch):
+        if epoch >= last[0]:
+            raise KeyboardInterrupt
+        return 1.0
+
+    options = {
+        "epochs": 5,
+        "kl_schedule": schedule,
+        "batch_size": 10,
+        "scheduler": cosine,
+        "steps": {"scheduler": "step"},
+    }
+    options |= {"checkpoint": Checkpointing(tmp_path / "run.safetensors", every=7)}
+    options |= {"optimizer": lambda parameters: PLAIN_OPTIMIZERS[name](list(parameters)), "map_epochs": 1}
+    whole, cut, resumed = (network(posteriors.MeanField(), seed) for seed in (0, 0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, **options)
+    last[0] = 100.0
+    assert fit(resumed, **options).notes["capture"] == "steps were captured"
+    fit(whole, **{**options, "checkpoint": None})
+    same(resumed, whole)
+
+
+@pytest.mark.parametrize("form", [{"fused": True}, {}])
+def test_options_that_somebody_changes_reach_captured_steps(form):
+    """A callback assigns rate and decay; a graph holds one in a tensor and the other as a number."""
+
+    def change(model, history, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.02 / len(history)
+        optimizer.param_groups[0]["weight_decay"] = 0.1 * len(history)
+
+    results = []
+    for chosen in (form, {"foreach": True}):
+        bnn = network(posteriors.Point())
+        optimizer = torch.optim.AdamW(bnn.parameters(), lr=0.05, **chosen)
+        callback = [lambda model, history, optimizer=optimizer: change(model, history, optimizer)]
+        results.append((bnn, fit(bnn, optimizer=optimizer, callbacks=callback, batch_size=10).notes["capture"]))
+    assert results[0][1] == "steps were captured"
+    near(results[0][0], results[1][0])
+
+
+def test_momenta_that_change_from_step_to_step_are_not_captured():
+    results = []
+    for form in ({}, {"foreach": True}):
+        bnn = network(posteriors.Point())
+        optimizer = torch.optim.SGD(bnn.parameters(), lr=0.05, momentum=0.9, **form)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=26)
+        history = fit(bnn, optimizer=optimizer, scheduler=scheduler, steps={"scheduler": "step"})
+        results.append((bnn, history.notes["capture"]))
+    assert "cycle_momentum=False" in results[0][1]
+    near(results[0][0], results[1][0])

@@ -16,13 +16,17 @@ from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_
 
 Run = Callable[[Phase, Batch], None]
 
+FORM = ("fused", "capturable")
+"""Options that an optimizer whose step a graph can hold has on, where it has them."""
+
 
 class CapturedSteps:
     """Captures a step for each kind of batch (phase, shapes, types) once it has run a few times, and replays it.
 
     A graph works on fixed memory: a batch is copied to where its graph reads it, and all else that changes between steps must be
     a tensor that changes in place. Steps that wait for the device, or whose batches hold more than tensors, are not
-    captured; `reason` says why. Graphs are made again when parameters, buffers or modes of the module move.
+    captured; `reason` says why. Graphs are made again when parameters, buffers or modes of the module move, or when options of
+    the optimizer that are numbers change, and no longer where these change from step to step.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -30,6 +34,8 @@ class CapturedSteps:
         self._captures: Captures[Captured[None]] = Captures()
         self._pool: Any = None
         self._place: Any = None
+        self._options: Any = None
+        self._changes = 0  # of the options, in consecutive steps
         self.reason = ""
         self.replayed = 0
 
@@ -40,12 +46,24 @@ class CapturedSteps:
         modes = tuple(module.training for module in self._module.modules())
         if (place, modes) != self._place:
             self._place = place, modes
-            self._captures.clear()
-            self._pool = None  # memory of graphs that are gone takes no new ones
+            self._forget()
 
-    def __call__(self, phase: Phase, batch: Batch) -> None:
-        """A step from a batch on any device."""
+    def _forget(self) -> None:
+        self._captures.clear()
+        self._pool = None  # memory of graphs that are gone takes no new ones
+
+    def __call__(self, phase: Phase, batch: Batch, options: Any = None) -> None:
+        """A step from a batch on any device, with options of the optimizer that a graph holds as numbers."""
         device = self._generator.device
+        self._changes = self._changes + 1 if options != self._options else 0
+        if self._changes:
+            self._options = options
+            self._forget()
+        if self._changes > WARMUP_CALLS:
+            self.reason = self.reason or (
+                "options of the optimizer other than the learning rate change from step to step, as momenta do under "
+                "OneCycleLR; give it cycle_momentum=False"
+            )
         leaves, tree = pytree.tree_flatten((batch.x, batch.y, batch.weights))
         if self.reason or not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
             self.reason = self.reason or "a batch holds more than tensors"
@@ -84,42 +102,96 @@ class CapturedSteps:
         return Captured(lambda: self._run(phase, type(batch)(*copied)), fixed, [self._generator], self._pool)
 
 
-class FixedRates:
-    """Makes an optimizer's learning rates tensors that change in place, where a graph reads them, until it is told to stop."""
+class GraphOptimizer:
+    """Makes an optimizer one whose step a graph can hold, until it is told to stop.
+
+    Learning rates are tensors that change in place, and a number that somebody assigns is copied to where the graph reads it. A
+    plain SGD, Adam or AdamW takes its fused form (see `has_fused_form`), which can leave a step out on the device and has the
+    same steps up to rounding. Momenta of SGD exist from the start: after one step, zeros are the first gradient, as without them.
+
+    Args:
+        optimizer: An optimizer that has a fused form.
+        device: Where its parameters are.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer, self._device = optimizer, device
-        self._capturable = [group.get("capturable") for group in optimizer.param_groups]
+        self._given = [{key: group[key] for key in ("lr", *FORM) if key in group} for group in optimizer.param_groups]
+        self._was_plain = not getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._rates: list[Tensor] = []
         self.begin()
 
     def begin(self) -> None:
-        """Make the rates tensors, also after a state was loaded."""
-        for group in self._optimizer.param_groups:
-            if not isinstance(group["lr"], Tensor):
-                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=self._device)
-            if "capturable" in group:
-                group["capturable"] = True
+        """Give the optimizer its form, also after a state was loaded."""
+        optimizer, groups = self._optimizer, self._optimizer.param_groups
+        self._rates = [torch.tensor(float(group["lr"]), dtype=torch.float32, device=self._device) for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group.update({"lr": rate} | {key: True for key in FORM if key in group})
+            is_sgd = isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0
+            for parameter in group["params"] if is_sgd else ():
+                if optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        if self._was_plain:
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self._move_counts(self._device)
+
+    def _move_counts(self, device: torch.device) -> None:
+        """Move the counts of steps, which Adam holds on the device in its fused form and on the CPU in its plain one."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(self._device)
+                state["step"] = state["step"].to(device)
+
+    def options(self) -> list[Any]:
+        """All options that a graph holds as numbers; rates that were assigned are put where the graph reads them."""
+        found: list[Any] = []
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+            found += [
+                id(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
+            ]
+        return found
 
     def plain(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's `state_dict` with rates as numbers."""
+        """An optimizer's `state_dict` with rates as numbers, in the form in which it came."""
         groups = [
-            group | {"lr": float(group["lr"])} | ({"capturable": before} if before is not None else {})
-            for group, before in zip(state["param_groups"], self._capturable, strict=True)
+            group | given | {"lr": float(group["lr"])}
+            for group, given in zip(state["param_groups"], self._given, strict=True)
         ]
         return state | {"param_groups": groups}
 
     def end(self) -> None:
-        """Give the optimizer back as it came."""
-        for group, before in zip(self._optimizer.param_groups, self._capturable, strict=True):
-            group["lr"] = float(group["lr"])
-            if before is not None:
-                group["capturable"] = before
+        """Give the optimizer back in the form in which it came."""
+        for group, given in zip(self._optimizer.param_groups, self._given, strict=True):
+            rate = float(group["lr"])
+            group.update(given | {"lr": given["lr"].fill_(rate) if isinstance(given["lr"], Tensor) else rate})
+        if self._was_plain:
+            self._optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+            if not any(given.get("capturable") for given in self._given):
+                self._move_counts(torch.device("cpu"))
 
 
-def why_not(device: torch.device, deferred: bool, processes: int, accumulate: int, own_update: bool) -> str:
+def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
+    """Whether an optimizer is fused, or is one of torch's that can be: no other form is asked for, and its steps stay the same."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        return True
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        return False
+    groups = optimizer.param_groups
+    if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
+        return False
+    if any(group["fused"] is not None or group["foreach"] is not None or group["differentiable"] for group in groups):
+        return False
+    if any(group.get("dampening", 0) != 0 or isinstance(group["weight_decay"], Tensor) for group in groups):
+        return False
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return len({one.device for one in parameters}) == 1 and all(one.is_floating_point() for one in parameters)
+
+
+def why_not(
+    device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
+) -> str:
     """Why steps cannot be captured, before any was tried; empty if they can, or if there is no GPU to capture them on."""
     if device.type != "cuda":
         return "no GPU"
@@ -129,8 +201,9 @@ def why_not(device: torch.device, deferred: bool, processes: int, accumulate: in
         return "several processes train together"
     if accumulate > 1:
         return "gradients of several batches make one step"
-    if not deferred:
+    if not has_fused_form(optimizer, module):
         return (
-            "the optimizer cannot skip a step on the GPU; give a fused one, such as torch.optim.Adam(..., fused=True)"
+            "the optimizer cannot skip a step on the GPU; give a fused one, such as torch.optim.Adam(..., fused=True), or a "
+            "plain torch.optim.SGD, Adam or AdamW"
         )
     return ""

@@ -85,7 +85,8 @@ def fit(
     Ctrl-C lets the present step finish and writes the checkpoint before `KeyboardInterrupt` is raised; pressed twice it
     interrupts at once. An error in a later batch leaves the model as the steps before it made it, and says how many they were;
     so does a step whose gradients are not finite, which is not taken (`Steps(skip_not_finite=True)` goes on after it).
-    On a GPU with a fused optimizer such a step is reported at most 64 steps later, and none of those is taken either.
+    On a GPU such a step is reported at most 64 steps later, and none of those is taken either; optimizers without a fused form
+    report it at once.
 
     Most calls need the first group of arguments; those under "Other" are for data and trainings out of the ordinary.
 
@@ -96,7 +97,8 @@ def fit(
             dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
         epochs: Passes over the data in the variational phase; 0 where only a MAP phase is wanted.
         learning_rate: Of the default optimizer.
-        optimizer: An instance, or a function from parameters to one; Adam by default.
+        optimizer: An instance, or a function from parameters to one; Adam by default. On a GPU a plain SGD, Adam or AdamW takes its
+            fused form for the time of the run, with the same steps up to rounding; `foreach=True` leaves it as it is.
         scheduler: Of the learning rate: an instance on the same optimizer, or a function from optimizer to one. By default the rate
             of the default optimizer falls to 0 as half a cosine over the variational phase, step by step, which left the
             suite of defaults 0.02 nats better after three epochs; `"constant"` leaves it where it is, as it is for other

@@ -33,8 +33,8 @@ class Guard:
     """Looks at the norm of the gradients that a step uses before it is taken, and keeps what a forward pass changes.
 
     Where reading a number waits for nothing (CPU), or the optimizer cannot be told on the device, `check` raises at once. On
-    a GPU with a fused optimizer it sets a flag on the device, with which the optimizer leaves parameters and its own state
-    alone, in this step and in those that follow; `read` raises for the first of them.
+    a GPU with a fused optimizer (see `GraphOptimizer`) it sets a flag on the device, with which the optimizer leaves parameters
+    and its own state alone, in this step and in those that follow; `read` raises for the first of them.
 
     Or it skips such steps: models whose gradients are not finite then keep their rows of parameters, of buffers and of the
     optimizer's state.

@@ -90,10 +90,11 @@ class TrainingLoop:
         """
         if self.path is not None and self.processes.rank == 0:
             remove_leftovers(self.path)
-        if resumed is not None and self.path is not None:
-            epochs = self.settings.total_epochs
-            resumed.check_fits(self.path, self.description, self.data, self.model.module, epochs)
         with ExitStack() as stack:
+            stack.callback(self.step.end)
+            if resumed is not None and self.path is not None:
+                epochs = self.settings.total_epochs
+                resumed.check_fits(self.path, self.description, self.data, self.model.module, epochs)
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(own_generators(devices))
             if not self.model.keeps_mode:

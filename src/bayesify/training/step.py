@@ -15,7 +15,7 @@ from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.average import RunningAverage
-from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
+from bayesify.training.captured_step import CapturedSteps, GraphOptimizer, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import STEPS_BETWEEN_CHECKS, Guard, NotFiniteError
@@ -138,11 +138,12 @@ class Step:
         self.sums = Sums(self.device)
         choice = settings.average
         self.average = None if choice is None else RunningAverage(model.module, choice, self.sums.dtype)
-        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
-        self._refusal = why_not(
-            self.device, self._guard.deferred, processes.count, settings.accumulate, run.update.acts_in_steps
+        acts = run.update.acts_in_steps
+        self._refusal = why_not(self.device, processes.count, settings.accumulate, acts, optimizer, model.module)
+        self._graph_optimizer = (
+            GraphOptimizer(optimizer, self.device) if optimizer is not None and not self._refusal else None
         )
-        self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
+        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
         self._captured = CapturedSteps(self._run, model.module, self.generator)
         falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
         self._highest = [float(group["lr"]) for group in falls]
@@ -174,8 +175,8 @@ class Step:
         nll: Any = 0.0
         kl: Any = 0.0
         try:
-            if self._rates is not None:
-                self._on_device(phase, window[0][0], kl_weight, first)
+            if self._graph_optimizer is not None:
+                self._on_device(self._graph_optimizer, phase, window[0][0], kl_weight, first)
             elif self.update.takes_steps:
                 nll = size * self.update.take_step(window[0][0].to(self.device), generator=self.generator, share=share)
             else:
@@ -196,7 +197,7 @@ class Step:
             self._guard.restore()
             plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
             raise BatchError(batch, plain, self.taken) from error
-        if self._rates is None:
+        if self._graph_optimizer is None:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
             self._add_up(nll, part_of_all * kl, bound, part_of_all, part_of_all * size)
@@ -220,12 +221,12 @@ class Step:
             else:
                 group["lr"] = rate
 
-    def _on_device(self, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
+    def _on_device(self, optimizer: GraphOptimizer, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
         """A step on a GPU, by a graph where there is one: what differs between steps is in tensors."""
         self._kl_weight.fill_(kl_weight)
         self._number.fill_(number)
         self._before_scheduler(number)
-        self._captured(phase, batch)
+        self._captured(phase, batch, optimizer.options())
 
     def _run(self, phase: Phase, batch: Batch) -> None:
         """A step from one batch that waits for nothing, so that it can be captured."""
@@ -316,13 +317,13 @@ class Step:
     def begin(self) -> None:
         """Begin an epoch: buffers are what they are now."""
         self._guard.keep_buffers()
-        if self._rates is not None:
+        if self._graph_optimizer is not None:
             self._captured.begin()
 
     def end(self) -> str:
         """End the run: the optimizer is as it came; why steps were not captured, empty if they were."""
-        if self._rates is not None:
-            self._rates.end()
+        if self._graph_optimizer is not None:
+            self._graph_optimizer.end()
         return (
             self._refusal or self._captured.reason or ("" if self._captured.replayed else "too few steps of one kind")
         )
@@ -331,7 +332,7 @@ class Step:
         """The context in which the network runs."""
         if self.settings.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=self._rates is None)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=self._graph_optimizer is None)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -339,7 +340,9 @@ class Step:
         """What the steps change besides module and generators."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         return {
-            "optimizer": optimizer if self._rates is None or optimizer is None else self._rates.plain(optimizer),
+            "optimizer": optimizer
+            if self._graph_optimizer is None or optimizer is None
+            else self._graph_optimizer.plain(optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "update": self.update.state_dict(),
         } | ({} if self.average is None else {"average": self.average.state_dict()})
@@ -350,8 +353,8 @@ class Step:
             check_optimizer_state(self.optimizer, state["optimizer"])
             self.optimizer.load_state_dict(state["optimizer"])
             match_layout(self.optimizer)
-            if self._rates is not None:
-                self._rates.begin()
+            if self._graph_optimizer is not None:
+                self._graph_optimizer.begin()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
             vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
