@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import pytest
 
 from bayesify.sklearn.settings import EFFORTS, Effort
@@ -21,15 +24,33 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"bayesify.{name}", value)
 
 
+def leave_out_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("bayesify.compare.question.ALWAYS", ("constant",))
+    patch.setattr("bayesify.compare.question.BASELINES", ("point",))
+    patch.setattr("bayesify.compare.comparison.train_winner", lambda *given, **options: None)
+
+
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons of a few steps: they are to run, not to be right."""
     shorten(monkeypatch)
 
 
+@pytest.fixture
+def lean(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brief comparisons with two other methods instead of five, whose winner is not trained on all rows."""
+    leave_out_others(monkeypatch)
+
+
 @pytest.fixture(scope="module")
-def brief_module():
-    """The same for what a file sets up once."""
-    with pytest.MonkeyPatch.context() as patch:
-        shorten(patch)
-        yield
+def leanly() -> Callable[[], AbstractContextManager[None]]:
+    """Lean comparisons in a `with` block, for what a file sets up once."""
+
+    @contextmanager
+    def comparisons() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            shorten(patch)
+            leave_out_others(patch)
+            yield
+
+    return comparisons

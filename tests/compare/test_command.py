@@ -55,11 +55,12 @@ def csv(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, brief_module):
+def whole(tmp_path_factory, leanly):
     """The folder of a comparison by `LAPLACE` that nothing disturbed: to be copied, not changed."""
     place = tmp_path_factory.mktemp("whole")
     houses().to_csv(place / "houses.csv", index=False)
-    run(place / "houses.csv", *LAPLACE, "--out", place / "out")
+    with leanly():
+        run(place / "houses.csv", *LAPLACE, "--out", place / "out")
     return place / "out"
 
 
@@ -142,6 +143,7 @@ def test_classes_with_json_and_rows_of_another_kind(tmp_path):
     assert probs.shape == (80, 2)
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_resumed_comparison_is_identical(csv, tmp_path, whole):
     parts = shutil.copytree(whole, tmp_path / "parts")
     jobs = sorted((parts / "jobs").glob("*.json"))
@@ -154,6 +156,7 @@ def test_a_resumed_comparison_is_identical(csv, tmp_path, whole):
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+@pytest.mark.usefixtures("lean")
 def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_path):
     def table(seed, folder):
         asked = Question(str(csv), "price", methods=["laplace"], seed=seed, splits=1)
@@ -164,6 +167,7 @@ def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_pa
     assert table(4, "c")["methods"] != first["methods"]
 
 
+@pytest.mark.usefixtures("lean")
 def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path, whole):
     arguments = (csv, *LAPLACE, "--out", shutil.copytree(whole, tmp_path / "out"))
     before = read(tmp_path / "out")
@@ -174,6 +178,7 @@ def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path, whole):
     assert read(tmp_path / "out") == before
 
 
+@pytest.mark.usefixtures("lean")
 def test_more_methods_and_splits_may_be_added(csv, tmp_path):
     arguments = (csv, "--target", "price", "--out", tmp_path / "out", "--workers", 1)
     run(*arguments, "--methods", "point", "--splits", 1)
@@ -188,6 +193,7 @@ class Broken:
         raise RuntimeError("the draw went wrong\nsecond line")
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_method_that_fails_is_named_and_the_others_go_on(csv, tmp_path, methods):
     methods["broken"] = Method("broken", "Broken", "Nobody 2099", "P", Broken)
     result = run(csv, "--target", "price", "--methods", "broken", "--out", tmp_path / "out", "--workers", 1)
@@ -200,6 +206,7 @@ def test_a_method_that_fails_is_named_and_the_others_go_on(csv, tmp_path, method
     assert record["verdict"] is not None
 
 
+@pytest.mark.usefixtures("lean")
 def test_failed_runs_are_tried_again(csv, tmp_path, methods):
     methods["broken"] = Method("broken", "Broken", "Nobody 2099", "P", Broken)
     arguments = (csv, "--target", "price", "--methods", "broken", "--out", tmp_path / "out", "--workers", 1)
@@ -209,6 +216,7 @@ def test_failed_runs_are_tried_again(csv, tmp_path, methods):
     assert all(entry["failure"] is None for entry in read(tmp_path / "out")["methods"])
 
 
+@pytest.mark.usefixtures("lean")
 def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch, whole):
     original = comparison.run_method
 
@@ -237,6 +245,7 @@ def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
     assert "nothing is there to report" in " ".join(result.stderr.split())
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_full_disk_loses_nothing(csv, tmp_path, monkeypatch):
     arguments = (csv, *LAPLACE, "--out", tmp_path / "out")
     original = os.replace
@@ -317,6 +326,7 @@ def test_rows_in_messages_are_those_of_the_file(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("lean")
 def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     houses(3000).to_csv(tmp_path / "many.csv", index=False)
     plain = ("--target", "price", "--methods", "point", "--splits", 1, "--workers", 1)
@@ -329,23 +339,24 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
 
 
-def test_every_method_runs_on_both_tasks(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("target", "other"), [("price", "dear"), pytest.param("dear", "price", marks=pytest.mark.slow)])
+def test_every_method_runs(target, other, tmp_path, monkeypatch):
     """All registered methods, a chain too, for a few steps each: none fails; the best one is not trained on all rows as well."""
     pytest.importorskip("pyro")
     monkeypatch.setattr(comparison, "train_winner", lambda *given, **options: None)
     frame = houses(40)
     frame["dear"] = np.where(frame["price"] > frame["price"].median(), "yes", "no")
     frame.to_csv(tmp_path / "t.csv", index=False)
-    for target, ignored in (("price", "dear"), ("dear", "price")):
-        found = compare(
-            Question(str(tmp_path / "t.csv"), target, methods=["all"], ignore=[ignored, "built"], splits=1, quick=True),
-            tmp_path / target,
-            workers=1,
-        )
-        assert [row.name for row in found.summary.rows if row.failure] == []
-        assert len(found.summary.rows) == len(METHODS) + 2 + len(contestants.ALWAYS) + len(installed())
+    found = compare(
+        Question(str(tmp_path / "t.csv"), target, methods=["all"], ignore=[other, "built"], splits=1, quick=True),
+        tmp_path / target,
+        workers=1,
+    )
+    assert [row.name for row in found.summary.rows if row.failure] == []
+    assert len(found.summary.rows) == len(METHODS) + 2 + len(contestants.ALWAYS) + len(installed())
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_report_where_every_method_failed(csv, tmp_path, monkeypatch):
     def fails(*args, **options):
         raise ValueError("fit: cannot")
@@ -421,6 +432,7 @@ def commands():
     return sorted({tuple(words[2:]) for words in lines if words[:2] == ["bayesify", "compare"]})
 
 
+@pytest.mark.usefixtures("lean")
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_commands_of_the_documentation_run(arguments, csv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ from bayesify.compare.folder import open_folder
 from bayesify.serving.terminal import plain
 from bayesify.storage.locks import InUse, locked
 
-pytestmark = pytest.mark.usefixtures("brief")
+pytestmark = pytest.mark.usefixtures("lean")
 forks = pytest.mark.skipif(
     sys.platform != "linux" or torch.accelerator.is_available(),
     reason="forks; where there is an accelerator, torch's threads do not outlive that",
@@ -53,11 +53,12 @@ def times(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, brief_module):
+def finished(tmp_path_factory, leanly):
     """A table, and the folder of its comparison: to be copied, not changed."""
     place = tmp_path_factory.mktemp("finished")
     table, folder = write_table(place / "t.csv", 1), place / "out"
-    run(table, folder)
+    with leanly():
+        run(table, folder)
     return table, folder
 
 
