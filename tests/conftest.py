@@ -84,10 +84,10 @@ def garbage_left_alone() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def operators_looked_up_once() -> Iterator[None]:
-    """Exports to ONNX share the list of the exporter's operators, which it looks up for each file in 0.7 s."""
-    known = pytest.importorskip("torch.onnx._internal.exporter._registration").onnxscript_apis
+    """Exports to ONNX share the registry of the exporter's operators, which it makes for each file in a second."""
+    registry = pytest.importorskip("torch.onnx._internal.exporter._registration").ONNXRegistry
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known, "get_torchlib_ops", cache(known.get_torchlib_ops))
+        patch.setattr(registry, "from_torchlib", staticmethod(cache(registry.from_torchlib)))
         yield
 
 

@@ -1,21 +1,21 @@
 """A Lightning trainer makes the steps that a loop by hand makes, and its scores are those of `metrics.evaluate`."""
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-pytest.importorskip("lightning")
-
-from lightning.pytorch import Trainer
-
 import bayesify
-from bayesify import KLSchedule, likelihoods, metrics, posteriors
-from bayesify.adapters.lightning import BayesianModule, PredictiveScores
+from bayesify import KLSchedule, adapters, likelihoods, metrics, posteriors
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed"),
+]
+"""Lightning takes seconds to load: the tests load it, not their collection, which every worker does."""
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True) + 0.1 * torch.randn(24, 1, generator=torch.Generator().manual_seed(1))
@@ -34,6 +34,8 @@ def network(posterior=None, likelihood=None, outputs=1):
 
 
 def trainer(tmp_path, epochs=2, **options):
+    from lightning.pytorch import Trainer
+
     return Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -50,7 +52,7 @@ def test_training_is_that_of_the_loop_by_hand(tmp_path):
     bnn = network()
     by_hand = copy.deepcopy(bnn)
     schedule = KLSchedule(linear_epochs=2)
-    module = BayesianModule(bnn, learning_rate=0.01, num_draws=2, kl_weight=0.5, kl_schedule=schedule)
+    module = adapters.BayesianModule(bnn, learning_rate=0.01, num_draws=2, kl_weight=0.5, kl_schedule=schedule)
     with torch.random.fork_rng():
         torch.manual_seed(7)
         trainer(tmp_path).fit(module, loader())
@@ -76,9 +78,9 @@ def test_training_is_that_of_the_loop_by_hand(tmp_path):
 def test_scores_are_those_of_evaluate(tmp_path):
     labels = (Y[:, 0] > 0).long()
     bnn = network(likelihood=likelihoods.Categorical(), outputs=2)
-    module = BayesianModule(bnn, prediction_draws=5)
+    module = adapters.BayesianModule(bnn, prediction_draws=5)
     batches = DataLoader(TensorDataset(X, labels), batch_size=7)
-    runner = trainer(tmp_path, callbacks=[PredictiveScores()])
+    runner = trainer(tmp_path, callbacks=[adapters.PredictiveScores()])
     found = runner.validate(module, batches, verbose=False)[0]
     prediction = bnn.predict(X, 5, generator=torch.Generator().manual_seed(0))
     wanted = metrics.evaluate(prediction, labels)
@@ -89,7 +91,7 @@ def test_scores_are_those_of_evaluate(tmp_path):
 
 def test_predictions_with_and_without_targets(tmp_path):
     bnn = network()
-    module = BayesianModule(bnn, prediction_draws=4)
+    module = adapters.BayesianModule(bnn, prediction_draws=4)
     wanted = bnn.predict(X, 4, generator=torch.Generator().manual_seed(0)).mean
     for data in (TensorDataset(X, Y), TensorDataset(X)):
         parts = trainer(tmp_path).predict(module, DataLoader(data, batch_size=10))
@@ -98,11 +100,11 @@ def test_predictions_with_and_without_targets(tmp_path):
 
 
 def test_checkpoints_bring_the_network_back(tmp_path):
-    module = BayesianModule(network(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
+    module = adapters.BayesianModule(network(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
     runner = trainer(tmp_path, epochs=1)
     runner.fit(module, loader())
     runner.save_checkpoint(tmp_path / "run.ckpt")
-    again = BayesianModule.load_from_checkpoint(tmp_path / "run.ckpt", bnn=network())
+    again = adapters.BayesianModule.load_from_checkpoint(tmp_path / "run.ckpt", bnn=network())
     for got, wanted in zip(again.parameters(), module.parameters(), strict=True):
         assert torch.equal(got, wanted)
 
@@ -117,11 +119,11 @@ def test_checkpoints_bring_the_network_back(tmp_path):
 )
 def test_bad_numbers_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        BayesianModule(network(), **options)
+        adapters.BayesianModule(network(), **options)
 
 
 def test_what_is_no_bayesian_network_is_refused():
     with pytest.raises(TypeError, match="BayesianModule: bnn=Linear; give a BayesianNetwork"):
-        BayesianModule(nn.Linear(1, 1))
+        adapters.BayesianModule(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="no likelihood"):
-        BayesianModule(bayesify.bayesianize(nn.Linear(1, 1), posteriors.MeanField()))
+        adapters.BayesianModule(bayesify.bayesianize(nn.Linear(1, 1), posteriors.MeanField()))

@@ -17,7 +17,7 @@ from bayesify import conformal, deep_gp, likelihoods
 from bayesify.conformal.sets import row_numbers
 from bayesify.predictive import Outputs, RegressionPredictive
 
-ROUNDS, N, M = 150, 39, 100
+ROUNDS, N, M = 80, 39, 100
 
 
 def heteroscedastic(x: Tensor, shift: float = 0.0) -> RegressionPredictive:

@@ -74,16 +74,21 @@ def in_units(
     inner: Builder, name: str = "none", mass: float | None = None, map_: Recalibration | None = None, scale: float = 0.5
 ) -> Builder:
     """In units, with a floor that a given probability lies below in the first output."""
-    ones = torch.ones(inner(1).mean.shape[1], dtype=torch.float64)
-    discrete = inner(1).family.discrete
-    shift, scales = (0 * ones, ones) if discrete else (0.6 * scale * ones, scale * ones)
-    plain = UnitsPredictive(inner(1), shift, scales, name, map_)
-    floor = -math.inf if mass is None else float(plain.quantile(mass)[0, 0])
-    return lambda rows: UnitsPredictive(inner(rows), shift, scales, name, map_, floor)
+
+    @functools.cache
+    def units() -> tuple[Any, ...]:
+        """What the test needs is computed when it runs, not when tests are collected."""
+        ones = torch.ones(inner(1).mean.shape[1], dtype=torch.float64)
+        discrete = inner(1).family.discrete
+        shift, scales = (0 * ones, ones) if discrete else (0.6 * scale * ones, scale * ones)
+        plain = UnitsPredictive(inner(1), shift, scales, name, map_)
+        return shift, scales, name, map_, -math.inf if mass is None else float(plain.quantile(mass)[0, 0])
+
+    return lambda rows: UnitsPredictive(inner(rows), *units())
 
 
 def cases() -> dict[str, tuple[Builder, int]]:
-    found: dict[str, Builder] = {}
+    found: dict[str, tuple[Builder, int]] = {}
     for outputs in (1, 2):
         drawn = {name: by_draws(name, outputs) for name in NUMBERS}
         other = {"one_draw": by_draws("gaussian", outputs, 1), "far_apart": by_draws("gaussian", outputs, 3, 6.0)}
@@ -103,8 +108,8 @@ def cases() -> dict[str, tuple[Builder, int]]:
                 for mass in ((1e-6, 0.3, 0.85, 1 - 1e-6) if often else (0.7,))
             }
             made |= {"recalibrated": in_units(base, map_=SPREAD), "both": in_units(base, map_=SPREAD, mass=0.7)}
-            found |= {f"{name}-{kind}-{outputs}": builder for kind, builder in made.items()}
-    return {name: (builder, builder(1).mean.shape[1]) for name, builder in found.items()}
+            found |= {f"{name}-{kind}-{outputs}": (builder, outputs) for kind, builder in made.items()}
+    return found
 
 
 CASES = cases()
@@ -352,6 +357,7 @@ def concrete(kind: type) -> list[type]:
 
 def test_every_class_is_built() -> None:
     made = [builder(1) for builder, _ in CASES.values()]
+    assert [one.mean.shape[1] for one in made] == [outputs for _, outputs in CASES.values()]
     families, kinds = {type(one.family) for one in made}, {type(one) for one in made}
     kinds |= {type(one) for one in classifications().values()}
     missing = [one.__name__ for one in concrete(Family) if one not in families]

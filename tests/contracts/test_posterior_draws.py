@@ -5,14 +5,14 @@ import warnings
 import pytest
 import torch
 from cases import CASES, POSTERIORS, Case, call, close, convert, generator, has_density, pairs, tensors, weights_close
-from matrix import every_pair, some_pairs
+from matrix import every_pair, most_pairs, some_pairs
 
 from bayesify.running.runner import Runner
 
 DRAWS = 4
 
 
-@every_pair
+@most_pairs
 def test_shapes(name: str, case: Case) -> None:
     bnn, plain = convert(name, case), case.network()
     draws = bnn.draw(DRAWS, generator=generator())

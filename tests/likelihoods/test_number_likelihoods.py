@@ -54,7 +54,7 @@ def test_trained_stored_and_scored(name: str, tmp_path: Path) -> None:
     x, y = data(name)
     bnn = bayesian(name)
     before = metrics.evaluate(bnn.predict(x), y)
-    bayesify.fit(bnn, [(x, y)], epochs=80, learning_rate=0.05)
+    bayesify.fit(bnn, [(x, y)], epochs=40, learning_rate=0.1)
     after = metrics.evaluate(bnn.predict(x), y)
     assert after["nll"] < before["nll"]
     assert after["crps"] < before["crps"]

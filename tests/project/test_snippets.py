@@ -20,6 +20,8 @@ NEEDS = {
     "small-device.md": "onnxruntime",
     "bayesian-optimization.md": "botorch",
 }
+LONG = {"small-device.md"}
+"""Pages of ten seconds, which run with the slow tests: others show the same functions, and exports have tests of their own."""
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -42,7 +44,8 @@ def runs(exports: bool) -> pytest.MarkDecorator:
     for page in (page for page in WITH_CODE if (NEEDS.get(page.name) == "onnxruntime") == exports):
         name = str(page.relative_to(ROOT))
         if re.search(r"^ *assert ", "".join(blocks(page)), re.MULTILINE):
-            found.append(pytest.param(page, "whole", id=name))
+            marks = [pytest.mark.slow] if page.name in LONG else []
+            found.append(pytest.param(page, "whole", id=name, marks=marks))
         else:
             found.append(pytest.param(page, "brief", id=name))
             found.append(pytest.param(page, "whole", id=f"{name}-whole", marks=pytest.mark.slow))

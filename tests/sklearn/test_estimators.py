@@ -105,6 +105,7 @@ def test_defaults_fit_a_curve_and_cover_it():
     assert far[1] > far[0]
 
 
+@pytest.mark.usefixtures("one_round")
 def test_several_targets():
     x, y = line(80, outputs=2)
     y[:, 1] *= 1000
@@ -149,6 +150,7 @@ def test_more_rows_bring_it_nearer():
         classifier.partial_fit(x[:2], ["a", "d"])
 
 
+@pytest.mark.usefixtures("one_round")
 def test_same_seed_same_result_and_global_generators_are_left_alone():
     x, y = line(30)
     torch.manual_seed(3)
@@ -161,6 +163,7 @@ def test_same_seed_same_result_and_global_generators_are_left_alone():
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_network_of_your_own():
     x, y = line(60)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 1))
@@ -311,12 +314,12 @@ def test_scores_out_of_fold_come_with_the_default(tmp_path):
     generator = np.random.default_rng(1)
     x = generator.normal(size=(200, 2))
     y = x[:, 0] + generator.normal(0, 0.5, 200)
-    found = BayesianRegressor(epochs=80, random_state=0).fit(x, y).choices_["out_of_fold"]
+    found = BayesianRegressor(epochs=50, random_state=0).fit(x, y).choices_["out_of_fold"]
     assert 0.4 < found["rmse"] < 0.75
     for level in (50, 90, 95):  # five standard errors of a share of 200 rows
         assert found[f"coverage_{level}"] == pytest.approx(level / 100, abs=5 * np.sqrt(level * (100 - level) / 2e6))
     assert found["width_50"] < found["width_90"] < found["width_95"]
-    found = BayesianClassifier(epochs=40, random_state=0).fit(x, (y > 0).astype(int)).choices_["out_of_fold"]
+    found = BayesianClassifier(epochs=20, random_state=0).fit(x, (y > 0).astype(int)).choices_["out_of_fold"]
     assert 0.7 < found["accuracy"] < 1
     assert found["sets_50"] <= found["sets_90"] <= found["sets_95"]
 
@@ -371,6 +374,7 @@ def test_a_gap_where_training_had_none_is_warned_of():
     BayesianRegressor("laplace", **QUICK).fit(gaps, np.arange(40.0)).predict(gaps)  # without a warning
 
 
+@pytest.mark.usefixtures("one_round")
 def test_weights_that_are_probably_not_copies_are_warned_of():
     x, y = line(60)
     for weights in (np.full(60, 1000.0), np.r_[1e5, np.ones(59)]):
@@ -381,8 +385,8 @@ def test_weights_that_are_probably_not_copies_are_warned_of():
         BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=np.full(60, 5.0))
 
 
-@pytest.mark.parametrize(("rows", "few"), [(100, True), (300, False)])
-def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, few, monkeypatch):
+@pytest.mark.parametrize(("rows", "epochs", "few"), [(100, 60, True), (300, 8, False)])
+def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, epochs, few, monkeypatch):
     """Members then stop where chance favors their rows: pure noise looks better than the mean of all targets, and does not if it is
     judged by halves."""
     generator = np.random.default_rng(0)
@@ -390,6 +394,6 @@ def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, few, monkeypa
     found = []
     for most in (recipe.MAX_ROWS_FOR_SPLIT_STOPPING, 0):
         monkeypatch.setattr(recipe, "MAX_ROWS_FOR_SPLIT_STOPPING", most)
-        model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=60, random_state=0).fit(x, y)
+        model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=epochs, random_state=0).fit(x, y)
         found.append(model.choices_["out_of_fold_score"])
     assert found[0] > found[1] if few else found[0] == found[1]

@@ -44,7 +44,7 @@ def test_laplace_of_a_linear_network_is_bayesian_linear_regression(weighted):
     """The covariance is exact; the mean is where Adam stops, 2e-8 of a standard deviation from the optimum here."""
     x, y, x_test = problem()
     weights = np.random.default_rng(1).uniform(0, 3, len(x)) if weighted else None
-    model = BayesianRegressor("laplace", (), prior_scale=SCALE, noise=NOISE, random_state=0, epochs=350)
+    model = BayesianRegressor("laplace", (), prior_scale=SCALE, noise=NOISE, random_state=0, epochs=280)
     mean, std = model.fit(x, y, weights).predict(x_test, return_std=True)
     expected, variance = exact(x, y, x_test, weights)
     np.testing.assert_allclose(std, np.sqrt(variance), rtol=1e-6)
@@ -58,7 +58,7 @@ def test_full_covariance_of_a_linear_network_is_near_it():
     """
     x, y, x_test = problem()
     model = BayesianRegressor(
-        "full_covariance", (), prior_scale=SCALE, noise=NOISE, random_state=0, epochs=400, prediction_draws=4000
+        "full_covariance", (), prior_scale=SCALE, noise=NOISE, random_state=0, epochs=250, prediction_draws=4000
     )
     mean, std = model.fit(x, y).predict(x_test, return_std=True)
     expected, variance = exact(x, y, x_test)
