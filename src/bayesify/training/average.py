@@ -1,8 +1,8 @@
-"""The average of the parameters over a training run, and batch statistics that belong to it."""
+"""The average of the parameters over a training run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Probability, Share, checked
-from bayesify.network import BayesianNetwork
-from bayesify.predictor import Batch, Trainable
-from bayesify.weights.batch_statistics import pooling, tracking_layers
 
 
 @checked
@@ -144,42 +141,3 @@ class RunningAverage:
         self._count.fill_(state["count"])
         for name, value in self._values.items():
             value.copy_(state["values"][name])
-
-
-@torch.no_grad()
-def refresh_statistics(
-    model: Trainable, batches: Iterable[Batch], *, num_data: int, generator: torch.Generator | None = None
-) -> None:
-    """Set the running statistics of layers that train to those of the model as it is now, in place.
-
-    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode
-    and everything else is in evaluation mode. Batches count by their size.
-
-    Args:
-        model: What is trained, in training mode.
-        batches: The training data on the model's device; not looked at if no layer has statistics that train.
-        num_data: N, for the terms of the objective.
-        generator: Source of draws.
-
-    Raises:
-        ValueError: If there are no batches.
-    """
-    module = model.module
-    layers = [layer for layer in tracking_layers(module).values() if layer.training]
-    if not layers:
-        return
-    counts = [part.num_distinct_draws or 1 for part in module.posteriors] if isinstance(module, BayesianNetwork) else []
-    modes = [(part, part.training) for part in module.modules()]
-    momenta = [layer.momentum for layer in layers]
-    try:
-        for part, _ in modes:
-            part.training = part in layers
-        for batch in pooling(layers, batches):
-            model.terms(
-                batch, phase="variational", num_data=num_data, num_draws=max(counts, default=1), generator=generator
-            )
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch
+from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Trainable
 from bayesify.running.inputs_and_outputs import as_inputs, each
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
@@ -109,6 +109,45 @@ def statistics_of(
             for layer, momentum in zip(found.values(), momenta, strict=True):
                 layer.training, layer.momentum = False, momentum
     return [buffers for _, buffers in drawn]
+
+
+@torch.no_grad()
+def refresh_statistics(
+    model: Trainable, batches: Iterable[Batch], *, num_data: int, generator: torch.Generator | None = None
+) -> None:
+    """Set the running statistics of layers that train to those of the model as it is now, in place.
+
+    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode
+    and everything else is in evaluation mode. Batches count by their size.
+
+    Args:
+        model: What is trained, in training mode.
+        batches: The training data on the model's device; not looked at if no layer has statistics that train.
+        num_data: N, for the terms of the objective.
+        generator: Source of draws.
+
+    Raises:
+        ValueError: If there are no batches.
+    """
+    module = model.module
+    layers = [layer for layer in tracking_layers(module).values() if layer.training]
+    if not layers:
+        return
+    counts = [part.num_distinct_draws or 1 for part in module.posteriors] if isinstance(module, BayesianNetwork) else []
+    modes = [(part, part.training) for part in module.modules()]
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for part, _ in modes:
+            part.training = part in layers
+        for batch in pooling(layers, batches):
+            model.terms(
+                batch, phase="variational", num_data=num_data, num_draws=max(counts, default=1), generator=generator
+            )
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
 
 
 def _owner(name: str) -> str:

@@ -115,8 +115,8 @@ def fit(
             what is amiss.
 
     Other Args:
-        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. More than
-            that is allowed, for data that are augmented.
+        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. Under
+            augmentation N counts the original examples. A larger number is allowed and makes the KL count less.
         map_epochs: Epochs of the MAP phase.
         kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the variational epochs that have passed; see `KLSchedule`.

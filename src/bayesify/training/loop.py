@@ -22,8 +22,7 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.average import refresh_statistics
-from bayesify.training.batch_statistics import following_layers, keep_draws
+from bayesify.training.batch_statistics import following_layers, keep_draws, refresh_statistics
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
