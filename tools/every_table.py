@@ -19,11 +19,14 @@ from bayesify_papers.catalog import PAPERS
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.scores import standard_error
 
+from tools.markdown import table as markdown_table
 from tools.paper_claims import verdict
+from tools.paper_claims.rankings import Comparison, Key, Ranking, fits, told
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "papers" / "tables.json"
 PAGE = ROOT / "docs" / "experiments" / "every-table.md"
+CLAIMS_PAGE = ROOT / "docs" / "experiments" / "claims.md"
 TABLES = ROOT / "tools" / "every_table.toml"
 HIGHER_IS_BETTER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
 """Starts of the names of scores of which more is better; of the others less is."""
@@ -35,26 +38,37 @@ hide: [navigation, toc]
 # Every table
 
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
-spread. Ours is shown in the paper's digits and compared with all of its own. Bold is no worse than the published number by more
-than its spread, or by more than 1 % of it where none is printed; in italics it is not compared; `–` was not run. After an arrow:
-the published number corrected, which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and
-with it the number before, is of single draws. Below the tables of an experiment: why cells are missing, not compared, or not met,
-and the command of the first one. A claim is what a paper shows in a figure without numbers, or what was tried on other data than
-the paper's.
+spread. Ours is rounded to the decimals that the paper prints. **Bold** is met or better (one-sided): no worse than the published
+number by more than its spread, or by more than 1 % of it where none is printed. **≈** agrees (two-sided): within the spread to
+either side. Counts must be equal. `–` was not run. After an arrow: the published number corrected, which ours is then compared
+with. After a slash: a second number of ours, which is not compared; the text below the tables says what it is. The text also says
+why cells are missing or not met, and gives the command of the first one. The papers' claims have [their own page](claims.md).
 
-Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
-too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
-papers.
+Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date, the hardware and the number of
+seeds of each number; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages
+of the papers.
 """
-BY_ROUNDING = (
-    "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
-)
-MIXTURE_ONLY = "Of the mixture of draws: the score over single draws, the authors', which is no better, was not kept."
+CLAIMS_INTRO = """# Claims of the papers
+
+A paper's claim is mostly a ranking: this system is better than that one. This page lists the rankings that the five papers state
+in their texts, captions and tables, and what they show in figures. Next to each one is what our stored results say:
+
+- **not shown**: our numbers say otherwise. *Why* says what is known, and the cheapest run that would tell more.
+- **untested**: nothing that was run tells, or only some of the systems were run.
+- **shown**: our numbers say the same, in the setting that is named. Most are of one seed, and no test of significance was made.
+
+A ranking is judged by the means that are stored. A comparison holds if the first number is strictly better, or no worse than a
+margin that the claim names. Parentheses after a claim name the setting; where it is not the paper's, a claim that is shown is
+shown there only. The margins and shares ("most", "within 0.02") are ours where a paper says "similar" or "slightly". Where a paper
+prints the numbers, the same rule judges them too.
+
+Made by `python -m tools.every_table` from `papers/results` and the list in `tools/every_table.toml`: verdicts and numbers are
+computed, the sentences after *Why* are written by hand.
+"""
 MAX_COLUMNS = 6
 """Columns of a table on the page, unless it has more rows; wider ones are turned."""
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
-Key = tuple[str, ...]
 Cell = dict[str, Any]
 
 
@@ -62,6 +76,7 @@ def main() -> None:
     """Write the file, and the page from it."""
     FILE.write_text(text(content()))
     PAGE.write_text(page(status.load()))
+    CLAIMS_PAGE.write_text(claims_page(status.load()))
 
 
 def text(content: Mapping[str, list[Cell]]) -> str:
@@ -76,9 +91,10 @@ def text(content: Mapping[str, list[Cell]]) -> str:
 def content() -> dict[str, list[Cell]]:
     """All cells and all claims, in the order of the papers' experiments."""
     listed = tomllib.loads(TABLES.read_text())
+    grids = {one["id"]: one for one in (*listed["tables"], *listed["problems"]) if "id" in one}
     made = {
         "cells": [cell for table in listed["tables"] for cell in cells(table)],
-        "figures": [claim(figure) for figure in listed["figures"]],
+        "figures": [entry for figure in listed["figures"] for entry in claims(figure, grids)],
     }
     order = [(paper, experiment) for paper in PAPERS for experiment in status.EXPERIMENTS[paper]]
     return {
@@ -87,11 +103,72 @@ def content() -> dict[str, list[Cell]]:
     }
 
 
-def claim(figure: Mapping[str, Any]) -> Cell:
-    """The entry of a claim of `every_table.toml`."""
-    shown, numbers = verdict(figure, ROOT)
+def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+    """The entries of a claim of `every_table.toml`: a ranking has one for each table that it is judged on."""
     entry = {key: figure[key] for key in ("paper", "experiment", "figure", "claim")}
-    return {**entry, "shown": shown, "command": figure["command"], "reason": f"{numbers}."}
+    if "ranking" not in figure:
+        shown, numbers = verdict(figure, ROOT)
+        cause = figure.get("cause") if shown is False else None
+        facts = {"shown": shown, "printed": None, "command": figure["command"], "reason": f"{numbers}."}
+        return [{**entry, **facts, "cause": cause}]
+    found = []
+    for name, changes in figure["on"].items():
+        table, ranking = grids[name], Ranking(**{"when": {}, **figure["ranking"], **changes.get("ranking", {})})
+        shown, printed, numbers = ranked(ranking, table)
+        given = {**figure, **changes}
+        if shown is None and "not_run" in given:
+            numbers += f"; {given['not_run']}"
+        paper = {True: " The paper's own numbers show it.", False: " The paper's own numbers do not show it.", None: ""}
+        found.append(
+            {
+                **entry,
+                "claim": f"{entry['claim']} ({table['about']})" if table.get("about") else entry["claim"],
+                "shown": shown,
+                "printed": printed,
+                "command": given.get("command", table.get("claim_command", "")),
+                "reason": f"{numbers}.{paper[printed]}",
+                "cause": given.get("cause") if shown is False else None,
+            }
+        )
+    return found
+
+
+def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, str]:
+    """Whether our numbers of a table show a ranking, whether the published ones do, and ours in words.
+
+    With `rank_other` ours are those of the mixture of draws, although the table compares single draws, which not all runs kept.
+    """
+    fixed = table.get("fixed", {})
+    axes, more = [*table["axes"], *fixed], tuple(fixed.values())
+    every = ours_of(table)
+    rows = {key: every[key] if table.get("rank_other") else _both(table, every, key)[0] for key in every}
+    mine = {(*key, *more): float(row["ours"]) for key, row in rows.items()}
+    theirs = {(*key, *more): value for key, (value, _) in theirs_of(table).items()} if "path" in table else {}
+    names = table.get("labels", {})
+    same = {key: theirs[key] for key in mine if key in theirs}
+
+    def pairs(numbers: Mapping[Key, float]) -> list[Comparison]:
+        return ranking.compare(numbers, axes, _more_is_better, names)
+
+    about = [
+        row
+        for key, row in rows.items()
+        if fits(ranking.when, dict(zip(axes, (*key, *more), strict=True)))
+        and key[axes.index(ranking.axis)] in (*ranking.above, *ranking.below)
+    ]
+    runs = sorted({row["runs"] for row in about})
+    facts = [f"seeds or splits: {' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}"] if runs else []
+    facts += sorted({row["recipe"] for row in about if "recipe" in row})
+    shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), ", ".join(facts))
+    printed = pairs(theirs)
+    if among := pairs(same) or printed:
+        which = "the paper, in the same comparisons" if pairs(same) else "the paper"
+        words += f"; {which}: {sum(one.holds for one in among)} of {len(among)}"
+    return shown, ranking.holds(printed), words
+
+
+def _more_is_better(metric: str) -> bool:
+    return metric.startswith(HIGHER_IS_BETTER)
 
 
 def cells(table: Mapping[str, Any]) -> list[Cell]:
@@ -100,7 +177,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
     axes: list[str] = table["axes"]
     split, columns = table.get("split"), table.get("columns")
     kinds = list(dict.fromkeys(key[axes.index(split)] for key in theirs)) if split else []
-    digits = max(_decimals(part) for numbers in theirs.values() for part in numbers if part is not None)
+    printed = _printed_decimals(table, theirs)
     found = []
     for key, (value, spread) in theirs.items():
         setting = {**dict(zip(axes, key, strict=True)), **table.get("fixed", {})}
@@ -108,11 +185,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         place = kinds.index(setting[split]) if split else 0
         down = [names[axis].replace("_", " ") for axis in axes if axis not in (split, columns)]
         across = names[columns] if columns else setting["metric"]
-        mixture = mine.get(key, {})
-        single = (
-            mine.get(tuple(table.get("single", {}).get(part, part) for part in key), {}) if "single" in table else {}
-        )
-        ours = single or mixture
+        first, other = _both(table, mine, key)
         change = _first(table.get("corrections", ()), setting, True)
         cell = {
             "paper": table["paper"],
@@ -125,41 +198,71 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             "spread_is": None
             if spread is None
             else _first(table.get("spreads", ()), setting, True).get("is", table["spread_is"]),
+            "digits": printed[key],
+            "exact": table.get("exact", False),
             "corrected": round(value + change["add"], 6) if change else None,
             "correction": change.get("text"),
-            "ours": ours.get("ours"),
-            "ours_spread": ours.get("error"),
-            "ours_mixture": mixture.get("ours") if single else None,
-            "seeds": ours.get("runs"),
-            "better": "higher" if setting["metric"].startswith(HIGHER_IS_BETTER) else "lower",
+            "misprint": _first(table.get("misprints", ()), setting, True).get("text"),
+            "ours": first.get("ours"),
+            "ours_spread": first.get("error"),
+            "ours_other": other.get("ours"),
+            "other_is": table["other_is"] if other else None,
+            "seeds": first.get("runs"),
+            "better": "higher" if _more_is_better(setting["metric"]) else "lower",
+            "corrupted": any(fits(case, setting) for case in table.get("corrupted", ())),
         }
-        ran = cell["ours"] is not None
-        apart = _first(table.get("not_compared", ()), setting, ran) if ran else {}
-        cell["met"] = None if apart else status.met(cell)
-        again = any(_fits(case, setting) for case in table.get("no_command", ()))
-        layers, _, width = setting.get("network", "").partition("x")
-        words = {"layers": layers, "width": width, **setting}
-        command = _first(table.get("commands", ()), setting, True).get("text", table["command"])
-        cell["command"] = None if again else command.format(**words)
-        cell |= {fact: ours.get(fact) if ran else None for fact in ("date", "hardware", "seconds")}
-        why = "" if cell["met"] else (apart or _first(table["reasons"], setting, ran))["text"]
-        if cell["met"] is False and status.met({**cell, "ours": round(cell["ours"], digits)}):
-            why = BY_ROUNDING
-        note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
-        kept = MIXTURE_ONLY if ran and "single" in table and not single else ""
-        cell["reason"] = " ".join(part for part in (why, note, kept) if part) or None
-        found.append(cell)
+        found.append({**cell, **_outcome(table, cell, setting, first)})
     return found
 
 
-def _fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
-    """Whether a setting has the values of a case, of which there may be several for an axis."""
-    return all(setting[axis] in ([values] if isinstance(values, str) else values) for axis, values in case.items())
+def _both(table: Mapping[str, Any], mine: Mapping[Key, Cell], key: Key) -> tuple[Cell, Cell]:
+    """Our number that is compared, and the one next to it, such as that of the mixture where single draws are compared."""
+    usual = mine.get(key, {})
+    compared = tuple(table.get("compared", {}).get(part, part) for part in key)
+    return (mine[compared], usual) if compared != key and compared in mine else (usual, {})
+
+
+def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], first: Cell) -> Cell:
+    """Of a cell: how it came out, what runs it again, and why it is missing or not met."""
+    ran = cell["ours"] is not None
+    judged = {rule: None if cell["misprint"] else getattr(status, rule)(cell) for rule in ("met", "agrees")}
+    layers, _, width = setting.get("network", "").partition("x")
+    words = {"layers": layers, "width": width, **setting}
+    command = _first(table.get("commands", ()), setting, True).get("text", table["command"])
+    again = any(fits(case, setting) for case in table.get("no_command", ()))
+    why = "" if judged["met"] else _first(table["reasons"], setting, ran)["text"]
+    note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
+    recipe = f"Ours: {first['recipe']}." if "recipe" in first else ""
+    kept = table["only_other"] if ran and "only_other" in table and cell["ours_other"] is None else ""
+    return {
+        **judged,
+        "command": None if again else command.format(**words),
+        **{fact: first.get(fact) if ran else None for fact in ("date", "hardware", "seconds")},
+        "reason": " ".join(part for part in (why, note, recipe, kept) if part) or None,
+    }
+
+
+def _printed_decimals(table: Mapping[str, Any], theirs: Mapping[Key, tuple[float, float | None]]) -> dict[Key, int]:
+    """Decimals of each published number: the most that its table has for the same metric, since zeros at the end are not stored.
+
+    Counts and shares of counts have their own.
+    """
+    own = {
+        key: max(_decimals(part) for part in (numbers[:1] if table.get("exact") else numbers) if part is not None)
+        for key, numbers in theirs.items()
+    }
+    if table.get("exact") or "metric" not in table["axes"]:
+        return own if table.get("exact") else dict.fromkeys(own, max(own.values()))
+    at = table["axes"].index("metric")
+    most: dict[str, int] = {}
+    for key, many in own.items():
+        most[key[at]] = max(many, most.get(key[at], 0))
+    return {key: most[key[at]] for key in own}
 
 
 def _first(cases: Any, setting: Mapping[str, str], ran: bool) -> dict[str, Any]:
     """The first of some cases that fits; `ran` in a case restricts it to cells that were run, or were not."""
-    fitting = (case for case in cases if case.get("ran", ran) == ran and _fits(case.get("when", {}), setting))
+    fitting = (case for case in cases if case.get("ran", ran) == ran and fits(case.get("when", {}), setting))
     return next(fitting, {})
 
 
@@ -228,17 +331,34 @@ def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[
                 if all(axis in setting for axis in table["axes"]) and wanted.items() <= setting.items():
                     key = tuple(str(setting[axis]) for axis in table["axes"])
                     found.setdefault(key, []).append({"seconds": facts.get("processor_seconds"), **row, **about})
-    return {key: _together(rows) for key, rows in found.items()}
+    return {key: _together(rows) for key, rows in _alike(table, found).items()}
+
+
+def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Key, list[Cell]]:
+    """Rows of one recipe, where rows name theirs: the one with the most numbers of the paper's systems, then the newest."""
+    known = {key: rows for key, rows in found.items() if not set(key).isdisjoint(table.get("labels", {}))}
+    recipes = {row["recipe"] for rows in known.values() for row in rows if "recipe" in row}
+    if not recipes:
+        return dict(found)
+
+    def worth(recipe: str) -> tuple[int, str]:
+        own = [[row["date"] for row in rows if row["recipe"] == recipe] for rows in known.values()]
+        return sum(map(bool, own)), max(date for dates in own for date in dates)
+
+    chosen = max(sorted(recipes), key=worth)
+    kept = {key: [row for row in rows if row["recipe"] == chosen] for key, rows in found.items()}
+    return {key: rows for key, rows in kept.items() if rows}
 
 
 def _together(rows: list[Cell]) -> Cell:
-    """One row of several, which are a seed each."""
-    if len(rows) == 1:
-        return rows[0]
-    values = [row["ours"] for row in rows]
-    every = [row["seconds"] for row in rows if row["seconds"] is not None]
+    """One row of several, which are a seed each; of the same seed the last."""
+    own = list({row["seed"] if row.get("seed") is not None else place: row for place, row in enumerate(rows)}.values())
+    if len(own) == 1:
+        return own[0]
+    values = [row["ours"] for row in own]
+    every = [row["seconds"] for row in own if row["seconds"] is not None]
     spread = {"ours": statistics.fmean(values), "error": standard_error(values), "runs": len(values)}
-    return {**rows[-1], **spread, "seconds": round(statistics.fmean(every), 1) if every else None}
+    return {**own[-1], **spread, "seconds": round(statistics.fmean(every), 1) if every else None}
 
 
 def _rows(read: Any, path: Path, name: str) -> list[Cell]:
@@ -287,11 +407,9 @@ def _contents() -> str:
 def _table(name: str, own: list[Cell]) -> str:
     heads = list(dict.fromkeys(cell["column"] for cell in own))
     places = {(cell["row"], cell["column"]): cell for cell in own}
-    digits = {head: max(map(_printed, (cell for cell in own if cell["column"] == head))) for head in heads}
     lines = [["", *heads]]
     for row in dict.fromkeys(cell["row"] for cell in own):
-        found = ((places.get((row, head)), digits[head]) for head in heads)
-        lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
+        lines.append([row, *(_text(places[row, head]) if (row, head) in places else "" for head in heads)])
     if len(heads) > max(MAX_COLUMNS, len(lines)):
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
@@ -302,6 +420,8 @@ def _below(own: list[Cell]) -> str:
     """What is said of the cells of an experiment's tables: reasons, corrections, and the command of the first."""
     text = [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
     text += [f"- Corrected: {note}" for note in _several(own, "correction")]
+    text += [f"- After the slash: {note}." for note in _several(own, "other_is")]
+    text += [f"- Misprint: {note}" for note in _several(own, "misprint")]
     if commands := _several(own, "command"):
         first = next(cell for cell in own if cell["command"])
         place = f" of {first['row']}, {first['column']}" if len(commands) > 1 else ""
@@ -331,32 +451,60 @@ def _which(reason: str, own: list[Cell]) -> str:
     return f"{'; '.join(min((_several(about, axis) for axis in ('column', 'row')), key=len))}: "
 
 
-def _printed(cell: Cell) -> int:
-    """Decimals of a published number and its spread, without zeros at the end."""
-    return max(_decimals(part) for part in (cell["published"], cell["published_spread"]) if part is not None)
-
-
 def _decimals(number: float) -> int:
     return len(f"{number:g}".partition(".")[2]) if abs(number) < 1e5 else 0
 
 
 def _claim(one: Cell) -> str:
-    verdict = {True: "**Shown**", False: "Not shown", None: "Not run"}[one["shown"]]
-    return f"*{one['figure']}: {one['claim']}.* {verdict}: {one['reason']}\n"
+    return (
+        f"*{one['figure']}: {one['claim']}.* **{status.VERDICTS[one['shown']].capitalize()}** ([numbers](claims.md)).\n"
+    )
 
 
-def _text(cell: Cell, digits: int) -> str:
+def _text(cell: Cell) -> str:
+    digits = cell["digits"]
     paper, ours = (
         f"{NO_BREAK_SPACE}±{NO_BREAK_SPACE}".join(f"{part:,.{digits}f}" for part in number if part is not None)
         for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
     if cell["corrected"] is not None:
         paper += f"{NO_BREAK_SPACE}→{NO_BREAK_SPACE}{cell['corrected']:,.{digits}f}"
+    if cell["misprint"]:
+        paper += ", a misprint"
     if cell["ours"] is None:
         return f"– ({paper})"
-    mixture = "" if cell["ours_mixture"] is None else f" / {cell['ours_mixture']:,.{digits}f}"
-    mark = {True: "**", False: "", None: "*"}[cell["met"]]
-    return f"{mark}{ours}{mark}{mixture} ({paper})"
+    other = "" if cell["ours_other"] is None else f" / {cell['ours_other']:,.{digits}f}"
+    mark = "**" if cell["met"] else ""
+    return f"{mark}{ours}{mark}{'≈' if cell['agrees'] else ''}{other} ({paper})"
+
+
+def claims_page(content: Mapping[str, list[Cell]]) -> str:
+    """The page of claims: those that are not shown first."""
+    parts, own = [CLAIMS_INTRO], content["figures"]
+    header = ["paper", *(word for word in status.VERDICTS.values()), "all"]
+    lines = [
+        [
+            PAPERS[paper],
+            *(str(sum(one["shown"] is shown for one in mine)) for shown in status.VERDICTS),
+            str(len(mine)),
+        ]
+        for paper in PAPERS
+        if (mine := [one for one in own if one["paper"] == paper])
+    ]
+    totals = [str(sum(one["shown"] is shown for one in own)) for shown in status.VERDICTS]
+    parts.append(markdown_table(header, [*lines, ["all", *totals, str(len(own))]]) + "\n")
+    for shown, word in status.VERDICTS.items():
+        parts.append(f"## {word.capitalize()}\n")
+        for paper, title in PAPERS.items():
+            mine = [one for one in own if one["paper"] == paper and one["shown"] is shown]
+            if mine:
+                parts += [f"### {title}: {paper.replace('-', ' ')}, {word}\n", *map(_told, mine)]
+    return "\n".join(parts)
+
+
+def _told(one: Cell) -> str:
+    cause = f" *Why:* {one['cause']}" if one["cause"] else ""
+    return f"- **{one['claim']}** ({one['figure']}). {one['reason'][0].upper()}{one['reason'][1:]}{cause}\n"
 
 
 if __name__ == "__main__":

@@ -237,8 +237,10 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
             for level, found in by_level(own, key).items():
                 ours = {"nll": -found, "accuracy": 1 - found}.get(key, found)
                 paper, spread = (theirs[system][part][int(level)] for part in (name, f"{name}_std"))
-                cell = {"ours": ours, "published": paper, "corrected": None, "published_spread": spread}
-                within[int(level) > 0] += bool(met({**cell, "better": "higher" if name == "ll" else "lower"}))
+                cell = {"ours": ours, "published": paper, "corrected": None, "published_spread": spread, "digits": 2}
+                within[int(level) > 0] += bool(
+                    met({**cell, "exact": False, "better": "higher" if name == "ll" else "lower"})
+                )
                 cells.append(f"{number(ours, 2)} ({number(paper, 2)})")
             seconds = sum(content["systems"][system].get(step, 0) for step in TIMES)
             rows.append([score, titles[system], *cells, f"{seconds:.0f}"])

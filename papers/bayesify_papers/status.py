@@ -1,4 +1,4 @@
-"""Every published number beside ours: what `papers/tables.json` holds, and `bayesify reproduce --status` prints.
+"""Every published number next to ours: what `papers/tables.json` holds, and `bayesify reproduce --status` prints.
 
 The file is an object of two lists, made by `python -m tools.every_table` from what the papers published and what was run.
 
@@ -7,25 +7,31 @@ cells, one for every published number of the tables that are compared with:
     paper, experiment              of `EXPERIMENTS`
     table, row, column             where the paper prints it
     published, published_spread    as printed; spread_is "deviation" or "error" (of the mean), or null where none is printed
+    digits, exact                  decimals that the paper prints; whether it is a count, or a share of counts
     corrected, correction          the published number after a correction, and what that is; null where there is none
+    misprint                       why the published number is no number of this cell; null where it is one
     ours, ours_spread, seeds       our mean, its standard error, and over how many seeds or splits; null where it was not run
-    ours_mixture                   ours of the mixture of draws, where `ours` is over single draws, as the authors score; else null
+    ours_other, other_is           a second number of ours, such as that of the mixture of draws, and what it is; else null
     better                         "higher" or "lower"
-    met                            see `met`; null where it was not run, or ours is shown and not compared, for the `reason`
+    corrupted                      whether it is of corrupted images, of which ours are other ones than the paper's
+    met, agrees                    one-sided and two-sided, see the functions; null where it was not run, or a misprint
     command                        what runs it again; null where no program here does
     date, hardware, seconds        of the run; seconds of training: of a GPU, or of a processor for all splits together
     reason                         why it is missing or not met: what was tried and the best explanation
 
-figures, one for every claim that a paper shows without numbers, or that was tried on other data than the paper's:
+figures, one for every claim of a paper: a ranking of its tables or text, or what it shows in a figure without numbers:
 
     paper, experiment, figure, claim
-    shown                          true, false, or null where it was not run
+    shown                          whether our results show it; null where nothing that was run tells
+    printed                        whether the paper's own printed numbers show it; null where it prints none
     command
     reason                         the numbers behind it, or why there are none
+    cause                          where it is not shown: what is known of why, and the cheapest run that would tell; else null
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +71,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 }
 """The experiments of the five papers."""
 
-MAX_WORSE_SHARE = 0.01
-"""Of a published number without a spread: how much worse ours may be."""
+TOLERATED_SHARE = 0.01
+"""Of a published number without a spread: by how much ours may differ."""
 
 Entry = dict[str, Any]
 
@@ -86,75 +92,101 @@ def load() -> dict[str, list[Entry]]:
 
 
 def met(cell: Mapping[str, Any]) -> bool | None:
-    """Whether our number is no worse than the corrected, or else the published, one by more than its spread.
+    """One-sided: whether our number is no worse than the published one by more than its spread.
 
-    Where no spread is printed, by more than 1 % of it. `None` if there is no number of ours.
+    Where no spread is printed, by more than 1 % of the number. A count has to be equal. Ours is rounded to the printed decimals
+    first, after the correction, if there is one, was taken off. `None` if there is no number of ours.
     """
     if cell["ours"] is None:
         return None
-    aim = cell["published"] if cell["corrected"] is None else cell["corrected"]
-    spread = MAX_WORSE_SHARE * abs(aim) if cell["published_spread"] is None else cell["published_spread"]
-    worse = aim - cell["ours"] if cell["better"] == "higher" else cell["ours"] - aim
-    return bool(worse <= spread + 1e-9)
+    worse = _difference(cell) * (-1 if cell["better"] == "higher" else 1)
+    return agrees(cell) or (not cell["exact"] and worse < 0)
 
 
-def counts(content: Mapping[str, Sequence[Entry]], paper: str) -> dict[str, int]:
-    """How many of a paper's experiments, cells and claims were run, and met or shown."""
-    cells = [cell for cell in content["cells"] if cell["paper"] == paper]
-    figures = [figure for figure in content["figures"] if figure["paper"] == paper]
+def agrees(cell: Mapping[str, Any]) -> bool | None:
+    """Two-sided: whether our number differs from the published one, to either side, by no more than `met` allows."""
+    if cell["ours"] is None:
+        return None
+    spread = TOLERATED_SHARE * abs(cell["published"]) if cell["published_spread"] is None else cell["published_spread"]
+    return bool(abs(_difference(cell)) <= (0 if cell["exact"] else spread) + 1e-9)
+
+
+def _difference(cell: Mapping[str, Any]) -> float:
+    """Ours less the published number, in the printed decimals."""
+    correction = 0.0 if cell["corrected"] is None else cell["corrected"] - cell["published"]
+    ours = Decimal(str(round(cell["ours"] - correction, 9)))  # 0.165 is 0.165, whatever its last bit
+    return float(ours.quantize(Decimal(1).scaleb(-cell["digits"]))) - float(cell["published"])
+
+
+def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> dict[str, int]:
+    """How many experiments, cells and claims of a paper, or of all, were run, and came out as published.
+
+    `met` and `agrees` count among the compared cells, `clean_met` and `clean_agrees` among the `clean` ones, which are those
+    without corrupted images. `one_seed` counts compared cells of a single seed or split.
+    """
+    papers = list(EXPERIMENTS) if paper is None else [paper]
+    cells, figures = ([one for one in content[key] if one["paper"] in papers] for key in ("cells", "figures"))
     ran = [cell for cell in cells if cell["ours"] is not None]
     compared = [cell for cell in ran if cell["met"] is not None]
+    clean = [cell for cell in compared if not cell["corrupted"]]
     seen = [figure for figure in figures if figure["shown"] is not None]
     return {
-        "experiments": len(EXPERIMENTS[paper]),
-        "run": len({entry["experiment"] for entry in (*ran, *seen)}),
+        "experiments": sum(len(EXPERIMENTS[name]) for name in papers),
+        "run": len({(entry["paper"], entry["experiment"]) for entry in (*ran, *seen)}),
         "cells": len(cells),
         "ran": len(ran),
         "compared": len(compared),
         "met": sum(cell["met"] for cell in compared),
+        "agrees": sum(cell["agrees"] for cell in compared),
+        "clean": len(clean),
+        "clean_met": sum(cell["met"] for cell in clean),
+        "clean_agrees": sum(cell["agrees"] for cell in clean),
+        "one_seed": sum(cell["seeds"] == 1 for cell in compared),
         "claims": len(figures),
-        "tried": len(seen),
         "shown": sum(figure["shown"] for figure in seen),
+        "not_shown": sum(not figure["shown"] for figure in seen),
     }
 
 
 def summary(content: Mapping[str, Sequence[Entry]]) -> str:
     """A line for each paper, and one for all; then what a share alone does not say."""
-    found = {title: counts(content, paper) for paper, title in PAPERS.items()}
-    found["all"] = {key: sum(own[key] for own in found.values()) for key in next(iter(found.values()))}
+    found = {title: counts(content, paper) for paper, title in PAPERS.items()} | {"all": counts(content)}
+
+    def share(own: Mapping[str, int], part: str, whole: str) -> str:
+        return f"{own[part]:,} of {own[whole]:,} ({own[part] / own[whole]:.0%})" if own[whole] else "-"
+
     lines = [
         [
             title,
             f"{own['run']} of {own['experiments']}",
-            f"{own['cells']:,}",
-            f"{own['cells'] - own['ran']:,}",
-            f"{own['ran'] - own['compared']:,}",
-            f"{own['met']:,} of {own['compared']:,}",
-            f"{own['met'] / own['compared']:.0%}" if own["compared"] else "-",
-            f"{own['shown']} of {own['tried']} ({own['claims'] - own['tried']} not run)",
+            f"{own['ran']:,} of {own['cells']:,}",
+            share(own, "met", "compared"),
+            share(own, "agrees", "compared"),
+            share(own, "clean_met", "clean"),
+            share(own, "clean_agrees", "clean"),
+            f"{own['one_seed']:,}",
+            f"{own['shown']} / {own['not_shown']} / {own['claims'] - own['shown'] - own['not_shown']}",
         ]
         for title, own in found.items()
     ]
-    header = ["paper", "experiments run", "cells", "not run", "not compared", "met", "", "claims shown"]
-    return "\n".join([table(header, lines), *remarks(content)])
+    header = ["paper", "experiments run", "numbers run", "met or better", "agree"]
+    header += ["clean: met or better", "clean: agree", "one seed", "claims: shown / not / untested"]
+    return "\n".join([table(header, lines), "", *remarks(content)])
 
 
 def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """Papers whose compared numbers are of one or two of their tables; and what is not compared, by the rule."""
-    lines = []
+    """What the columns of the summary mean, and papers whose compared numbers are of one or two of their tables."""
+    lines = [
+        "met or better: one-sided, no worse than the published number by more than its spread, or 1 % where none is printed.",
+        "agree: two-sided, within that spread to either side. Counts must be equal. Ours is rounded to the printed decimals.",
+        "clean: without corrupted images, of which ours are fewer and other ones than the papers'.",
+        "one seed: how many of the numbers run are of a single seed.",
+    ]
     for paper, title in PAPERS.items():
         every = [cell for cell in content["cells"] if cell["paper"] == paper]
-        ran = [cell for cell in every if cell["ours"] is not None]
-        tables = list(dict.fromkeys(cell["table"] for cell in ran if cell["met"] is not None))
+        tables = list(dict.fromkeys(cell["table"] for cell in every if cell["met"] is not None))
         if 0 < len(tables) < min(3, len({cell["table"] for cell in every})):
-            lines.append(f"{title}: all numbers that are compared are of {' and '.join(tables)}.")
-        for experiment in EXPERIMENTS[paper]:
-            apart = [cell for cell in ran if cell["met"] is None and cell["experiment"] == experiment]
-            if apart:
-                would = sum(bool(met(cell)) for cell in apart)
-                lines.append(
-                    f"{title}: numbers of {experiment} that are not compared: {len(apart)}; by the rule {would} would be met."
-                )
+            lines.append(f"{title}: all numbers run are of {' and '.join(tables)}.")
     return lines
 
 
@@ -198,19 +230,30 @@ def _cells(cells: Sequence[Entry]) -> str:
                 with_spread(cell["published"], cell["published_spread"]),
                 brief(cell["corrected"]),
                 with_spread(cell["ours"], cell["ours_spread"]),
-                {True: "yes", False: "no", None: "-"}[cell["met"]],
+                *({True: "yes", False: "no", None: "-"}[cell[rule]] for rule in ("met", "agrees")),
+                str(cell["seeds"] or "-"),
             ]
             for cell in own
         ]
-        blocks.append(table(["row", "column", "published", "corrected", "ours", "met"], lines, f"{name[0]}: {name[1]}"))
-        reasons = dict.fromkeys(cell["reason"] for cell in own if cell["reason"])
+        header = ["row", "column", "published", "corrected", "ours", "met", "agrees", "seeds"]
+        blocks.append(table(header, lines, f"{name[0]}: {name[1]}"))
+        reasons = dict.fromkeys(cell[key] for key in ("reason", "misprint") for cell in own if cell[key])
         blocks += [f"  {reason}" for reason in reasons]
     return "\n".join(blocks)
 
 
+VERDICTS = {False: "not shown", None: "untested", True: "shown"}
+"""Words for `shown`, in the order in which claims are listed."""
+
+
+def by_verdict(figures: Sequence[Entry]) -> list[Entry]:
+    """Claims with those that are not shown first, then the untested ones."""
+    return sorted(figures, key=lambda one: list(VERDICTS).index(one["shown"]))
+
+
 def _figures(figures: Sequence[Entry]) -> str:
-    words = {True: "shown", False: "not shown", None: "not run"}
     return "\n".join(
-        f"{one['experiment']}, {one['figure']}: {one['claim']}: {words[one['shown']]}. {one['reason']}"
-        for one in figures
+        f"{one['experiment']}, {one['figure']}: {one['claim']}: {VERDICTS[one['shown']]}. {one['reason']}"
+        + (f" {one['cause']}" if one["cause"] else "")
+        for one in by_verdict(figures)
     )

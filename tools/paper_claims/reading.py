@@ -1,5 +1,6 @@
 """Results of papers as the checks of claims read them."""
 
+import errno
 import json
 import statistics
 from collections.abc import Mapping
@@ -13,6 +14,18 @@ Verdict = tuple[bool | None, str]
 def read(path: Path) -> Any:
     """A file of results."""
     return json.loads(path.read_text())
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Files of results in order.
+
+    Raises:
+        FileNotFoundError: If there are none: a check without files shows nothing.
+    """
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "no results", str(folder / pattern))
+    return found
 
 
 def medians_by_system(outcomes: list[dict[str, Any]], key: str) -> dict[str, float]:

@@ -1,0 +1,123 @@
+"""Rankings that a paper claims, such as that one system is above another in every column, judged on numbers of a table.
+
+The same rule judges our numbers and the paper's own printed ones.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.paper_claims.reading import Verdict
+
+Key = tuple[str, ...]
+MAX_LISTED = 6
+"""Comparisons that are given with their numbers; of more, those that fail first."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pair of systems under the same setting."""
+
+    place: str
+    winner: str
+    loser: str
+    above: float
+    below: float
+    holds: bool
+
+    def __str__(self) -> str:
+        place = f"{self.place}: " if self.place else ""
+        return f"{place}{self.winner} {_brief(self.above)}, {self.loser} {_brief(self.below)}"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A claim that some systems are better than others.
+
+    Args:
+        axis: The axis of the table whose values are compared.
+        above: Values that are claimed to be better.
+        below: Values that are claimed to be worse than each of these.
+        when: Settings of the numbers that the claim is about; several values in a list.
+        share: How many of the comparisons have to hold, as a share.
+        slack: By how much, in the table's unit, `above` may be worse; 0 asks for better numbers.
+    """
+
+    axis: str
+    above: Sequence[str]
+    below: Sequence[str]
+    when: Mapping[str, Any]
+    share: float = 1.0
+    slack: float = 0.0
+
+    def compare(
+        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], names: Mapping[str, str]
+    ) -> list[Comparison]:
+        """All comparisons for which both numbers are there.
+
+        Args:
+            numbers: Numbers of a table by the values of its axes.
+            axes: Names of these axes; one is `metric`.
+            higher: Whether more is better, by the name of a metric.
+            names: What values of axes are called.
+        """
+        return list(self._pairs(numbers, axes, higher, names))
+
+    def _pairs(
+        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], names: Mapping[str, str]
+    ) -> Iterator[Comparison]:
+        at = axes.index(self.axis)
+        for key, above in numbers.items():
+            setting = dict(zip(axes, key, strict=True))
+            if key[at] not in self.above or not fits(self.when, setting):
+                continue
+            shown = [names.get(value, value) for axis, value in setting.items() if axis != self.axis]
+            for rival in self.below:
+                below = numbers.get((*key[:at], rival, *key[at + 1 :]))
+                if below is None or rival == key[at]:
+                    continue
+                ahead = (above - below) * (1 if higher(setting["metric"]) else -1)
+                holds = ahead >= -self.slack - 1e-9 if self.slack else ahead > 0
+                winner, loser = (names.get(one, one).replace("_", " ") for one in (key[at], rival))
+                yield Comparison(" ".join(shown).replace("_", " "), winner, loser, above, below, holds)
+
+    def holds(self, found: Sequence[Comparison]) -> bool | None:
+        """Whether enough comparisons hold; `None` if there are none."""
+        return sum(one.holds for one in found) >= self.share * len(found) - 1e-9 if found else None
+
+    def missing(self, numbers: Mapping[Key, float], axes: Sequence[str], names: Mapping[str, str]) -> list[str]:
+        """What of the claim has no number in the settings that it is about, by its name."""
+        at = axes.index(self.axis)
+        there = {key[at] for key in numbers if fits(self.when, dict(zip(axes, key, strict=True)))}
+        lacking = [name for name in (*self.above, *self.below) if name not in there]
+        return [f"{self.axis} {name}" if name.isdigit() else names.get(name, name) for name in lacking]
+
+
+def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
+    """Whether a setting has the values of a case, of which there may be several for an axis."""
+    return all(setting[axis] in ([values] if isinstance(values, str) else values) for axis, values in case.items())
+
+
+def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], about: str) -> Verdict:
+    """Whether our comparisons show a ranking, and the numbers in words; with systems missing they can only refute it.
+
+    Args:
+        ranking: The claim.
+        ours: Its comparisons.
+        missing: Systems of the claim that were not run.
+        about: What the numbers are of, such as their seeds.
+    """
+    shown = ranking.holds(ours)
+    lacking = f"not run: {', '.join(missing)}" if missing else ""
+    if shown is None:
+        return None, lacking or "not run"
+    listed = sorted(ours, key=lambda one: one.holds)[:MAX_LISTED]
+    rest = f"; {len(ours) - len(listed)} more" if len(ours) > len(listed) else ""
+    words = f"{sum(one.holds for one in ours)} of {len(ours)} comparisons hold ({about}): " + "; ".join(
+        map(str, listed)
+    )
+    return shown if not (shown and missing) else None, "; ".join(part for part in (f"{words}{rest}", lacking) if part)
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
