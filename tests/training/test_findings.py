@@ -294,13 +294,38 @@ def test_scales_that_never_moved(data, trained):
     assert "no_uncertainty" in bayesify.check(bnn, data[1]).codes
 
 
+def scales_first(rate):
+    """Adam that moves the scales alone, fast enough for them to arrive in a short training."""
+    return lambda bnn: torch.optim.Adam([value for name, value in bnn.named_parameters() if "raw_std" in name], lr=rate)
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_scales_that_destroy_a_trained_network(validated, data, trained):
+    """A posterior as wide as the bound asks for, with many weights for its rows, and one whose scales are bounded."""
+    codes = []
+    for max_std in (None, 0.02):
+        posterior = posteriors.MeanField(init_std=0.01, max_std=max_std)
+        bnn = bayesify.bayesianize(trained, posterior, likelihood=likelihoods.Categorical(), prior=priors.Neal(8.0))
+        options = {"validation": data[1]} if validated else {}
+        optimizer = scales_first(0.1)(bnn)
+        history = bayesify.fit(
+            bnn, data[0], epochs=10, optimizer=optimizer, kl_weight=10.0, seed=0, progress=False, **options
+        )
+        codes.append(history.findings.codes)
+        if max_std is None:
+            assert re.search(r"weights vary by .* times as much as at the start.*max_std=.*IVON", str(history.findings))
+    assert {"worse_than_start", "scales_wide"} <= set(codes[0])
+    assert not {"worse_than_start", "scales_wide"} & set(codes[1])
+
+
 def test_a_prior_that_pulls(data, trained):
     """Both from training batches and from validation data."""
     for options in ({}, {"validation": data[1]}):
         options |= {"learning_rate": 3e-3, "prior": priors.Gaussian(0.01)}
         bnn, history = train(trained, posteriors.MeanField(init_std=0.02), data[0], 10, **options)
         assert {"kl_dwarfs", "worse_than_start"} <= set(history.findings.codes)
-        assert "not_converged" not in history.findings.codes  # more epochs would make it worse
+        # More epochs would make it worse, and it is the means that have gone.
+        assert not {"not_converged", "scales_wide"} & set(history.findings.codes)
     found = bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640)
     assert {"kl_dwarfs", "worse_than_start"} <= set(found.codes)
 

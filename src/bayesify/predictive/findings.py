@@ -11,8 +11,8 @@ class Finding:
     """One thing that is not as it should be.
 
     Args:
-        code: `"not_converged"`, `"scales_still"`, `"no_uncertainty"`, `"kl_dwarfs"`, `"worse_than_start"`,
-            `"learned_little"`, `"members_apart"`, `"search_at_edge"`, `"starts_elsewhere"`,
+        code: `"not_converged"`, `"scales_still"`, `"scales_wide"`, `"no_uncertainty"`, `"kl_dwarfs"`,
+            `"worse_than_start"`, `"learned_little"`, `"members_apart"`, `"search_at_edge"`, `"starts_elsewhere"`,
             `"coverage_off"` or `"probabilities_as_logits"`.
         sentence: What was seen, with its numbers.
         remedy: What to do about it.

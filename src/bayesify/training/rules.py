@@ -29,6 +29,8 @@ MIN_RELATIVE_SPREAD = 0.01
 """Weights hardly vary if their standard deviation, relative to their root mean square, is below this."""
 MIN_LOG_SPREAD_CHANGE = 1.0
 """The spread has moved if its logarithm changed by more than this."""
+MIN_WIDE_SPREAD = 0.25
+"""Weights vary widely if their standard deviation, relative to their root mean square, is above this."""
 MIN_INFORMATION = 1e-5
 """Draws agree if the mean mutual information in nats, or the epistemic share of the variance, is below this."""
 MIN_COVERED_EXAMPLES = 50
@@ -274,6 +276,31 @@ def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> lis
     )
     remedy = "start them larger (init_std=), train for more epochs, or with a higher learning rate"
     return [Finding("scales_still", sentence, remedy)]
+
+
+def scales_wide(
+    before: Mapping[str, float], after: Mapping[str, float], relative: Mapping[str, float]
+) -> list[Finding]:
+    """A finding if training has widened the posterior so far that draws of the weights differ by much of their size.
+
+    Meant for a result that is worse than the given network. Standard deviations by weight, before and after the training, and
+    those after it relative to the root mean square: weights that shrink under the same spread have another reason.
+    """
+    known = [name for name in after if before.get(name, 0) > 0]
+    if not known:
+        return []
+    growth, last = median(after[name] / before[name] for name in known), median(relative[name] for name in known)
+    if last < MIN_WIDE_SPREAD or growth < math.exp(MIN_LOG_SPREAD_CHANGE):
+        return []
+    sentence = (
+        f"the posterior has become wide: weights vary by {100 * last:.2g} % of their size between draws, {growth:.2g} times as "
+        "much as at the start"
+    )
+    remedy = (
+        "bound the scales (max_std= of the posterior, at a tenth of the weights' size), train for fewer epochs, or train "
+        "MeanField() by baselines.IVON, whose scales move slowly"
+    )
+    return [Finding("scales_wide", sentence, remedy)]
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:

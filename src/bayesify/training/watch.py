@@ -119,6 +119,7 @@ class Watch:
         self.trace, self.phase = Trace(), ""
         self.start: Score | None = None
         self.spread: dict[str, float] = {}
+        self._widths: dict[str, float] = {}  # standard deviations at the start; a continued run does not know them
         self.first: list[Finding] = []
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
@@ -134,7 +135,7 @@ class Watch:
         """Before the first step of a run that is not continued; `score` scores a function to predictions on validation data."""
         if self._looks:
             with self._aside():
-                self.spread = relative_spread(self.model, self.device)
+                self._widths, self.spread = weight_spread(self.model, self.device)
             with self._aside():
                 self._network = start_network(self.model)
         if isinstance(self.model.module, BayesianNetwork):
@@ -254,6 +255,9 @@ class Watch:
         with self._aside(), autocast or nullcontext():
             parts += self._predictions(history, nll, bool(held_out), now)
         self._first, self._last = [], []
+        if {finding.code for part in parts for finding in part} & {"kl_dwarfs", "worse_than_start"}:
+            with self._aside():
+                parts.append(rules.scales_wide(self._widths, *weight_spread(self.model, self.device)))
         found = joined(parts)
         if "worse_than_start" not in found.codes:  # a new start that ended well
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
@@ -330,16 +334,22 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 @torch.no_grad()
 def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[str, float]:
-    r"""How far draws of each weight lie apart, by name: $\sqrt{\mathbb{E}(w - w')^2 / 2}$ over the root mean square of w."""
+    """How far draws of each weight lie apart relative to its size, by name; see `weight_spread`."""
+    return weight_spread(model, device)[1]
+
+
+def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
+    r"""How far draws of each weight lie apart, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this over the weight's root mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)
     drawable = next((part for part in parts if isinstance(part, Drawable)), None)
     if drawable is None:
-        return {}
+        return {}, {}
     draws = drawable.draw(2, generator=torch.Generator(device).manual_seed(0)).materialize()
     size = {name: weight.float().square().mean() for name, weight in draws.weights.items()}
     apart = {name: (weight[0] - weight[1]).float().square().mean() / 2 for name, weight in draws.weights.items()}
-    found = torch.stack([(apart[name] / size[name].clamp_min(1e-30)).sqrt() for name in size]).tolist()
-    return dict(zip(size, found, strict=True))
+    ratios = [apart[name] / size[name].clamp_min(1e-30) for name in size]
+    widths, relative = torch.stack([*apart.values(), *ratios]).sqrt().view(2, -1).tolist()
+    return dict(zip(size, widths, strict=True)), dict(zip(size, relative, strict=True))
 
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:
