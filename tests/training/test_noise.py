@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import signal
 
 import pytest
 import torch
@@ -238,3 +239,33 @@ def test_dropout_does_not_count_as_noise():
     bnn = fitted(net, loader(x, y))
     residual = (bnn.predict(x, 16).mean - y).square().mean()
     assert noise_of(bnn) == pytest.approx(float(residual), rel=0.1)
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_run_that_is_stopped_in_validation_finds_the_same_noise(tmp_path, epoch, dropout):
+    """The variance follows an epoch before its validation; a checkpoint of that moment is one of before the variance followed."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    batches = list(zip(x.split(10), (x.sum(1, keepdim=True) + x[:, :1].sin()).split(10), strict=True))
+    passes = []
+
+    class Interrupting:
+        def __iter__(self):
+            passes.append(len(passes))
+            if passes[-1] == epoch:  # pass 0 is that of the starting network
+                signal.raise_signal(signal.SIGINT)
+            yield from batches
+
+    def run(validation, **options):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Gaussian())
+        history = bayesify.fit(bnn, batches, epochs=3, validation=validation, seed=0, progress=False, **options)
+        return bnn.state_dict(), history.column("validation_nll")
+
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(KeyboardInterrupt, match=f"epoch {epoch}"):
+        run(Interrupting(), checkpoint=path)
+    resumed, whole = run(batches, checkpoint=path), run(batches)
+    assert all(torch.equal(resumed[0][name], whole[0][name]) for name in whole[0])
+    assert resumed[1] == whole[1]

@@ -366,6 +366,7 @@ class TrainingLoop:
             else:
                 scheduler.step()
         position.close_epoch()
+        self.noise.replaced = {}
         self.watch.close_epoch(self.step.sums.values[:4])
         self.step.sums.set([])
         for callback in self.plan.callbacks:
@@ -391,14 +392,14 @@ class TrainingLoop:
     def _save(self, path: Path) -> None:
         sums = [self.processes.total(value) for value in self.step.sums.read()]
         draws = self.processes.gather(self.step.generator.get_state())
-        network = self.processes.gather(network_state(self.device))
+        network, average = self.processes.gather(network_state(self.device)), self.step.average
         if self.processes.rank == 0:
             Checkpoint(
                 settings=self.description,
                 data=self.data,
                 position=asdict(self.position) | {"sums": sums, "steps": self.step.taken},
                 history=list(self.history),
-                model=model_state(self.model.module) | (self.step.average.replaced if self.step.average else {}),
+                model=model_state(self.model.module) | self.noise.replaced | (average.replaced if average else {}),
                 best=self.best_state,
                 steps=self.step.state_dict(),
                 draws=draws,

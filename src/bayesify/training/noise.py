@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.likelihoods import Gaussian
@@ -49,6 +50,10 @@ class LearnedNoise:
     Args:
         model: What is trained.
         epochs: Epochs of the run.
+
+    Attributes:
+        replaced: The parameter of the variance as it was in the epoch, by name, from the change after an epoch to the epoch's end:
+            what a checkpoint of that time holds, because a continued run makes the change again. Otherwise empty.
     """
 
     def __init__(self, model: Trainable, epochs: int) -> None:
@@ -57,6 +62,7 @@ class LearnedNoise:
         self._model, self._epochs = model, epochs
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
         self._numbers, self._is_weighted = 1, False
+        self.replaced: dict[str, Tensor] = {}
 
     @property
     def is_wanted(self) -> bool:
@@ -109,7 +115,10 @@ class LearnedNoise:
     def after_epoch(self, nll: float, epoch: int, last: bool) -> None:
         """Set the variance by an epoch's mean negative log-likelihood of an example; `epoch` counts from 1."""
         likelihood = self._likelihood
-        if likelihood is None or self._is_weighted or not math.isfinite(nll):
+        if likelihood is None:
+            return
+        self.replaced = {"likelihood.raw_noise": likelihood.raw_noise.detach().clone()}
+        if self._is_weighted or not math.isfinite(nll):
             return
         now = float(likelihood.noise.detach())
         found = 2 * now * (nll / self._numbers - 0.5 * math.log(2 * math.pi * now))
