@@ -339,7 +339,9 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
 
 
-@pytest.mark.parametrize(("target", "other"), [("price", "dear"), pytest.param("dear", "price", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("target", "other"), [("price", "dear"), pytest.param("dear", "price", marks=pytest.mark.slow)]
+)
 def test_every_method_runs(target, other, tmp_path, monkeypatch):
     """All registered methods, a chain too, for a few steps each: none fails; the best one is not trained on all rows as well."""
     pytest.importorskip("pyro")

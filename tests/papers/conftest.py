@@ -22,13 +22,30 @@ class Smoke:
     rows: list[dict[str, Any]]
 
 
+@pytest.fixture(autouse=True)
+def brief(few_kept_draws: None) -> None:
+    """Experiments of a few steps end soon after them."""
+
+
 @pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Smoke]:
     """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only.
 
-    Its figures are not laid out, which takes more than half of a second for each; tests of figures do that.
+    Its figures are not laid out, which takes more than half of a second for each, and drawn as PNG only; tests of figures do
+    the rest.
     """
     if HAS_MATPLOTLIB:
+        from matplotlib.figure import Figure
+
+        draw = Figure.savefig
+
+        def draw_once(figure: Figure, path: Any, **options: Any) -> None:
+            if Path(path).suffix == ".svg":
+                Path(path).write_text("<svg/>")
+            else:
+                draw(figure, path, **options)
+
+        monkeypatch.setattr(Figure, "savefig", draw_once)
         monkeypatch.setattr("matplotlib.figure.Figure.set_layout_engine", lambda *_, **__: None)
 
     def run(name: str) -> Smoke:

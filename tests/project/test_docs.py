@@ -27,6 +27,7 @@ def site(tmp_path_factory):
             "NO_MKDOCS_2_WARNING": "1",
             "SITE_SEARCH": "false",  # a fifth of the time, and nothing here reads its index
             "SITE_HIGHLIGHT": "false",  # a tenth, and nothing here reads the colors of code
+            "SITE_SIGNATURES": "false",  # a sixth, and nothing here reads links in signatures
             "http_proxy": offline,
             "https_proxy": offline,
             "PYTHONDONTWRITEBYTECODE": "1",

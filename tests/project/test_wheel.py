@@ -45,7 +45,19 @@ def wheel(built):
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", folder, wheel, cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        folder,
+        wheel,
+        cwd=folder,
+    )
     return folder
 
 

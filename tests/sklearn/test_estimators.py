@@ -394,6 +394,8 @@ def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, epochs, few, 
     found = []
     for most in (recipe.MAX_ROWS_FOR_SPLIT_STOPPING, 0):
         monkeypatch.setattr(recipe, "MAX_ROWS_FOR_SPLIT_STOPPING", most)
-        model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=epochs, random_state=0).fit(x, y)
+        model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=epochs, random_state=0).fit(
+            x, y
+        )
         found.append(model.choices_["out_of_fold_score"])
     assert found[0] > found[1] if few else found[0] == found[1]

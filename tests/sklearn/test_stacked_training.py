@@ -90,7 +90,7 @@ def check_together(method: str, alike: bool, tolerance: float, classes: bool = F
 
 @pytest.mark.parametrize("method", ["auto", "laplace", "mean_field", "temperature_scaled"])
 def test_estimators_together_as_one_by_one(method: str) -> None:
-    """From noise that is settled to recalibrated quantiles. The tolerance is that of the plain networks above, in several trainings."""
+    """From noise that is settled to recalibrated quantiles. The tolerance is that of the plain networks above."""
     tables = [(curve(40 + index, 0.2).x, curve(40 + index, 0.2).y[:, 0]) for index in range(2)]
     parameters = {"hidden": (5,), "epochs": 4}
     numbers = [BayesianRegressor(method, random_state=seed, **parameters) for seed in (0, 1)]

@@ -27,6 +27,9 @@ from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.step import Step
 
 
+pytestmark = pytest.mark.usefixtures("few_kept_draws")
+
+
 class Stop(Exception):
     pass
 
