@@ -26,7 +26,6 @@ from bayesify.training import Checkpointing, ModelStack, Steps, captured_step
 from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.step import Step
 
-
 pytestmark = pytest.mark.usefixtures("few_kept_draws")
 
 

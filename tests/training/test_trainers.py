@@ -123,8 +123,8 @@ def same(first, second):
     return equal and states[0].keys() == states[1].keys() and numbers(rows[0]) == numbers(rows[1])
 
 
-class Stop(Exception):
-    pass
+class Stop(BaseException):
+    """No `Exception`: what `fit` reads after its last step may fail without ending it."""
 
 
 class Stopping:
