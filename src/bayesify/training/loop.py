@@ -155,7 +155,7 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Give a set of draws batch statistics of their own; a loader that fails here leaves the averages over draws."""
+        """Give a set of draws batch statistics of their own; where memory is too small for them, averages over draws stay."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -164,7 +164,7 @@ class TrainingLoop:
         try:
             with loader_generators_kept(self.loader), seeded_globals(seed), self.step.autocast():
                 keep_draws(bnn, self.loader, seed=seed, read_batch=self.plan.reader)
-        except Exception as error:
+        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
                 f"fit: draws have no batch statistics of their own ({error}); predictions use averages over draws",
                 stacklevel=2,
