@@ -22,7 +22,7 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.batch_statistics import following_layers, keep_draws, refresh_statistics
+from bayesify.training.batch_statistics import following_layers, keep_draws, num_examples_within, refresh_statistics
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
@@ -163,7 +163,8 @@ class TrainingLoop:
         torch.manual_seed(seed)
         try:
             with loader_generators_kept(self.loader), seeded_globals(seed), self.step.autocast():
-                keep_draws(bnn, self.loader, seed=seed, read_batch=self.plan.reader)
+                count = num_examples_within(self.settings.total_epochs * self.settings.num_data)
+                keep_draws(bnn, self.loader, max_examples=count, seed=seed, read_batch=self.plan.reader)
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
                 f"fit: draws have no batch statistics of their own ({error}); predictions use averages over draws",
