@@ -191,8 +191,10 @@ def test_the_flag_of_the_guard_leaves_everything_as_it_is():
             del made.optimizer.found_inf
             assert all(torch.equal(*pair) for pair in zip(before, made.bnn.parameters(), strict=True))
             assert all(torch.equal(state[key], value) for key, value in _tensors(made.state_dict()))
+            assert not hasattr(made.optimizer.points, "found_inf")  # else the points would never move again
         else:
             made.step(x, y, generator=torch.Generator().manual_seed(0))
+            assert not any(torch.equal(*pair) for pair in zip(before, made.bnn.parameters(), strict=True))
 
 
 def _tensors(state):

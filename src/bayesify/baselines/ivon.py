@@ -57,7 +57,8 @@ class IVON(NaturalGradient):
         num_data: N; counted by `fit` by default.
         learning_rate: $\alpha$; 1 would be a full Newton step.
         momentum: $\beta_1$.
-        decay: $\beta_2$; the scales follow the curvature of the last $1 / (1 - \beta_2)$ steps.
+        decay: $\beta_2$; the scales follow the curvature of the last $1 / (1 - \beta_2)$ steps. Around a
+            trained network a third of the run suits: 1 - 3 / steps, in which a weight without curvature widens 4.5-fold.
         init_curvature: h before the first step, the same for all weights. By default the standard deviations stay where they are,
             a tenth of the weights, which suits a trained network.
         clip: Upper bound on the size of each entry of $(g + \delta m) / (h + \delta)$; none by default.
@@ -257,13 +258,16 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step from the gradients, in torch's `foreach` kernels."""
         found: Tensor | None = getattr(self, "found_inf", None)
         if self.points is not None:
             if found is not None:
                 self.points.found_inf = found  # type: ignore[attr-defined]
-            self.points.step()
+            try:
+                self.points.step()
+            finally:
+                vars(self.points).pop("found_inf", None)  # the flag is that of one run
         group, count = self.param_groups[0], len(self.prior_precisions)
         triples = zip(group["params"][:count], group["params"][count:], self.prior_precisions, strict=True)
         used = [triple for triple in triples if triple[0].grad is not None and triple[1].grad is not None]
@@ -282,8 +286,9 @@ class CurvatureDescent(torch.optim.Optimizer):
         """The formula of `IVON`; `decays` are its delta."""
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
         averages, steps = self._moments(means)
-        gradients = torch._foreach_sub([mean.grad for mean in means], torch._foreach_mul(means, decays))
-        growth = torch._foreach_mul([log_std.grad for log_std in log_stds], (1 - decay) * total)  # a
+        given = [value.grad for value in (*means, *log_stds) if value.grad is not None]
+        gradients = list(torch._foreach_add(given[: len(means)], torch._foreach_mul(means, decays), alpha=-1))
+        growth = list(torch._foreach_mul(given[len(means) :], (1 - decay) * total))  # a
         if found is not None:  # then averages of themselves, no growth and a rate of 0
             bad = found > 0
             gradients = [torch.where(bad, *pair) for pair in zip(averages, gradients, strict=True)]
