@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class ImageProblem:
 
     def predict(self, networks: Sequence[Predictor], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
         """What networks predict together for every set of the source."""
-        return {name: self.predict_one(networks, name, num_draws, seed) for name in self.source.scored()}
+        sets = {name: partial(self.scale, images, self.device) for name, images in self.source.scored().items()}
+        return predictions.predict_sets(networks, sets, num_draws, seed)
 
     def predict_one(self, networks: Sequence[Predictor], name: str, num_draws: int, seed: int) -> StoredPrediction:
         """The same for one set."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import ClassificationPredictive, Laplace
+from bayesify import BayesianNetwork, ClassificationPredictive, Laplace
+from bayesify.baselines import FixedDraws
+from bayesify.draws import Draws
 from bayesify.predictive.base import Outputs
-from bayesify.predictor import Predictor
+from bayesify.predictor import Drawable, Predictor
 from bayesify_papers.shared import records
 
 DEVICE_MEMORY_BYTES = 2 * 2**30
@@ -47,26 +49,44 @@ class StoredPrediction(ClassificationPredictive):
 
 
 def predict(networks: Sequence[Predictor], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
-    """What networks predict together, each by the same draws for every x.
+    """What networks predict together for one set of images; see `predict_sets`."""
+    return predict_sets(networks, {"x": lambda: x}, num_draws, seed)["x"]
+
+
+def predict_sets(
+    networks: Sequence[Predictor], sets: Mapping[str, Callable[[], Tensor]], num_draws: int, seed: int
+) -> dict[str, StoredPrediction]:
+    """What networks predict together for sets of images, each network by the same draws for all of them.
 
     Args:
         networks: Of equal weight; or one Laplace posterior, which predicts by its closed form.
-        x: Images on the networks' device, [B, C, H, W].
+        sets: By name, a function that gives images on the networks' device, [B, C, H, W].
         num_draws: Of each network.
         seed: Of the draws.
     """
     if isinstance(networks[0], Laplace):
-        made = [networks[0].predict(part) for part in x.split(LAPLACE_BATCH)]
-        parts = [StoredPrediction(one.class_probs.cpu(), one.aleatoric_entropy.cpu()) for one in made]
-        return StoredPrediction(
-            torch.cat([part.class_probs for part in parts]), torch.cat([part.aleatoric_entropy for part in parts])
-        )
-    outputs = []
+        return {name: _closed_form(networks[0], images()) for name, images in sets.items()}
+    drawn = []
     for network in networks:
-        generator = torch.Generator(x.device).manual_seed(seed)
-        memory = DEVICE_MEMORY_BYTES if x.is_cuda else None
-        made = network.predict(x, num_draws, generator=generator, keep_outputs=True, memory=memory)
-        outputs.append(made.outputs)
+        assert isinstance(network, Drawable)
+        device = next(network.module.parameters()).device if isinstance(network, BayesianNetwork) else None
+        generator = torch.Generator(device or "cpu").manual_seed(seed)
+        drawn.append(network.prediction_draws(num_draws, generator=generator))
+    return {name: _mixture(networks, drawn, images()) for name, images in sets.items()}
+
+
+def _closed_form(laplace: Laplace, x: Tensor) -> StoredPrediction:
+    made = [laplace.predict(part) for part in x.split(LAPLACE_BATCH)]
+    return StoredPrediction(
+        torch.cat([part.class_probs for part in made]).cpu(), torch.cat([part.aleatoric_entropy for part in made]).cpu()
+    )
+
+
+def _mixture(networks: Sequence[Predictor], drawn: Sequence[Draws], x: Tensor) -> StoredPrediction:
+    outputs, memory = [], DEVICE_MEMORY_BYTES if x.is_cuda else None
+    for network, draws in zip(networks, drawn, strict=True):
+        fixed = FixedDraws(draws, network.likelihood)
+        outputs.append(fixed.predict(x, keep_outputs=True, memory=memory).outputs)
     log_probs = torch.cat(outputs).double().log_softmax(-1)  # [S, B, C]
     probs, entropy = log_probs.exp().mean(0), torch.special.entr(log_probs.exp()).sum(-1).mean(0)
     return StoredPrediction(probs.float().cpu(), entropy.float().cpu())
