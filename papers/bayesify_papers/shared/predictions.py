@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def predict_sets(
 
 
 def _closed_form(laplace: Laplace, x: Tensor) -> StoredPrediction:
-    made = [laplace.predict(part) for part in x.split(LAPLACE_BATCH)]
+    made = [cast(ClassificationPredictive, laplace.predict(part)) for part in x.split(LAPLACE_BATCH)]
     return StoredPrediction(
         torch.cat([part.class_probs for part in made]).cpu(), torch.cat([part.aleatoric_entropy for part in made]).cpu()
     )
@@ -85,7 +86,7 @@ def _closed_form(laplace: Laplace, x: Tensor) -> StoredPrediction:
 def _mixture(networks: Sequence[Predictor], drawn: Sequence[Draws], x: Tensor) -> StoredPrediction:
     outputs, memory = [], DEVICE_MEMORY_BYTES if x.is_cuda else None
     for network, draws in zip(networks, drawn, strict=True):
-        fixed = FixedDraws(draws, network.likelihood)
+        fixed = FixedDraws(draws, network.require_likelihood("predict"))
         outputs.append(fixed.predict(x, keep_outputs=True, memory=memory).outputs)
     log_probs = torch.cat(outputs).double().log_softmax(-1)  # [S, B, C]
     probs, entropy = log_probs.exp().mean(0), torch.special.entr(log_probs.exp()).sum(-1).mean(0)

@@ -294,7 +294,7 @@ class CurvatureDescent(torch.optim.Optimizer):
             gradients = [torch.where(bad, *pair) for pair in zip(averages, gradients, strict=True)]
             growth = [torch.where(bad, 0.0, value) for value in growth]
             rate = rate * ~bad
-        torch._foreach_add_(steps, 1.0 if found is None else (~bad).to(steps[0]))
+        torch._foreach_add_(steps, [torch.ones_like(steps[0]) if found is None else (~bad).to(steps[0])] * len(steps))
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         factor = torch._foreach_mul(growth, 0.5)
         torch._foreach_add_(factor, 1.0)
@@ -304,7 +304,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         variances = torch._foreach_mul(log_stds, 2.0)
         torch._foreach_exp_(variances)
         torch._foreach_mul_(variances, total)  # 1 / (h + delta)
-        ways = torch._foreach_div(averages, 1 - momentum ** steps[0].clamp(min=1.0))
+        ways = torch._foreach_mul(averages, 1 / (1 - momentum ** steps[0].clamp(min=1.0)))
         torch._foreach_add_(ways, torch._foreach_mul(means, decays))
         torch._foreach_mul_(ways, variances)
         if group["clip"] is not None:
