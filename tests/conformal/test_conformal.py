@@ -102,9 +102,12 @@ def test_groups_hold_what_they_say_each() -> None:
         check_coverage(held[True, part], 0.8, 20)  # at least about 20 rows in each
 
 
+def design(x: Tensor) -> Tensor:
+    return torch.cat((x, torch.ones_like(x)), 1)
+
+
 def line(x: Tensor, y: Tensor) -> Tensor:
-    design = torch.cat((x, torch.ones_like(x)), 1)
-    return torch.linalg.lstsq(design, y).solution
+    return torch.linalg.lstsq(design(x), y).solution
 
 
 @pytest.mark.parametrize("folds", [4, 16])
@@ -119,7 +122,6 @@ def test_cross_intervals_hold_what_they_say(folds: int, score: Any) -> None:
         for k in range(folds):
             out = torch.arange(32) % folds == k
             weight = line(x[~out], y[~out])
-            design = lambda x: torch.cat((x, torch.ones_like(x)), 1)  # noqa: E731
             before.append((design(x[out]) @ weight, 0.1 + x[out]))
             after.append((design(new) @ weight, 0.1 + new))
             targets.append(y[out])

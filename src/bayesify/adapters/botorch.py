@@ -235,8 +235,8 @@ class BoTorchModel(_Model):
             X: New points, [N', D].
             Y: Their targets, [N', O].
             epochs: Steps, each on all data.
-            learning_rate: Of the steps.
-            seed: Of the steps.
+            learning_rate: Learning rate of the steps.
+            seed: Seed of the steps.
             options: More options of `fit`.
 
         Returns:

@@ -37,7 +37,7 @@ class BayesianModule(_Module):
         bnn: The network, with a likelihood.
         num_data: N, the number of training examples; counted when training starts by default.
         optimizer: A function from parameters to an optimizer; Adam by default.
-        learning_rate: Of the default optimizer.
+        learning_rate: Learning rate of the default optimizer.
         num_draws: S, draws per step; what the posterior recommends by default.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the epochs that have passed; see `KLSchedule`.

@@ -358,7 +358,7 @@ class LayerwiseTrainer(NaturalGradient):
         Args:
             gradient: Of the mean negative log-likelihood per example, by weight name.
             curvature: See `curvature`.
-            learning_rate: Of the mean.
+            learning_rate: Learning rate of the mean.
 
         Returns:
             Names, parameters of the posterior, and their new values.

@@ -47,7 +47,7 @@ def nuts(
         num_warmup: Steps before, in which step size and mass matrix adapt.
         thin: Keep every so manieth step.
         max_tree_depth: Doublings of a trajectory at most.
-        seed: Of the chain.
+        seed: Seed of the chain.
 
     Returns:
         The draws. Their `kl` is not known and NaN.

@@ -107,7 +107,7 @@ class TemperatureScaling(Predictor):
         Args:
             loader: Batches of validation data, which the model was not trained on, with example weights or without.
             num_draws: Draws of the model's predictions, where it draws; its own default by default.
-            seed: Of the draws: the same functions for every batch.
+            seed: Seed of the draws: the same functions for every batch.
             read_batch: A function from what the loader yields to inputs and targets.
             options: Further arguments of the model's `predict`.
 

@@ -34,7 +34,7 @@ class ComparedTable:
     """The table of a comparison.
 
     Args:
-        name: Of the file or data set.
+        name: Name of the file or data set.
         task: What the target poses.
         target: Its name.
         features: Of N rows.

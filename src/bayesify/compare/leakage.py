@@ -79,10 +79,10 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     regression's targets; of labels, one less the errors over those of the most frequent class.
 
     Args:
-        features: Of all rows.
+        features: Features of all rows.
         values: Targets, [N].
         task: What they pose.
-        seed: Of the halves.
+        seed: Seed of the halves.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -161,7 +161,7 @@ def describe(
     """What a reader has to know before believing the scores, in sentences.
 
     Args:
-        features: Of all rows.
+        features: Features of all rows.
         values: Targets.
         task: What they pose.
         groups: From `find_copies`.

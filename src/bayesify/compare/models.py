@@ -56,7 +56,7 @@ def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list
 
     Args:
         name: As `bayesify fit --method` takes it.
-        rows: Of each split.
+        rows: Rows of each split.
         effort: How long it trains.
 
     Returns:

@@ -67,7 +67,7 @@ def make_parts(
     Args:
         values: Targets, [N].
         index: Number of the split.
-        seed: Of all splits.
+        seed: Seed of all splits.
         classes: Whether the targets are classes.
         standard: Pairs of training and test rows, if the data set comes with splits.
         groups: Numbers, [N]; rows of the same number are in the same part.

@@ -30,7 +30,7 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
         images: uint8, [N, C, H, W], with one channel or three (red, green, blue).
         kind: One of `SEVERITIES`.
         severity: 1 to 5.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Returns:
         uint8, of the same shape.

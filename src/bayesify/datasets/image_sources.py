@@ -37,7 +37,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
     """Download a set and give its arrays, verified.
 
     Args:
-        name: Of the set.
+        name: Name of the set.
         folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
 
     Raises:

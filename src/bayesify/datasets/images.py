@@ -21,7 +21,7 @@ class Images:
     """Images and their labels, all uint8; the training part of a set that has none is empty.
 
     Args:
-        name: Of the set.
+        name: Name of the set.
         train_images: [N, C, H, W].
         train_labels: [N].
         test_images: [T, C, H, W].
@@ -117,7 +117,7 @@ def synthetic(
         side: H and W.
         num_classes: Labels go around them.
         noise_std: Of the noise, in units of the full range.
-        seed: Of the noise; the patterns are always the same.
+        seed: Seed of the noise; the patterns are always the same.
 
     Raises:
         ValueError: If a count is below 1.

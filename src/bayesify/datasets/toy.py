@@ -126,7 +126,7 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
     Args:
         num_data: Training examples; an odd number gives the right cluster one more.
         num_test: Test examples, from the same two clusters.
-        seed: Of the data.
+        seed: Seed of the data.
 
     Raises:
         ValueError: If a count is below 1.
@@ -151,7 +151,7 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
     Args:
         num_data: Training examples.
         num_test: Test examples, from the same two stretches.
-        seed: Of the data.
+        seed: Seed of the data.
 
     Raises:
         ValueError: If a count is below 1.
@@ -175,7 +175,7 @@ def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Reg
     Args:
         num_data: Training examples.
         num_test: Test examples.
-        seed: Of the data.
+        seed: Seed of the data.
 
     Raises:
         ValueError: If a count is below 1.
@@ -205,7 +205,7 @@ def two_moons(
         num_data: Training examples.
         num_test: Test examples.
         noise_std: Standard deviation of the noise in x.
-        seed: Of the data.
+        seed: Seed of the data.
 
     Raises:
         ValueError: If a count is below 1 or `noise_std` is negative.
@@ -237,7 +237,7 @@ def linear(
         num_features: D; inputs are standard normal.
         prior_std: Prior standard deviation of every weight.
         noise: Variance of $\varepsilon$.
-        seed: Of the data.
+        seed: Seed of the data.
 
     Raises:
         ValueError: If a count is below 1, or `prior_std` or `noise` is not positive.

@@ -29,7 +29,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
     """Download a set and give its arrays, which are to be verified.
 
     Args:
-        name: Of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
+        name: Name of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
         folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
 
     Raises:

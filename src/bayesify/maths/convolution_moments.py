@@ -37,7 +37,7 @@ def convolution_moments(
     Args:
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
-        geometry: Of the convolution.
+        geometry: Geometry of the convolution.
         ones: Where there is a bias, what stands in the last column of A for each example, [M].
         scale: What x and V of each example are multiplied by first, [M].
 

@@ -50,7 +50,7 @@ class Plan:
         prior_stds: $\sigma$ of each.
         num_draws: S.
         antithetic: Whether each second draw has the noise of the one before with the opposite sign.
-        dtype: Of the draws.
+        dtype: Data type of the draws.
         members: Which of the Gaussians are drawn; the noise of the others is left out.
     """
 
@@ -318,9 +318,9 @@ def fused_draws(
     """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable by the parameters.
 
     Args:
-        plan: Of the parameters.
+        plan: Plan of the parameters.
         reference: The same without kernels: for second derivatives.
-        seed: Of the noise, [1].
+        seed: Seed of the noise, [1].
         parameters: In the order of the plan's gradients.
     """
     *draws, kl = _FusedDraw.apply(plan, reference, seed, *parameters)

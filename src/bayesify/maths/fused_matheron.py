@@ -101,7 +101,7 @@ class MatheronPlan:
         thin: Columns of $E_3$ in the noise, and of $B_c$ before $A_c$, a multiple of four.
         num_draws: S.
         antithetic: Whether each second draw has the noise of the one before with the opposite sign.
-        dtype: Of the draws.
+        dtype: Data type of the draws.
         device: Where they are.
     """
 
@@ -226,7 +226,7 @@ class MatheronPlan:
 
         Args:
             low: Whether products with matrices of the weights' size take numbers in bfloat16.
-            seed: Of the noise, [1].
+            seed: Seed of the noise, [1].
             rows: See `operands`.
             cols: See `operands`.
             start: V of each matrix, [S, M_r, M_c], one after the other.

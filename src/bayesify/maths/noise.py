@@ -196,7 +196,7 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
     Args:
         count: How many.
         kind: `np.float32` or `np.float64`.
-        seed: Of the streams.
+        seed: Seed of the streams.
     """
     numbers: Any = np.empty(count, dtype=kind)
     blocks = range(-(-count // NUMBERS_PER_STREAM))

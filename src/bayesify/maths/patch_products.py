@@ -33,7 +33,7 @@ def patch_products(
     Args:
         x: The map in bfloat16, [M, c_in, *n].
         targets: V in float32, [M, c_out, *o].
-        geometry: Of the convolution.
+        geometry: Geometry of the convolution.
         precision: The diagonal of $\Lambda$, one value for each example, float32, [M].
         bias: Whether the last column of A is 1.
 

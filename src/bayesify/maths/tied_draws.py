@@ -36,7 +36,7 @@ class TiedPlan:
         prior_stds: $\sigma$ of W and of b for each matrix.
         num_draws: S.
         antithetic: Whether each second draw has the noise of the one before with the opposite sign.
-        dtype: Of the draws.
+        dtype: Data type of the draws.
     """
 
     def __init__(

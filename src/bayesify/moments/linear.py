@@ -188,7 +188,10 @@ def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tenso
         return Spread(F.linear(value.variance, weight), channels, value.together[1], is_rest=True)
 
     spread = None if weight is None else weight.unsqueeze(0)
-    arrange = lambda slopes: slopes.movedim(batch, 0).flatten(1, -2)  # noqa: E731
+
+    def arrange(slopes: Tensor) -> Tensor:
+        return slopes.movedim(batch, 0).flatten(1, -2)
+
     return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
 
 
@@ -294,7 +297,9 @@ def _kernel(
         channels = (-1, 1, *[0] * (mean.ndim - 2))
         return Spread(layer(value.variance, weight), channels, value.together[1], is_rest=True)
 
-    arrange = lambda slopes: slopes.flatten(2).mT  # noqa: E731
+    def arrange(slopes: Tensor) -> Tensor:
+        return slopes.flatten(2).mT
+
     return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
 
 

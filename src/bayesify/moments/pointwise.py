@@ -126,7 +126,10 @@ def _relu(x: Moments, inplace: bool = False) -> Moments:
 
 @Moments.rule(F.leaky_relu)
 def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
-    function = lambda units: F.leaky_relu(units, negative_slope)  # noqa: E731
+
+    def function(units: Tensor) -> Tensor:
+        return F.leaky_relu(units, negative_slope)
+
     return elementwise(x, function, "leaky_relu", lambda mean, variance: _leaky(mean, variance, negative_slope))
 
 

@@ -264,7 +264,7 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
     an estimate of how positions vary together.
 
     Args:
-        plan: Of the outputs.
+        plan: Plan of the outputs.
         like: A tensor [B, O] whose type and device it has.
     """
     kept: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
@@ -286,7 +286,7 @@ def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor]
     """Variance of each unit, [B, O], and covariance of each of the first with its partner some units later, [B, O - pairs].
 
     Args:
-        plan: Of the units.
+        plan: Plan of the units.
         like: A tensor [B, O] whose type and device they have.
         pairs: How many units later; 0 for none.
     """

@@ -276,7 +276,10 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
     rows = shape[values[0].batch]
     size = sum(value.mean.numel() for value in values) // rows
     batch = values[0].batch
-    push = lambda *changes: torch.cat([change.movedim(batch, 0).flatten(1) for change in changes], 1)  # noqa: E731
+
+    def push(*changes: Tensor) -> Tensor:
+        return torch.cat([change.movedim(batch, 0).flatten(1) for change in changes], 1)
+
     node = Node(torch.Size((rows, size)), tuple(value.node for value in values), push)
     plan = Plan(node, size)
     if size > MAX_SETTLED_UNITS or plan.cost > MAX_SETTLED_COST * rows:

@@ -23,7 +23,7 @@ class RegressionPredictive(Predictive):
         outputs: The network's outputs of each draw.
         components: The family's parameters [S, rows, O], from outputs [S, rows, ...]; means and variances of Gaussians. A function
             of a module (or a partial of one), so that predictions can be pickled.
-        family: Of the distributions.
+        family: Family of the distributions.
     """
 
     remedy: ClassVar[str] = ", what predict(x) of a network of numbers gives"

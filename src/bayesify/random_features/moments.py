@@ -31,7 +31,7 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
 
     Args:
         posterior: Of a kind for which `has_moments`.
-        names: Of the weights, [1, n] each, one per output.
+        names: Names of the weights, [1, n] each, one per output.
         features: $\phi$, [B, n].
 
     Returns:

@@ -63,7 +63,7 @@ class RandomFeatureGP(BayesianNetwork):
         amplitude: Where the standard deviation of f under the prior starts.
         learn_kernel: Whether lengthscales and amplitude are trained.
         exact_bound: Use the closed form of the bound where likelihood and posterior have one; draws otherwise.
-        seed: Of the frequencies and of the weights' start.
+        seed: Seed of the frequencies and of the weights' start.
 
     Raises:
         ValueError: If a number is out of range or a name is unknown.

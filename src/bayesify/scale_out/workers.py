@@ -43,7 +43,7 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
         function: From a job to its result.
         folder: Of the results. On a machine of a cluster that does not share it, the result only travels back.
         threads: For torch and the libraries beneath it.
-        name: Of the job.
+        name: Name of the job.
         job: What the function gets.
         plain: The job as JSON holds it.
     """

@@ -18,7 +18,7 @@ class Column(Plain):
     """A column of the training rows.
 
     Args:
-        name: Of the column.
+        name: Name of the column.
         kind: `"number"`, `"date"` or `"text"`.
         low: Its smallest number or date.
         high: Its largest number or date.
@@ -52,7 +52,7 @@ class About(Plain):
         scores: On rows that the model had not seen, by name.
         scored_on: Which rows these were, in words.
         notes: How the table was read, in sentences.
-        seed: Of the training.
+        seed: Seed of the training.
         missing: Texts that stand for empty cells, beside the usual ones.
         commas: Columns whose numbers the table writes with a decimal comma.
         version: Of bayesify.

@@ -72,7 +72,7 @@ def predict_table(
         new: The table; columns are found by name, others do not matter, and a target among them is scored.
         out: The file to write.
         level: Of the intervals.
-        rows: Of a part.
+        rows: Number of rows of a part.
         reading: How the file is to be read.
 
     Raises:

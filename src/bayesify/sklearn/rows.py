@@ -71,7 +71,7 @@ class Rows:
 
         Args:
             size: Rows that stay.
-            seed: Of the choice.
+            seed: Seed of the choice.
         """
         if len(self) <= size:
             return self

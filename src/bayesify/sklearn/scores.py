@@ -22,7 +22,7 @@ class Scores:
 
     Args:
         num_rows: Examples that were scored.
-        sums: Of each score over these.
+        sums: Sums of each score over these.
         unknown: Examples with a class that the model has never had; they count as wrong, and not in the log-loss.
     """
 

@@ -31,7 +31,7 @@ class TargetUnits(Plain):
         transform: t, one of `TRANSFORMS`.
         shift: [O].
         scale: [O], positive.
-        recalibration: Of the probabilities.
+        recalibration: Recalibration of the probabilities.
         floor: No quantile lies below it; `None` for none.
     """
 

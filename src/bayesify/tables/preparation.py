@@ -49,7 +49,7 @@ class Preparation(Plain):
         """From the training rows.
 
         Args:
-            features: Of the whole table.
+            features: Features of the whole table.
             rows: Numbers of the training rows.
             weights: How many examples each of these stands for, positive, [N]; 1 by default.
         """
@@ -78,7 +78,7 @@ class Preparation(Plain):
         """Inputs of rows: [N, inputs]; a single zero where none varies.
 
         Args:
-            features: Of the table that was learned from, or of another with the same columns.
+            features: Features of the table that was learned from, or of another with the same columns.
             rows: Row numbers.
         """
         inputs = self._all(features, rows)[:, self.kept]

@@ -30,7 +30,7 @@ class Target:
     """Values to predict.
 
     Args:
-        name: Of the column.
+        name: Name of the column.
         task: What they pose.
         values: Numbers, or positions in `classes`, [N].
         rows: Which rows of the table they belong to, [N]; those without a target are left out.

@@ -55,7 +55,7 @@ def check(
         kl_weight: The factor on the KL with which it was trained.
         num_draws: For predictions; what suits the model by default.
         num_examples: Of the loader that are looked at: whole batches up to this many, at least one.
-        seed: Of the draws.
+        seed: Seed of the draws.
         read_batch: A function from what the loader yields to inputs and targets.
 
     Returns:

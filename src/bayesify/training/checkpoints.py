@@ -91,7 +91,7 @@ class Checkpoint:
             path: Where it was read.
             settings: Those of the run that would continue it; entries that only one of the two has are left aside where they
                 are not always told.
-            data: Of the run that would continue it.
+            data: Fingerprints of the data of the run that would continue it.
             module: What it would be put into.
             epochs: All epochs of that run, those of the MAP phase included.
         """

@@ -96,7 +96,7 @@ def fit(
         train_loader: Iterable of batches that starts again each epoch: pairs (inputs, targets), triples with example weights,
             dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
         epochs: Passes over the data in the variational phase; 0 where only a MAP phase is wanted.
-        learning_rate: Of the default optimizer.
+        learning_rate: Learning rate of the default optimizer.
         optimizer: An instance, or a function from parameters to one; Adam by default. On a GPU a plain SGD, Adam or AdamW takes its
             fused form for the time of the run, with the same steps up to rounding; `foreach=True` leaves it as it is.
         scheduler: Of the learning rate: an instance on the same optimizer, or a function from optimizer to one. By default the rate

@@ -111,7 +111,7 @@ class Step:
     Attributes:
         generator: Source of draws.
         taken: Steps that were taken.
-        sums: Of the present epoch.
+        sums: Sums of the present epoch.
         average: The average of the parameters, `None` where none is asked for.
     """
 

@@ -17,7 +17,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     gets it without the axis of draws at once.
 
     Args:
-        names: Of the weights.
+        names: Names of the weights.
         places: Where each is.
     """
 

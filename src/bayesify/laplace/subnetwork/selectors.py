@@ -316,7 +316,7 @@ def largest_swag_variance(
         learning_rate: Of SGD.
         momentum: Of SGD.
         weight_decay: Of SGD.
-        seed: Of the order of the batches, where the loader takes torch's global random numbers.
+        seed: Seed of the order of the batches, where the loader takes torch's global random numbers.
 
     Raises:
         ValueError: If the size or the number of epochs is out of range.
@@ -335,7 +335,7 @@ def random(size: Count | float, seed: Seed = 0) -> Selector:
 
     Args:
         size: Number of weights, or a share as a float.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
     return _OfSize("random", size, partial(_at_random, seed=seed))
 

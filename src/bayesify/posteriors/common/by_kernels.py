@@ -37,7 +37,7 @@ def draw_by_kernels(
     Args:
         posterior: Whose draws.
         request: What is asked for.
-        names: Of the weights, in the plan's order.
+        names: Names of the weights, in the plan's order.
         parameters: In the order of the plan's gradients.
         make: The plan for prior standard deviations of the names; made once for each place of the parameters and kind of request.
     """

@@ -55,8 +55,8 @@ def draw_by_kernels(
         request: What is asked for.
         blocks: Layers with U of one size, in groups of equal ones.
         given: See `conditional_draws`; of the noise $E_2$ only.
-        shapes: Of the noise.
-        seed: Of the noise, [1].
+        shapes: Shapes of the noise.
+        seed: Seed of the noise, [1].
         low: Whether products with matrices of the weights' size take numbers in bfloat16.
     """
     groups = [group for block in blocks for group in block]

@@ -25,8 +25,8 @@ class Blocks:
     entries is one block of at least n entries, read row by row.
 
     Args:
-        rows: Of the matrix.
-        cols: Of the matrix.
+        rows: Number of rows of the matrix.
+        cols: Number of columns of the matrix.
         size: D.
         count: K.
         along: Which side is a stack: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
