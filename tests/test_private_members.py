@@ -35,6 +35,7 @@ FOREIGN = {
     "_init_flat_weights",
     "_reversed_padding_repeated_twice",
     "_step_supports_amp_scaling",  # torch.optim
+    "_sequence_nr",  # torch.autograd.graph.Node
     "_current_level",  # torch.autograd.forward_ad
     "_has_any_global_hook",  # torch.nn.modules.module
     "_asdict",  # named tuples

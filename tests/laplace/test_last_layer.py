@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import bayesify
 from bayesify import likelihoods
@@ -345,3 +347,130 @@ def test_a_network_that_ends_otherwise_for_some_batches_is_differentiated(monkey
     probs = laplace.predict(together).probs
     with by_jacobians(monkeypatch):
         torch.testing.assert_close(probs, laplace.predict(together).probs)
+
+
+# -- which layer runs last -------------------------------------------------------------------------------------------------
+
+
+class By(nn.Module):
+    """Embedded tokens through a hidden layer, and an end that is a function of the network and the hidden values."""
+
+    def __init__(self, end: Callable[[Any, Tensor], Tensor], tie: str | None = None, **parts: Any) -> None:
+        super().__init__()
+        self.table, self.body, self.end = nn.Embedding(4, 3), nn.Linear(3, 3), end
+        for name, part in parts.items():
+            setattr(self, name, part)
+        if tie is not None:
+            self.head.weight = self.get_submodule(tie).weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self, self.body(self.table(x)).tanh())
+
+
+def head(net: Any, hidden: Tensor) -> Tensor:
+    return net.head(hidden)
+
+
+def own(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+HEAD = ["head.weight", "head.bias"]
+HIDDEN_USES: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: By(lambda net, h: F.linear(h, net.w), w=own(4, 3)),
+    "product": lambda: By(lambda net, h: h @ net.w + net.b, w=own(3, 4), b=own(4)),
+    "vector": lambda: By(lambda net, h: (h @ net.w)[:, None], w=own(3)),
+    "one row": lambda: By(lambda net, h: F.linear(h, net.w), w=own(1, 3)),
+    "cosines": lambda: By(lambda net, h: F.linear(F.normalize(h), F.normalize(net.w)), w=own(4, 3)),
+    "sum": lambda: By(lambda net, h: (h[..., None] * net.w).sum(1), w=own(3, 4)),
+    "einsum": lambda: By(lambda net, h: torch.einsum("bi,ki->bk", h, net.w), w=own(4, 3)),
+    "tied embedding": lambda: By(lambda net, h: F.linear(h, net.table.weight)),
+    "tied hidden layer": lambda: By(lambda net, h: h @ net.body.weight),
+    "after a layer": lambda: By(lambda net, h: net.head(h).tanh() @ net.w, head=nn.Linear(3, 4), w=own(4, 4)),
+}
+LAST: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "plain": (lambda: By(head, head=nn.Linear(3, 4)), HEAD),
+    "tied": (lambda: By(head, "table", head=nn.Linear(3, 4)), ["table.weight", "head.bias"]),
+    "tied without bias": (lambda: By(head, "table", head=nn.Linear(3, 4, bias=False)), ["table.weight"]),
+    "tied to the hidden layer": (lambda: By(head, "body", head=nn.Linear(3, 3)), ["body.weight", "head.bias"]),
+    "called twice": (lambda: By(lambda net, h: net.head(net.head(h).tanh()), head=nn.Linear(3, 3)), HEAD),
+    "several": (
+        lambda: By(
+            lambda net, h: torch.cat((net.other(h), net.head(h)), 1), head=nn.Linear(3, 2), other=nn.Linear(3, 2)
+        ),
+        HEAD,
+    ),
+    "another that nothing comes from": (
+        lambda: By(lambda net, h: (net.head(h), net.other(h))[0], head=nn.Linear(3, 2), other=nn.Linear(3, 2)),
+        HEAD,
+    ),
+    "in a submodule": (
+        lambda: By(head, head=nn.Sequential(nn.LayerNorm(3), nn.Sequential(nn.Linear(3, 4)))),
+        ["head.1.0.weight", "head.1.0.bias"],
+    ),
+    "weight norm": (
+        lambda: By(head, head=parametrizations.weight_norm(nn.Linear(3, 4))),
+        ["head.bias", *(f"head.parametrizations.weight.original{place}" for place in (0, 1))],
+    ),
+    "weight norm of the hidden layer": (
+        lambda: By(head, body=parametrizations.weight_norm(nn.Linear(3, 3)), head=nn.Linear(3, 4)),
+        HEAD,
+    ),
+    "spectral norm": (
+        lambda: By(head, head=parametrizations.spectral_norm(nn.Linear(3, 4, bias=False))),
+        ["head.parametrizations.weight.original"],
+    ),
+    "log_softmax": (lambda: By(lambda net, h: net.head(h).log_softmax(1), head=nn.Linear(3, 4)), HEAD),
+    "learned scale": (
+        lambda: By(lambda net, h: net.s * net.head(h) + net.b, head=nn.Linear(3, 4), s=own(), b=own(4)),
+        HEAD,
+    ),
+    "norm after it": (lambda: By(lambda net, h: net.n(net.head(h)), head=nn.Linear(3, 4), n=nn.LayerNorm(4)), HEAD),
+    "product by hand before it": (
+        lambda: By(lambda net, h: net.head(h @ net.w), head=nn.Linear(3, 4), w=own(3, 3)),
+        HEAD,
+    ),
+    "recurrent": (
+        lambda: By(lambda net, h: net.head(h[:, None])[0][:, 0], head=nn.GRU(3, 2, batch_first=True)),
+        [f"head.{kind}_{gate}_l0" for kind in ("weight", "bias") for gate in ("ih", "hh")],
+    ),
+    "attention": (
+        lambda: By(
+            lambda net, h: net.head(*3 * [h[:, None]])[0][:, 0], head=nn.MultiheadAttention(3, 1, batch_first=True)
+        ),
+        ["head.in_proj_weight", "head.in_proj_bias", "head.out_proj.weight", "head.out_proj.bias"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_the_layer_that_runs_last_is_chosen(name: str) -> None:
+    """By its weights, whatever else they are of, and by the covariance that a Gauss-Newton matrix by hand has."""
+    torch.manual_seed(0)
+    make, wanted = LAST[name]
+    net, x = make().double().eval(), torch.arange(N) % 4
+    y = torch.randn_like(net(x))
+    laplace = bayesify.Laplace(net, likelihoods.Gaussian(0.3), "last_layer", "full", 2.0).fit([(x, y)])
+    assert sorted(laplace.subset.names) == sorted(wanted)
+    start = {key: net.get_parameter(key).detach() for key in laplace.subset.names}
+
+    def outputs(*weights: Tensor) -> Tensor:
+        return torch.func.functional_call(net, dict(zip(start, weights, strict=True)), (x,))
+
+    parts = torch.autograd.functional.jacobian(outputs, tuple(start.values()))
+    rows = torch.cat([part.flatten(2) for part in parts], -1)  # [N, O, P]
+    precision = torch.einsum("nop,noq->pq", rows, rows) / 0.3 + 2 * torch.eye(rows.shape[-1], dtype=rows.dtype)
+    torch.testing.assert_close(laplace.covariance_matrix(), precision.inverse())
+    torch.testing.assert_close(laplace.output_covariance(x), rows @ precision.inverse() @ rows.mT)
+    bayesify.Laplace(net, likelihoods.Gaussian(0.3), "last_layer", "kronecker").fit([(x, y)]).predict(x)
+
+
+@pytest.mark.parametrize("name", HIDDEN_USES)
+def test_a_last_linear_map_without_a_layer_is_refused(name: str) -> None:
+    torch.manual_seed(0)
+    net, x = HIDDEN_USES[name]().double(), torch.arange(N) % 4
+    laplace = bayesify.Laplace(net, likelihoods.Gaussian(0.3), "last_layer")
+    with pytest.raises(
+        ValueError, match=r"is used without a call of its layer.*subset=\['(w|table.weight|body.weight)'"
+    ):
+        laplace.fit([(x, torch.randn_like(net(x)))])

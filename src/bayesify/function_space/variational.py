@@ -126,9 +126,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         runner, weights = self._jacobians.runner, self.bnn.weights
         values = {name: mean.detach() for name, mean in self._means().items()}
         with explain_shape_errors(args, kwargs):
-            found = last_layer(runner, weights, args, kwargs, self.bnn.output, values=values, owner="FunctionSpaceVI")
-        layers = {weights[name].layer for name in found}
-        names = [name for name in weights if weights[name].layer in layers]
+            names = last_layer(runner, weights, args, kwargs, self.bnn.output, values=values, owner="FunctionSpaceVI")
         self._jacobians, self._evaluated = Jacobians(runner, names, output=self.bnn.output), None
         self._bind()
         self._settled = True

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
 
 from bayesify.running.inputs_and_outputs import select_output, split_rows
 from bayesify.running.runner import Runner
-from bayesify.weights.catalog import Weight, owner_of
+from bayesify.weights.catalog import Weight
+
+LINEAR_MAPS = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+"""Layers that can be the last one. Attention runs as one layer, with its projections."""
+MATRIX_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addmv", "Mv", "Dot", "Linear", "Convolution")
+"""Operations in which a vector of weights is a linear map too, as autograd calls them."""
 
 
 @torch.enable_grad()
@@ -26,6 +33,9 @@ def last_layer(
 ) -> list[str]:
     """Weights of the linear map that runs last among those that the output depends on.
 
+    They are all that the layer has: a weight that it shares with another layer (tied embeddings), and the parameters behind a
+    weight that is computed (weight normalization).
+
     Args:
         runner: The network.
         weights: Its trainable weights by name.
@@ -36,47 +46,86 @@ def last_layer(
         owner: Who says so in an error.
 
     Raises:
-        ValueError: If no linear map was called, or one is used without being called, so that it is not known which is last.
+        ValueError: If no linear map was called, or a weight is used later in an operation that no such layer does.
     """
     network = runner.network
-    maps = {name: owner_of(network, name)[0] for name, weight in weights.items() if weight.kind == "matrix"}
-    parents = [module for module in network.modules() if isinstance(module, nn.MultiheadAttention)]
-    inside = {id(child): parent for parent in parents for child in parent.modules()}
-    owners = {name: inside.get(id(module), module) for name, module in maps.items()}  # attention runs as one layer
-    called: list[nn.Module] = []
-    unique = {id(module): module for module in owners.values()}
+    maps = {name: _maps_of(network, weight) for name, weight in weights.items()}
     known = values or {}
-    own = {name: known[name] if name in known else network.get_parameter(name) for name in maps}
+    own = {name: known[name] if name in known else network.get_parameter(name) for name in weights}
     given = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
+    called: list[tuple[nn.Module, list[Any]]] = []  # with the nodes of the graph that the call ended with
+
+    def note(module: nn.Module, made: Any) -> None:
+        called.append((module, [leaf.grad_fn for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]))
+
     with runner.alone() as alone:
-        for module in unique.values():
-            alone.module(module).register_forward_hook(lambda _, __, ___, module=module: called.append(module))
+        for module in {id(module): module for own_maps in maps.values() for module in own_maps}.values():
+            alone.module(module).register_forward_hook(lambda _, __, made, module=module: note(module, made))
         outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
-    reached = _leaves(outputs.grad_fn)
-    used = [name for name, value in given.items() if id(value) in reached]
-    hidden = [name for name in used if not any(owners[name] is module for module in called)]
-    if hidden:
-        raise ValueError(
-            f"{owner}: {hidden[0]} is used without a call of its layer, so that the last layer is not known; name its weights, "
-            f"subset=[{hidden[0]!r}, ...]"
-        )
-    for module in reversed(called):
-        names = [name for name in used if owners[name] is module]
-        if names:
-            return names
-    raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
+    names = {id(value): name for name, value in given.items()}
+    used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
+    found: list[str] = []
+    end = -1
+    for module, nodes in called:
+        own_names = [name for name in given if name in used and any(module is one for one in maps[name])]
+        if own_names:
+            found, end = own_names, max((node._sequence_nr() for node in nodes if node is not None), default=end)
+    made = {node for _, nodes in called for node in nodes}
+    for leaf, is_product in _used_after(outputs.grad_fn, end, made):
+        weight = weights.get(names.get(leaf, ""))
+        if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
+            raise ValueError(
+                f"{owner}: {weight.name} is used without a call of its layer, so that the last layer is not known; name its "
+                f"weights, subset=[{weight.name!r}, ...]"
+            )
+    if not found:
+        raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
+    return found
+
+
+def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
+    """The linear maps that a weight is of, one for each of its names that has one."""
+    found = []
+    for name in (weight.name, *weight.aliases):
+        path, behind, _ = name.partition(".parametrizations.")  # a weight that is computed belongs to the layer above
+        parts = path.split(".") if behind else path.split(".")[:-1]
+        above = [network.get_submodule(".".join(parts[:end])) for end in range(len(parts) + 1)]
+        whole = next((module for module in above if isinstance(module, nn.MultiheadAttention)), above[-1])
+        if isinstance(whole, LINEAR_MAPS):
+            found.append(whole)
+    return found
+
+
+def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
+    """Tensors that operations after a time `end` take without a layer's call between, and whether the operation is a product.
+
+    Args:
+        node: Node of the outputs in the graph of derivatives.
+        end: Number of the last node that is not looked at.
+        made: Nodes with which the calls of layers ended.
+    """
+    for after in _nodes(node):
+        if hasattr(after, "variable") or after._sequence_nr() <= end:
+            continue
+        is_product = after.name().removesuffix("Backward0") in MATRIX_PRODUCTS
+        for operand, _ in after.next_functions:
+            behind = _nodes(operand)
+            if not behind & made:
+                yield from ((id(leaf.variable), is_product) for leaf in behind if hasattr(leaf, "variable"))
 
 
 def _leaves(node: Any) -> set[int]:
     """Identities of the tensors that a node of the graph of derivatives goes back to; nothing is differentiated for it."""
-    found: set[int] = set()
-    seen, waiting = {None}, [node]
+    return {id(one.variable) for one in _nodes(node) if hasattr(one, "variable")}
+
+
+def _nodes(node: Any) -> set[Any]:
+    """A node of the graph of derivatives and all that it goes back to."""
+    seen: set[Any] = set()
+    waiting = [node]
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [parent for parent, _ in node.next_functions]
-    return found
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return seen
