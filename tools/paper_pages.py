@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify_papers.inducing_weights.scores import means_by_severity
-from bayesify_papers.inducing_weights.systems import SYSTEMS
+from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.tables import number
 from bayesify_papers.status import met
@@ -38,9 +38,10 @@ def filled(text: str, folder: Path, page: str) -> str:
         page: Its name, a key of `PAGES`.
     """
     for name, make in PAGES[page].items():
-        path, start = folder / f"{name}.json", START.format(name)
+        start, paths = START.format(name), sorted(folder.glob(f"{name}.json"))
         if start in text:
-            made = make(json.loads(path.read_text())) if path.is_file() else "Not measured yet."
+            contents = [json.loads(path.read_text()) for path in paths]
+            made = make(contents if "*" in name else contents[0]) if contents else "Not measured yet."
             text = replaced(text, start, END, made)
     return text
 
@@ -114,6 +115,36 @@ def _cifar10(content: dict[str, Any]) -> str:
         f"{_source(content)}{table(header, rows)}\n\n"
         "One seed; MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy; severity 5 is the mean over the six "
         "corruptions at their strongest; several systems trained beside each other."
+    )
+
+
+def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
+    """Test scores of every seed and their mean; what differs in the commands is the seed alone."""
+    rows = []
+    for system in sorted({name for content in contents for name in content["scores"]}):
+        found = [content for content in contents if system in content["scores"]]
+        tests = [content["scores"][system]["test"] for content in found]
+        title, size = (SYSTEMS | BASELINES)[system].title, f"{found[0]['parameters'][system]:,}"
+        keys = (("accuracy", 100, 2), ("nll", 1, 4), ("calibrated_nll", 1, 4), ("ece", 100, 2))
+        for content, test in zip(found, tests, strict=True):
+            cells = [number(factor * test[key], digits) for key, factor, digits in keys]
+            outside = [
+                number(content["scores"][system]["ood"][name]["auroc_entropy"]) for name in ("mnist", "fashion_mnist")
+            ]
+            worst = means_by_severity(content["scores"][system]["corrupted"])[5]
+            corrupted = [number(100 * worst[key], 1) for key in ("accuracy", "ece")]
+            rows.append([title, str(content["seed"]), size, *cells, *outside, *corrupted])
+        means = [number(factor * statistics.mean(test[key] for test in tests), digits) for key, factor, digits in keys]
+        rows.append([title, "mean", size, *means, "", "", "", ""])
+    header = ["system", "seed", "parameters", "accuracy %", "NLL", "NLL at the best temperature", "ECE %"]
+    header += ["MNIST", "Fashion-MNIST", "severity 5 %", "its ECE %"]
+    at_once = contents[0]["trainings_at_once"]
+    seconds = statistics.mean(sum(content["seconds"].values()) for content in contents)
+    return (
+        f"{_source(contents[0])}{table(header, rows)}\n\n"
+        f"{at_once} trainings ran at once on the GPU and took {seconds:.0f} s together. MNIST and Fashion-MNIST, gray in three "
+        "channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions at their strongest, on the first 1,000 "
+        "test images."
     )
 
 
@@ -251,12 +282,13 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
     )
 
 
-PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
+PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
     "inducing-weights": {
         "regression_inducing": _regression,
         "regression_others": _regression,
         "fashion_mnist": _fashion,
         "cifar10_resnet18_0": _cifar10,
+        "cifar10_resnet18_one_cycle_*": _cifar10_seeds,
         "pruning": _pruning,
         "ablation": _ablation,
     },
@@ -269,7 +301,8 @@ PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     },
     "subnetwork": {"corrupted_cifar": _corrupted_cifar},
 }
-"""By page of docs/experiments, then by the name of a file of results: the function that makes its table."""
+"""By page of docs/experiments, then by the name of a file of results, or of several with a star: the function that makes its
+table."""
 
 
 if __name__ == "__main__":
