@@ -183,15 +183,18 @@ def test_objective_of_posteriors(name: str, task: str) -> None:
     check_objective(make, task)
 
 
+LEARNED_OR_CLASSES = {"classification": likelihoods.Categorical, "learned noise": likelihoods.Gaussian}
+
+
 def fit_task(name: str, loader: list[Any], task: str, epochs: int = 2) -> Any:
     """A method fitted to a task, in full batches."""
     method = METHODS[name]
     assert method.fit is not None
     if method.extra is not None and find_spec(method.extra) is None:
         pytest.skip(method.status)
-    fixed = likelihoods.Categorical() if task == "classification" else likelihoods.Gaussian(0.3, learn=False)
+    own = likelihoods.Gaussian(0.3, learn=False) if task == "regression" else LEARNED_OR_CLASSES[task]()
     given: dict[str, Any] = {"num_data": sum(len(batch[1]) for batch in loader), "epochs": epochs, "seed": 0}
-    return method.fit(TrainingTask(net(), fixed, loader, prior=priors.Neal(), **given), **method.options)
+    return method.fit(TrainingTask(net(), own, loader, prior=priors.Neal(), **given), **method.options)
 
 
 def outcome(model: Any) -> list[Tensor]:
@@ -199,7 +202,7 @@ def outcome(model: Any) -> list[Tensor]:
     return [prediction.probs] if hasattr(prediction, "probs") else [prediction.mean, prediction.std]
 
 
-@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("task", ["regression", "learned noise", "classification"])
 @pytest.mark.parametrize("name", FROM_TASK)
 def test_methods_from_a_task(name: str, task: str) -> None:
     """Whatever stands in a row of weight 0 changes nothing, and repeated rows give the same model."""
@@ -213,6 +216,35 @@ def test_methods_from_a_task(name: str, task: str) -> None:
     if name not in SAMPLED_PER_ROW:
         # Adam divides by the gradient's size plus 1e-8, and the gradient is per row.
         agree([outcome(fit_task(name, [batch], task)) for batch in (weighted, repeated)], rtol=1e-5, atol=1e-5)
+
+
+def trained(name: str, batches: list[Any], **options: Any) -> list[Any]:
+    """Everything that `fit` leaves: parameters with the noise that it finds, and the losses of its epochs."""
+    method = METHODS[name]
+    assert method.posterior is not None
+    given = dict(method.options)
+    if method.starts_at_rows is not None:
+        given[method.starts_at_rows] = rows()[0][WEIGHTS > 0]
+    torch.manual_seed(2)
+    bnn = bayesify.bayesianize(net(), method.posterior(**given), likelihood=likelihoods.Gaussian()).double()
+    # Adam divides by the gradient's size plus eps, and the gradient is per row.
+    adam = {"optimizer": lambda parameters: torch.optim.Adam(parameters, 1e-2, eps=1e-30)}
+    history = bayesify.fit(bnn, batches, epochs=6, seed=0, progress=False, **adam, **options)
+    return [*bnn.state_dict().values(), *map(torch.tensor, (history.column("nll"), history.column("elbo")))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_noise_that_fit_finds(name: str) -> None:
+    """With weights of 1 as without any, in small batches. With other weights as with repeated rows, also in a stopped run."""
+    x, y = rows()
+    ones = torch.ones(N, dtype=torch.float64)
+    agree(
+        [trained(name, list(zip(*(part.split(3) for part in parts), strict=True))) for parts in ((x, y), (x, y, ones))]
+    )
+    weighted, repeated, _ = triples()
+    for options in ({}, {"callbacks": [lambda _, history: len(history) == 4]}):
+        agree([trained(name, batches, **options) for batches in (weighted, repeated)], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.1])

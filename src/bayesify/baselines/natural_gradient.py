@@ -252,14 +252,16 @@ class LayerwiseTrainer(NaturalGradient):
         gathered: dict[str, dict[str, Tensor]] = {}
         gradient: dict[str, Tensor] = {}
         points: list[Tensor | None] = [None] * len(self._points)
+        # Not the noise that `fit` finds, which has no gradient.
+        moved = [place for place, point in enumerate(self._points) if point.requires_grad]
         total = 0.0
         for weights in each(draws.weights):
             seen, loss, examples = self._run(weights, args, kwargs, y, example_weights)
             factor = 1 / (examples * self.num_draws)
-            grads = seen.pull(loss, self._points, example_weights)
+            grads = seen.pull(loss, [self._points[place] for place in moved], example_weights)
             for name, grad in zip(seen.weights, grads, strict=False):
                 _add(gradient, name, grad, factor, seen.weights[name])
-            for place, grad in enumerate(grads[len(seen.weights) :]):
+            for place, grad in zip(moved, grads[len(seen.weights) :], strict=True):
                 if grad is not None:
                     before = points[place]
                     points[place] = grad * factor if before is None else before + grad * factor

@@ -409,7 +409,7 @@ class _Iterating(Trainable):
         if should_check(data) and not bool(torch.isfinite(data)):
             raise ValueError(f"SWAG: the loss is {-data.item() / num_data}; lower the learning rate")
         if self.first is None and should_check(data):
-            self.first = batch, phase, -data.item() / num_data
+            self.first = batch, phase, _loss(data, batch, num_data)
         return data, torch.zeros_like(data)
 
     def rise(self, num_data: int, last: float) -> float:
@@ -417,7 +417,12 @@ class _Iterating(Trainable):
         if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
             return 0.0
         now = self.terms(self.first[0], phase=self.first[1], num_data=num_data, num_draws=1)[0]
-        return -float(now.detach()) / num_data - self.first[2]
+        return _loss(now, self.first[0], num_data) - self.first[2]
+
+
+def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
+    """Negative log-likelihood per example, by weights, from the data term of a batch."""
+    return -float(data.detach()) / num_data / (float(batch.counts.mean()) or 1.0)
 
 
 class _Collecting(Update):

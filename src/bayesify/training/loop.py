@@ -463,10 +463,10 @@ def _cloned(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """NLL per example, KL and bound per step, and whether any step was taken: numbers, or [R] for R models."""
-    nll, kl, bound, steps, examples = map(np.array, sums)
+    """NLL per example, by weights, KL and bound per step, and whether any step was taken: numbers, or [R] for R models."""
+    nll, kl, bound, steps, weight = map(np.array, sums)
     with np.errstate(invalid="ignore"):  # 0 / 0 where there was none
-        return nll / examples, kl / steps, bound / steps, steps > 0
+        return nll / weight, kl / steps, bound / steps, steps > 0
 
 
 def _mean(values: np.ndarray, trained: np.ndarray) -> float:

@@ -42,10 +42,10 @@ class LearnedNoise:
 
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 
-    the mean over N examples of O numbers, which follows from an epoch's mean negative log-likelihood. After each epoch the variance
-    is set to it; in the first two thirds of the epochs only if that is less than before. Dropout makes the residuals of training
-    batches larger than those of predictions, example weights need not have the same mean in every epoch, and a run may be stopped
-    early. In these cases the last variance is that of predictions in evaluation mode, on the first rows of the data.
+    the mean over N examples of O numbers, by weights, which follows from an epoch's mean negative log-likelihood. After each epoch
+    the variance is set to it; in the first two thirds of the epochs only if that is less than before. Dropout makes the residuals
+    of training batches larger than those of predictions, and a run may be stopped early. In these cases the last variance is that
+    of predictions in evaluation mode, on the first rows of the data.
 
     Args:
         model: What is trained.
@@ -61,7 +61,7 @@ class LearnedNoise:
         likelihood = bnn.likelihood if isinstance(bnn, BayesianNetwork) else None
         self._model, self._epochs = model, epochs
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
-        self._numbers, self._is_weighted = 1, False
+        self._numbers = 1
         self.replaced: dict[str, Tensor] = {}
 
     @property
@@ -86,7 +86,6 @@ class LearnedNoise:
         if likelihood is None or not batches:
             return
         assert isinstance(bnn, BayesianNetwork)
-        self._is_weighted = any(batch.weights is not None for batch in batches)
         weights = torch.cat([batch.counts for batch in batches])
         targets = torch.cat([batch.y.reshape(len(batch), -1) for batch in batches]).double().cpu()
         self._numbers = targets.shape[1]
@@ -113,12 +112,12 @@ class LearnedNoise:
         return squares / count if count > 0 else math.nan
 
     def after_epoch(self, nll: float, epoch: int, last: bool) -> None:
-        """Set the variance by an epoch's mean negative log-likelihood of an example; `epoch` counts from 1."""
+        """Set the variance by an epoch's mean negative log-likelihood of an example, by weights; `epoch` counts from 1."""
         likelihood = self._likelihood
         if likelihood is None:
             return
         self.replaced = {"likelihood.raw_noise": likelihood.raw_noise.detach().clone()}
-        if self._is_weighted or not math.isfinite(nll):
+        if not math.isfinite(nll):
             return
         now = float(likelihood.noise.detach())
         found = 2 * now * (nll / self._numbers - 0.5 * math.log(2 * math.pi * now))
@@ -131,7 +130,7 @@ class LearnedNoise:
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
-        if stopped or self._is_weighted or _has_dropout(bnn):
+        if stopped or _has_dropout(bnn):
             generator = torch.Generator(device).manual_seed(0)
             self._set(self._residual(read(), device, lambda x: bnn.predict(x, FINAL_DRAWS, generator=generator)))
 

@@ -68,7 +68,7 @@ def _terms_in_turn(
 class Sums:
     """What an epoch adds up, on the device and in place, so that no step waits for it.
 
-    In this order: NLL times examples, KL, bound, steps, examples.
+    In this order: NLL summed over examples by their weights, KL, bound, steps, and the sum of these weights.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -200,7 +200,8 @@ class Step:
         if self._graph_optimizer is None:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
-            self._add_up(nll, part_of_all * kl, bound, part_of_all, part_of_all * size)
+            weight = sum(self._weight(part) for part, own, _ in window if own)
+            self._add_up(nll, part_of_all * kl, bound, part_of_all, weight)
             if self.average is not None:
                 self.average.add(self._guard.taken)
             self._guard.end()
@@ -240,7 +241,7 @@ class Step:
         if self.average is not None:
             self.average.add(self._guard.taken)
         data, kl = data.detach().to(dtype), kl.detach().to(dtype)
-        self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0, len(batch))
+        self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0, self._weight(batch))
         self._guard.end()
 
     def _add_up(self, *values: Tensor | float) -> None:
@@ -249,6 +250,10 @@ class Step:
             finite = self._guard.finite if self.model.num_models is not None else self._guard.finite[0]
             values = tuple(torch.where(finite, value, 0.0) for value in values)
         self.sums.add(*values)
+
+    def _weight(self, batch: Batch) -> Tensor | float:
+        """How many examples a batch counts as: a number, or [R] for R models."""
+        return float(len(batch)) if batch.weights is None else batch.weights.to(self.sums.values).sum(-1)
 
     def _zero_grad(self) -> None:
         for parameter in self._parameters:  # also those that the optimizer does not have
