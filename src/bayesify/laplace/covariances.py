@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients
-from bayesify.jacobians.rules import fold_product, layer_factors
+from bayesify.jacobians.rules import LinearRule, fold_product, layer_factors
 from bayesify.laplace.curvature import MAX_DIAGONALIZED_WEIGHTS, Structure, has_factors
 from bayesify.laplace.last_layer import layer_of, matrix_order
 from bayesify.laplace.subset import Subset
@@ -367,10 +367,14 @@ class KroneckerCovariance(WeightCovariance):
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
         """Gradients by each independent weight, and by each block in its eigenbasis: [B, K, n].
 
-        A block with one position per example has two factors in their place: inputs [B, d_in] and gradients [K, B, d_out].
+        A block, or the weight of a linear layer, with one position per example has two factors in their place: inputs
+        [B, d_in] and gradients [K, B, d_out].
         """
         for name in self.diagonal:
-            yield name, self.subset.gradients(gradients, name).detach().movedim(1, 0)
+            yield (
+                name,
+                self._outer(gradients, name) or self.subset.gradients(gradients, name).detach().movedim(1, 0),
+            )
         for index, (_, out_vectors, in_vectors) in enumerate(self._eigen):
             layer = self.blocks[index].layer
             if not has_factors(layer, gradients):  # it did not see all examples
@@ -386,6 +390,20 @@ class KroneckerCovariance(WeightCovariance):
                 turned = torch.stack([fold_product(g.movedim(2, -1), a) for a, g in moved]).sum(0)
                 yield index, turned.movedim(1, 0).flatten(2)
 
+    def _outer(self, gradients: Gradients, name: str) -> tuple[Tensor, Tensor] | None:
+        """Inputs [B, d_in] and gradients [K, B, d_out], whose outer products are the gradients by a whole weight of a linear layer.
+
+        `None` where the gradients are no such products: several uses, several positions, or other layers.
+        """
+        uses, calls = gradients.uses(name), gradients.calls(name)
+        if self.subset.entries[name] is not None or len(uses) != 1 or len(calls) != 1:
+            return None
+        rule, kept, g = calls[0]
+        if not isinstance(rule, LinearRule) or uses[0].leaf != "weight" or kept.shape[1] != 1:
+            return None
+        a, slopes = rule.factors(kept.detach(), g.detach())
+        return a[:, 0].to(self.prior), slopes[:, :, 0].to(self.prior)
+
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         """Weight by weight and layer by layer, so that no Jacobian over all weights is held."""
         chosen = factors or [self.factor]
@@ -395,7 +413,7 @@ class KroneckerCovariance(WeightCovariance):
             if isinstance(rows, tuple):
                 a, g = rows
                 for place, factor in enumerate(chosen):
-                    spread = a.square() @ self._spread(part, factor).T
+                    spread = a.square() @ self._spread(part, factor).view(-1, a.shape[1]).T
                     total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, spread)
                 continue
             columns = rows.mT.contiguous()
