@@ -464,6 +464,45 @@ def test_examples_that_count_for_nothing_have_no_say_in_the_default_precision() 
     assert found.factor == alone.factor < 1
 
 
+class Times(nn.Module):
+    """A network whose outputs are in a unit."""
+
+    def __init__(self, net: nn.Module, unit: float) -> None:
+        super().__init__()
+        self.net, self.unit = net, unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unit * self.net(x)
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_predictions_under_the_default_precision_follow_the_unit_of_the_targets(
+    structure: Any, subset: str, outputs: int
+) -> None:
+    """To rounding, whether the last layer's weights hold the unit or the network multiplies by it; far from the rows too."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 3, dtype=torch.float64)
+    y = x[:, :1].sin() + 0.3 * torch.randn(60, outputs, dtype=torch.float64)
+    for body in ([], [nn.Linear(3, 8), nn.Tanh()]):
+        net = nn.Sequential(*body, nn.Linear(8 if body else 3, outputs)).double()
+        features = torch.cat((net[:-1](x).detach(), torch.ones(60, 1)), 1)
+        solution = torch.linalg.lstsq(features, y).solution
+        found = []
+        for unit in (1.0, 1e-2, 1e2, 1e4):
+            net[-1].weight.data, net[-1].bias.data = unit * solution[:-1].T, unit * solution[-1]
+            made = Laplace(net, likelihoods.Gaussian(), subset, structure).fit([(x, unit * y)]).predict(30 * x[:5])
+            found.append(torch.stack((made.mean / unit, made.epistemic / unit**2, made.aleatoric / unit**2)))
+        net[-1].weight.data, net[-1].bias.data = solution[:-1].T, solution[-1]
+        scaled = (
+            Laplace(Times(net, 1e3), likelihoods.Gaussian(), subset, structure).fit([(x, 1e3 * y)]).predict(30 * x[:5])
+        )
+        found.append(torch.stack((scaled.mean / 1e3, scaled.epistemic / 1e6, scaled.aleatoric / 1e6)))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], rtol=1e-6, atol=0.0)
+
+
 def test_the_default_precision_of_what_has_no_inputs_is_by_its_size() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:

@@ -69,7 +69,7 @@ from bayesify.running.inputs_and_outputs import (
     select_output,
     split_rows,
 )
-from bayesify.running.last_layer import last_layer
+from bayesify.running.last_layer import last_layer, output_gain
 from bayesify.running.memory import in_words, parse_bytes
 from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
@@ -115,7 +115,8 @@ class Laplace(Drawable):
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal); full
             where a subset is given without one.
         prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
-            for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks.
+            for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks. Where `fit` finds the
+            noise, that of the last layer is divided by the targets' variance, so that predictions follow the targets' unit.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
             `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
@@ -237,7 +238,7 @@ class Laplace(Drawable):
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
-        finds_noise = self._start_noise(loader, read_batch)
+        variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = (*chosen_for, *candidates.remarks)
@@ -245,6 +246,9 @@ class Laplace(Drawable):
         if default:
             chosen = self.subset.names
             self.base_precision = precisions.default_precision(self.weights, self.values, self.covariance, chosen)
+            if variance is not None:
+                with suppress(ValueError):  # where no layer is known to be the last one
+                    self.base_precision = self._in_unit(self.base_precision, variance, find_last(), (args, kwargs))
         if self.covariance == "kronecker":
             self._check_whole(self.subset)
         found, self.data = self._curvature(
@@ -257,7 +261,7 @@ class Laplace(Drawable):
             self.remarks += (self._sampling_remark(),)
         if default and not self._is_sampled(first.x):
             self._settle_precision(loader, read_batch)
-        if finds_noise and isinstance(self.posterior, FullCovariance) and not self.marginal:
+        if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
             self._fit_noise()
         return self
 
@@ -273,11 +277,16 @@ class Laplace(Drawable):
         whole = f"a full covariance over all {candidates.free:,} weights would take {in_words(needed)}"
         return (f"last layer, since {whole}",)
 
-    def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> bool:
-        """Whether the variance of the noise was to be found; it is the network's mean squared residual then."""
+    def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, columns: int) -> float | None:
+        """Where the variance of the noise is to be found, set it to the network's mean squared residual.
+
+        Returns:
+            Variance of the targets around the mean of each column, or their mean square if they are constant; `None` where the
+            noise was given.
+        """
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
-            return False
-        sums = torch.zeros(3, dtype=torch.float64)
+            return None
+        sums = torch.zeros(3 + columns, dtype=torch.float64)
         for item in loader:
             batch = parse_batch(item, read_batch).to(self.device).weighed()
             if not len(batch):
@@ -285,13 +294,27 @@ class Laplace(Drawable):
             args, kwargs = checked_inputs(batch.x)
             outputs = select_output(self._runner.call({}, args, kwargs), self.output)
             y = match_targets(batch.y, outputs).double()
-            errors, sizes = (part.square().reshape(len(batch), -1).sum(1).cpu() for part in (y - outputs, y))
-            numbers = batch.counts.sum() * outputs[0].numel()
-            sums += torch.stack([batch.counts @ errors, batch.counts @ sizes, numbers])
-        squares, size, count = sum_over_processes(sums).tolist()
-        if count > 0:
-            self.likelihood.set_noise(max(squares, MIN_RELATIVE_NOISE * size, 1e-30) / count)
-        return True
+            parts = [(y - outputs).square(), y.square(), torch.ones_like(y)]
+            rows = [part.reshape(len(batch), -1).sum(1, keepdim=True) for part in parts]
+            sums += batch.counts @ torch.cat([*rows, y.reshape(len(batch), columns, -1).sum(2)], 1).cpu()
+        squares, size, count, *totals = sum_over_processes(sums).tolist()
+        if not count > 0:
+            return 1.0
+        self.likelihood.set_noise(max(squares, MIN_RELATIVE_NOISE * size, 1e-30) / count)
+        spread = size - columns / count * sum(total**2 for total in totals)
+        return (spread if spread > MIN_RELATIVE_NOISE * size else size) / count or 1.0
+
+    def _in_unit(
+        self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: Any
+    ) -> dict[str, float]:
+        """The default precision where targets have a variance: that of the last layer is for outputs of variance 1.
+
+        Weights without a number of inputs have a precision by their own size, which is in the unit of the targets as it is.
+        """
+        names = [name for name in last if self.weights[name].fan_in]
+        gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
+        factor = gain / variance if gain else 1.0
+        return {name: factor * value if name in names else value for name, value in precision.items()}
 
     def _candidates(
         self,

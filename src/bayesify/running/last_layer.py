@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ LINEAR_MAPS = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBas
 """Layers that can be the last one. Attention runs as one layer, with its projections."""
 MATRIX_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addmv", "Mv", "Dot", "Linear", "Convolution")
 """Operations in which a vector of weights is a linear map too, as autograd calls them."""
+
+NUM_GAIN_EXAMPLES = 32
+"""Examples over which `output_gain` is a mean."""
 
 
 @torch.enable_grad()
@@ -81,6 +85,46 @@ def last_layer(
     if not found:
         raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
     return found
+
+
+@torch.enable_grad()
+def output_gain(
+    runner: Runner,
+    weights: Sequence[Weight],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output: str | int | None,
+) -> float:
+    r"""Mean over outputs of $\sum_j (\partial f_o / \partial a_j)^2$, a the numbers that a layer puts out in its last call.
+
+    It is 1 where the layer ends the network, and $s^2$ where outputs are s times the layer's. 0 where the layer puts out
+    something else than a tensor.
+
+    Args:
+        runner: The network.
+        weights: The weights of the layer.
+        args: Positional inputs; some examples are run.
+        kwargs: Keyword inputs.
+        output: Which of several outputs.
+    """
+    probes: list[Tensor] = []
+
+    def probe(module: nn.Module, inputs: Any, made: Any) -> Any:
+        if not isinstance(made, Tensor):
+            return None
+        probes.append(torch.zeros_like(made, requires_grad=True))
+        return made + probes[-1]
+
+    with ExitStack() as stack:
+        alone = stack.enter_context(runner.alone())
+        for module in {module for weight in weights for module in _maps_of(runner.network, weight)}:
+            stack.callback(alone.module(module).register_forward_hook(probe).remove)
+        outputs = select_output(alone.call({}, *next(split_rows(args, kwargs, NUM_GAIN_EXAMPLES))), output)
+    if not probes:
+        return 0.0
+    signs = torch.randint(2, outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs) * 2 - 1
+    grad = torch.autograd.grad(outputs, probes[-1], signs, allow_unused=True)[0]
+    return 0.0 if grad is None else float(grad.square().sum()) / outputs.numel()
 
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
