@@ -1,4 +1,4 @@
-"""The tables of docs/defaults.md, from results of `benchmarks.defaults` and what is beside it; run it after them."""
+"""The tables of docs/defaults.md and docs/defaults-evidence.md, from results of `benchmarks.defaults` and others."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from typing import Any
 from tools.markdown import replaced, table
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs" / "defaults.md", ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "docs" / name for name in ("defaults.md", "defaults-evidence.md")]
+RESULTS = ROOT / "benchmarks" / "results"
 START, END = "<!-- {}: by python -m tools.defaults_page -->", "<!-- end -->"
 TITLES = {
     "network": "the network itself",
@@ -173,7 +174,7 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
         ]
         shown = "" if method == "temperature" else f"{mean(_ratio(row) for row, _ in both):.1f}"
         lines.append([title, f"{100 * changes[0]:+.1f}", *(f"{change:+.3f}" for change in changes[1:]), shown])
-    head = ["", "accuracy, points", "NLL", "ECE", "AUROC", "strangers' mutual information over the test images'"]
+    head = ["", "accuracy, points", "NLL", "ECE", "AUROC", "mutual information, other kind over test"]
     return table(head, lines)
 
 
@@ -347,9 +348,8 @@ FILES = {
 
 
 def main() -> None:
-    """Write the page, and print the exceptions."""
+    """Write the pages, and print the exceptions."""
     found, tried = means(stored("defaults")), means(stored("default_trials"))
-    text = PAGE.read_text()
     parts = {
         "summary": summary(found),
         "exceptions": exception_table(found),
@@ -364,9 +364,12 @@ def main() -> None:
         "long": trials(tried, "point", LONG_PRIORS),
         "starts": trials(tried, "mean_field", STARTS),
     }
-    for name, body in parts.items():
-        text = replaced(text, START.format(name), END, body)
-    PAGE.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for name, body in parts.items():
+            if START.format(name) in text:
+                text = replaced(text, START.format(name), END, body)
+        page.write_text(text)
     for (network, method), names in exceptions(found).items():
         print(network, method, *names)
 
