@@ -6,7 +6,8 @@ Each number makes a network of the operations that `bayesify.moments` knows, and
 normalization, activations, residual sums, products, views, operations in place, aliases, a layer used twice, attention, embeddings
 with repeated tokens; with a posterior over all layers or some, and inputs that are rough, smooth or positive. Outputs count as
 within bounds when their mean is within 0.2 standard deviations of that of draws, and their standard deviation within a factor of
-1.35. Where three standard errors of 1,000 draws could change the answer, 8,000 are made.
+1.35. Numbers from 100,000 on have further steps of tokens: `unbind`, the largest of tokens, attention of units with themselves, and
+attention weights. Where three standard errors of 1,000 draws could change the answer, 8,000 are made.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ from .timing import record
 MAX_MEAN_GAP, MAX_STD_RATIO = 0.2, 1.35
 STAGES = (1000, 8000)
 """Numbers of draws, the next where the one before leaves doubt."""
+
+LATER = ("largest", "largest", "unbind", "heads", "itself", "weights")
+FIRST_WITH_LATER = 100_000
+"""Steps of tokens and words that networks from this number on have too; those before stay what they were."""
 
 Step = Callable[[Tensor], Tensor]
 
@@ -128,11 +133,13 @@ class Maker:
         program: What is made.
         choice: Random choices.
         shape: Of the units of an example.
+        more: Whether steps that came later are among the choices.
     """
 
     program: Program
     choice: random.Random
     shape: tuple[int, ...]
+    more: bool = False
 
     def add(self, name: str, step: Callable[..., Tensor], *layers: nn.Module) -> None:
         """A step that is called with the units and its layers."""
@@ -303,6 +310,7 @@ class Maker:
                 "conv",
                 "sdpa",
                 "place",
+                *(LATER if self.more else ()),
             )
         )
         if kind == "linear":
@@ -355,6 +363,27 @@ class Maker:
         elif kind == "place":
             places = torch.randn(length, size) * 0.3
             self.add("positions added", lambda x: x + places)
+        elif kind in LATER:
+            self._later(kind, width)
+
+    def _later(self, kind: str, width: int) -> None:
+        """Parts by `unbind`, the largest of tokens, attention of units with themselves, and its weights."""
+        length, size = self.shape
+        if kind == "largest":
+            self.add("max of tokens", lambda x: F.adaptive_max_pool1d(x.transpose(1, 2), 1).squeeze(-1))
+            self.shape = (size,)
+        elif kind == "unbind" and size % 2 == 0:
+            self.add("unbind", lambda x: (lambda a, b: a * torch.sigmoid(b))(*x.unflatten(-1, (2, -1)).unbind(2)))
+            self.shape = (length, size // 2)
+        elif kind == "heads":
+            step = lambda x, layer: F.scaled_dot_product_attention(*layer(x).unflatten(-1, (3, -1)).unbind(2))  # noqa: E731
+            self.add("sdpa by unbind", step, nn.Linear(size, 3 * width))
+            self.shape = (length, width)
+        elif kind == "itself":
+            self.add("sdpa of itself", lambda x: F.scaled_dot_product_attention(x, x, x))
+        elif kind == "weights" and size % 4 == 0:
+            step = lambda x, layer: layer(x, x, x)[1].mean(1, keepdim=True).transpose(1, 2) * x  # noqa: E731
+            self.add("attention weights", step, nn.MultiheadAttention(size, 2, batch_first=True))
 
 
 KINDS = ("vector", "maps", "tokens", "words")
@@ -366,7 +395,7 @@ def generate(seed: int, kind: str) -> Program:
     torch.manual_seed(seed)
     program = Program()
     shape = {"vector": (5,), "maps": (2, 6, 6), "tokens": (5, 6), "words": (6,)}[kind]
-    maker = Maker(program, choice, shape)
+    maker = Maker(program, choice, shape, seed >= FIRST_WITH_LATER)
     if kind == "words":
         width = choice.choice((4, 8, 16))
         maker.apply("embedding", nn.Embedding(7, width))

@@ -7,8 +7,10 @@ variances of later units, scores count as independent, and values of a channel h
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from bayesify.moments.linear import linear
 from bayesify.moments.responses import Node
-from bayesify.moments.tensors import ESTIMATED, Moments, NoRule, Value, in_pieces, nonlinear, units, use, value_of
+from bayesify.moments.tensors import ESTIMATED, Moments, NoRule, Value, in_pieces, meet, nonlinear, units, use, value_of
 
 MAX_SCORE_STD = 1.0
 """Standard deviation of attention scores, weighted by the attention, above which attention is too far from linear."""
@@ -86,6 +88,17 @@ def _attend(
     return mean, spread, attention, doubt
 
 
+class AttentionWeights(Moments):
+    """The second output of attention, of which only the shape is known: every function of it is refused."""
+
+    rules: ClassVar[dict[Callable[..., Any], Any]] = {}
+
+    @classmethod
+    def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Refused by name."""
+        raise NoRule("a function of the weights of attention, its second output, has no rule")
+
+
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
     """The outputs' moments, and the attention of the means."""
     random = [
@@ -95,6 +108,10 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     for part in random:
         if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
             raise NoRule("attention whose queries, keys and values are not [B, ..., T, D] has no rule")
+    for one, other in itertools.combinations([part for part in random if part is not None], 2):
+        lanes = one.own_lanes(), other.own_lanes()
+        if meet(*lanes) or (meet(one.stem, other.stem) and not (one.aligned == other.aligned and all(lanes))):
+            raise NoRule("attention whose queries, keys and values are of the same random units has no rule")
     means = [given if own is None else own.mean for given, own in zip((query, key, value), random, strict=True)]
     spreads = [None if own is None else own.variance for own in random]
     if any(len(part) != len(known.mean) for part in means):
@@ -227,7 +244,8 @@ def _multi_head(
         padding = _additive(key_padding_mask, like)[:, None, None]  # type: ignore[index]
         mask = padding if mask is None else mask + padding
     joined, shown = _attended(heads[0], heads[1], heads[2], mask, like.shape[-1] ** -0.5)
-    attention = (shown.mean(1) if average_attn_weights else shown) if need_weights else None
+    shown = shown.mean(1) if average_attn_weights else shown
+    attention = AttentionWeights(shown, shown, name="the second output of attention") if need_weights else None
     found: Any = _projected(joined.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
     return found.transpose(0, 1), attention
 

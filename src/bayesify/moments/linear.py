@@ -27,6 +27,7 @@ from bayesify.moments.tensors import (
     in_pieces,
     moments_of,
     nonlinear,
+    number_lanes,
     units,
     use,
     value_of,
@@ -122,16 +123,17 @@ def _mapped(
     node = Node(
         found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
     )
-    stem = frozenset({(node.order, 0, 2**62)})
+    stem, lanes = frozenset({(node.order, 0, 2**62)}), number_lanes(found.shape, channels)
     if value is None or passed is None:
-        return units(Value(found, own, channels, node, together, stem, stem, node.order, doubt))
+        return units(Value(found, own, channels, node, together, stem, stem, node.order, lanes, doubt))
     axes = tuple(axis for axis in range(found.ndim) if channels[axis] != -1)
     if found.ndim > 2:
         mine, other = own.sum(axes), passed.sum(axes)
         together = (mine * together + other * value.together) / (mine + other).clamp_min(1e-30)
-    aligned = node.order if noise is not None else -1
+        together = together.clamp(0, 1)  # rounding
     sources = value.sources | stem if noise is not None else value.sources
-    return units(Value(found, own + passed, channels, node, together, sources, stem, aligned, max(doubt, value.doubt)))
+    doubt = max(doubt, value.doubt)
+    return units(Value(found, own + passed, channels, node, together, sources, stem, node.order, lanes, doubt))
 
 
 @Moments.rule(F.linear)

@@ -148,9 +148,9 @@ def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:
 
 
 _SMOOTH: tuple[Callable[..., Tensor], ...] = (
-    *(torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh, torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_, F.sigmoid, F.gelu),
-    *(F.silu, F.softplus, F.elu, F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, torch.square, Tensor.square),
-    *(torch.sin, Tensor.sin, torch.cos, Tensor.cos, torch.exp, Tensor.exp),
+    *(torch.tanh, Tensor.tanh, torch.tanh_, Tensor.tanh_, F.tanh, F.gelu, F.silu, F.softplus, F.elu, F.selu, F.celu),
+    *(torch.sigmoid, Tensor.sigmoid, torch.sigmoid_, Tensor.sigmoid_, F.sigmoid, F.logsigmoid, F.mish, F.softsign),
+    *(torch.square, Tensor.square, torch.sin, Tensor.sin, torch.cos, Tensor.cos, torch.exp, Tensor.exp),
 )
 _KINKED: tuple[Callable[..., Tensor], ...] = (
     *(F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid, torch.abs, Tensor.abs, torch.clamp, Tensor.clamp),

@@ -168,11 +168,15 @@ class _Network:
         try:
             protect = not leaves_inputs(network)
             found = select_output(self.runner.call(values, args, kwargs, protect=protect), self.output)
+            if not isinstance(found, Moments):
+                return found
+            value = value_of(found)
         except NoRule as refusal:
             raise _refusal(_layer(network, refusal), refusal) from refusal
-        if not isinstance(found, Moments):
-            return found
-        value = value_of(found)
+        except RuntimeError as error:
+            if "TorchScript" not in str(error):
+                raise
+            raise _refusal(_layer(network, error), "a TorchScript function has no rule") from error
         if value.batch != 0:
             raise _refusal(type(network).__name__, "the first axis of the output is not the batch")
         return value
@@ -189,21 +193,27 @@ class _Network:
             for part_args, part_kwargs in split_rows(args, kwargs, -(-rows // 2)):
                 yield from self.predict(part_args, part_kwargs, split_batch)
             return
-        if isinstance(found, Tensor):
-            yield found, torch.zeros_like(found).flatten(1)
-        else:
-            yield found.mean, self._spread(found, args, kwargs)
+        name = type(self.runner.network).__name__
+        try:
+            fixed = isinstance(found, Tensor)
+            mean = found if fixed else found.mean
+            spread = torch.zeros_like(_rows(mean)) if fixed else self._spread(found, args, kwargs)
+        except NoRule as refusal:
+            raise _refusal(name, refusal) from refusal
+        if not fixed and not (mean.isfinite().all() and spread.isfinite().all()):
+            raise _refusal(name, "a mean or a variance of the outputs is not finite")
+        yield mean, spread
 
     def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
         """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], where they are many."""
-        flat = value.mean.flatten(1)
+        flat = _rows(value.mean)
         size, budget = flat.shape[1], _budget(value)
         if size > MAX_CORRELATED_OUTPUTS:
             value = nonlinear(value, "an output")
             if not self._serves(args, kwargs):
                 reason = f"the noise of {size} outputs is correlated, and to follow it would take a pass for each"
                 raise _refusal(type(self.runner.network).__name__, reason)
-            return value.variance.flatten(1)
+            return _rows(value.variance)
         whole = Plan(_flat(value), size)
         if whole.cost > budget and value.doubt != UNKNOWN and self._serves(args, kwargs):
             whole = Plan(_flat(value), size, budget)
@@ -236,10 +246,10 @@ class _Network:
                 continue
         if value is None:
             return False
-        flat = value.mean.flatten(1)
+        flat = _rows(value.mean)
         size, budget = flat.shape[1], _budget(value)
         if size > MAX_CORRELATED_OUTPUTS:
-            spread = value.variance.flatten(1)
+            spread = _rows(value.variance)
         else:
             spread = covariance(Plan(_flat(value), size, budget), flat)[0].diagonal(dim1=1, dim2=2)
         chosen = torch.linspace(0, size - 1, min(size, NUM_COMPARED_OUTPUTS)).long().tolist()
@@ -252,6 +262,11 @@ def _budget(value: Value) -> float:
     return max(SMALL_COST * len(value.mean), MAX_COST_RATIO * plain_cost(value.node))
 
 
+def _rows(outputs: Tensor) -> Tensor:
+    """Outputs [B, ...], of which there may be one without an axis of its own, as [B, O]."""
+    return outputs.reshape(len(outputs), -1)
+
+
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
     """Outputs, or some of them, as [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
@@ -259,7 +274,7 @@ def _flat(value: Value, chosen: list[int] | None = None) -> Node:
     size = value.mean[0].numel() if chosen is None else len(chosen)
 
     def push(change: Tensor) -> Tensor:
-        return change.flatten(1) if chosen is None else change.flatten(1)[:, chosen]
+        return _rows(change) if chosen is None else _rows(change)[:, chosen]
 
     return Node(torch.Size((len(value.mean), size)), (value.node,), push)
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from bayesify.moments.tensors import (
     NoRule,
     Value,
     affine,
+    correlations,
     in_pieces,
     meet,
     nonlinear,
@@ -120,7 +122,7 @@ def _joined(
         [value.variance.sum([axis for axis in range(value.mean.ndim) if axis != value.batch]) for value in values]
     )
     shares = sums / sums.sum(0).clamp_min(1e-30)  # [n, B]
-    together = torch.stack([value.together for value in values]).mul(shares.unsqueeze(1)).sum(0)
+    together = torch.stack([value.together for value in values]).mul(shares.unsqueeze(1)).sum(0).clamp(0, 1)
     sources = frozenset().union(*(value.sources for value in values))
     stem = frozenset().union(*(value.stem for value in values))
     node = Node(mean.shape, tuple(value.node for value in values), push)
@@ -137,7 +139,8 @@ def _subtract_from(x: Any, y: Any) -> Moments:
     return _add(y, x, alpha=-1)
 
 
-@Moments.rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.mul_, Tensor.__imul__)
+@Moments.rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__)
+@Moments.rule(torch.multiply, Tensor.multiply)
 def _multiply(x: Any, y: Any) -> Moments:
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _product(*_both(x, y))
@@ -182,7 +185,8 @@ def _broadcast(value: Value, like: Tensor) -> Value:
     )
 
 
-@Moments.rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide, Tensor.div_, Tensor.__itruediv__)
+@Moments.rule(torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__)
+@Moments.rule(torch.true_divide, Tensor.true_divide)
 def _divide(x: Any, y: Any) -> Any:
     return NotImplemented if isinstance(y, Moments) else _multiply(x, 1 / y)
 
@@ -273,6 +277,9 @@ for _pools, _is_adaptive in ((_POOLS, False), (_ADAPTIVE, True)):
 MAX_WINDOW = 16
 """Positions of a window of maximum pooling."""
 
+MAX_WINDOW_OF_ALIKE = 4
+"""Those of a sequence up to which the average correlation of neighbors serves."""
+
 
 def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> None:
     def own(
@@ -311,17 +318,8 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
 
         lowest = float((value.mean - 10 * value.variance.sqrt()).amin()) - 1 if any(pads) else 0.0
 
-        def step(mean: Tensor, variance: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-            spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
-            found, spread, gains = _maximum([part.contiguous() for part in windows(mean, lowest)], spreads, share)
-            common, apart = torch.zeros_like(found), torch.zeros_like(found)
-            for gain, part in zip(gains, spreads, strict=True):
-                moved = gain * part.sqrt()
-                common, apart = common.add_(moved), apart.addcmul_(moved, moved)
-            rest = spread - torch.lerp(apart, common.square_(), share.expand_as(apart))
-            return found, spread, rest.clamp_min_(0), *gains
-
-        share = value.per_example(value.together[0]).to(value.mean)
+        share = _shares(value, windows, dims, math.prod(kernel))
+        step = partial(_largest_of, windows, lowest)
         mean, variance, rest, *gains = in_pieces(step, value.mean, value.variance, share)
 
         def push(change: Tensor) -> Tensor:
@@ -334,23 +332,82 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
     Moments.rule(*functions)(own)
 
 
+def _largest_of(
+    windows: Callable[..., list[Tensor]], lowest: float, mean: Tensor, variance: Tensor, share: Tensor
+) -> tuple[Tensor, ...]:
+    """Mean, variance, what of it is not linear, and the gain of each position of the windows."""
+    spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
+    found, spread, gains = _maximum([part.contiguous() for part in windows(mean, lowest)], spreads, share)
+    moved = [gain * part.sqrt() for gain, part in zip(gains, spreads, strict=True)]
+    if share.ndim > mean.ndim:
+        return found, spread, (spread - _covary(moved, moved, share)).clamp_min_(0), *gains
+    common, apart = torch.zeros_like(found), torch.zeros_like(found)
+    for part in moved:
+        common, apart = common.add_(part), apart.addcmul_(part, part)
+    rest = spread - torch.lerp(apart, common.square_(), share.expand_as(apart))
+    return found, spread, rest.clamp_min_(0), *gains
+
+
+def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
+    """Correlation of the K positions of a window: of each two, [B, C, ..., K, K], or where these are too many one, [B, 1, ...]."""
+    pairs = correlations(value.root) if window > 1 else None
+    if pairs is not None:
+        places = torch.arange(pairs.shape[1], device=pairs.device).view(1, 1, *value.mean.shape[2:])
+        return _between(pairs, [part.flatten() for part in windows(places)], windows(_linear_share(value)))
+    if dims == 1 and window > MAX_WINDOW_OF_ALIKE:
+        raise NoRule(
+            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence, in a network too large to compare each "
+            "two of them, has no rule"
+        )
+    return value.per_example(value.together[0]).to(value.mean)
+
+
+def _linear_share(value: Value) -> Tensor:
+    """Share of each unit's variance that is the linear response to its root."""
+    rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
+    if rest is None:
+        return torch.ones_like(value.variance)
+    return (1 - rest / value.variance.clamp_min(1e-30)).clamp(0, 1)
+
+
+def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
+    """Correlations of the positions of each window, [B, C, ..., K, K], from those of the roots r: what is not linear has r^2."""
+    at = torch.stack(places, -1)  # [windows, K]
+    found = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
+    share = torch.stack(linear, -1)
+    one, other = share.unsqueeze(-1), share.unsqueeze(-2)
+    return (one * other).sqrt() * found + ((1 - one) * (1 - other)).sqrt() * found.square()
+
+
+def _covary(one: list[Tensor], other: list[Tensor], share: Tensor) -> Tensor:
+    """Covariance of two sums of units with these deviations and correlations [..., K, L]."""
+    return (torch.stack(one, -1).unsqueeze(-2) @ share @ torch.stack(other, -1).unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
 def _each(part: Any, dims: int) -> list[int]:
     return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
 
 
 def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    r"""Mean and variance of the largest of Gaussians that have the same correlation, and each one's gain, two at a time.
+    r"""Mean and variance of the largest of Gaussians, and each one's gain, two at a time; with one correlation, or one for each
+    two of them, [..., K, K].
 
     With $\theta^2 = v_1 + v_2 - 2 c$ and $\alpha = (m_1 - m_2) / \theta$ the mean of two is
     $m_1 \Phi(\alpha) + m_2 \Phi(-\alpha) + \theta \varphi(\alpha)$ (Clark 1961).
     """
     if len(means) == 1:
         return means[0], variances[0], [torch.ones_like(means[0])]
-    half = len(means) // 2
-    one, one_variance, one_gains = _maximum(means[:half], variances[:half], share)
-    two, two_variance, two_gains = _maximum(means[half:], variances[half:], share)
+    half, each = len(means) // 2, share.ndim > means[0].ndim
+    shares = (share[..., :half, :half], share[..., half:, half:]) if each else (share, share)
+    one, one_variance, one_gains = _maximum(means[:half], variances[:half], shares[0])
+    two, two_variance, two_gains = _maximum(means[half:], variances[half:], shares[1])
     gap = one - two
-    theta = (one_variance + two_variance - 2 * share * (one_variance * two_variance).sqrt()).clamp_min(1e-30).sqrt()
+    if each:
+        moved = [gain * part.sqrt() for gain, part in zip((*one_gains, *two_gains), variances, strict=True)]
+        both = _covary(moved[:half], moved[half:], share[..., :half, half:])
+    else:
+        both = share * (one_variance * two_variance).sqrt()
+    theta = (one_variance + two_variance - 2 * both).clamp_min(1e-30).sqrt()
     alpha = (gap / theta).clamp(-10, 10)
     first = torch.special.ndtr(alpha)
     bump = theta * torch.exp(-0.5 * alpha.square()) / math.sqrt(2 * math.pi)
@@ -363,7 +420,7 @@ def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tup
 _largest(1, False, torch.max_pool1d, F.max_pool1d)
 _largest(2, False, torch.max_pool2d, F.max_pool2d)
 _largest(3, False, torch.max_pool3d, F.max_pool3d)
-_largest(1, True, torch.adaptive_max_pool1d, F.adaptive_max_pool1d)
+_largest(1, True, F.adaptive_max_pool1d)
 _largest(2, True, F.adaptive_max_pool2d)
 
 
@@ -414,6 +471,8 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
 
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         value = value_of(x)
+        if change is not function and "size" in kwargs:
+            kwargs["shape"] = kwargs.pop("size")
         mean = change(value.mean, *args, **kwargs)
         if mean.shape == x.shape:
             return view(x, value)
@@ -429,11 +488,18 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
             lambda units: change(units, *args, **kwargs),
             channels=channels,
             doubt=doubt,
-            aligned=-1,
+            lanes=_viewed(value.lanes, mean.shape),
         )
         return view(x, made)
 
     Moments.rule(function)(own)
+
+
+def _viewed(lanes: Tensor | None, shape: torch.Size) -> Tensor | None:
+    try:
+        return None if lanes is None else lanes.view(shape)
+    except RuntimeError:  # channels and positions in one axis
+        return None
 
 
 def _kinds(channels: Sequence[int], shape: Sequence[int]) -> int:
@@ -449,7 +515,7 @@ for _change in _CHANGES:
     _shape_rule(_change)
 
 
-@Moments.rule(Tensor.contiguous, Tensor.detach)
+@Moments.rule(Tensor.contiguous, Tensor.detach, torch.detach)
 def _same(x: Moments, *args: Any, **kwargs: Any) -> Moments:
     return view(x, value_of(x))
 
@@ -460,23 +526,24 @@ def _copy(x: Moments, *args: Any, **kwargs: Any) -> Moments:
 
 
 @Moments.rule(Tensor.expand)
-def _expand(x: Moments, *sizes: Any) -> Moments:
+def _expand(x: Moments, *sizes: Any, **kwargs: Any) -> Moments:
     value = value_of(x)
-    mean = value.mean.expand(*sizes)
+    mean = value.mean.expand(*sizes, **kwargs)
     if mean.shape == value.mean.shape:
         return view(x, value)
-    found = _stretched(value, mean, 1.0, lambda change: change.expand(*sizes))
+    found = _stretched(value, mean, 1.0, lambda change: change.expand(*sizes, **kwargs))
     assert found.value_ is not None
     return view(x, found.value_)
 
 
 @Moments.rule(Tensor.permute, torch.permute)
-def _permute(x: Moments, *dims: Any) -> Moments:
-    value = value_of(x)
+def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
+    value, dims = value_of(x), args or (dims,)
     order = [axis % x.ndim for axis in (dims[0] if isinstance(dims[0], (tuple, list)) else dims)]
     channels = tuple(value.channels[axis] for axis in order)
     mean, variance = value.mean.permute(order), value.variance.permute(order)
-    return view(x, value.derived(mean, variance, lambda change: change.permute(order), channels=channels))
+    lanes = None if value.lanes is None else value.lanes.permute(order)
+    return view(x, value.derived(mean, variance, lambda change: change.permute(order), channels=channels, lanes=lanes))
 
 
 @Moments.rule(Tensor.transpose, torch.transpose)
@@ -509,26 +576,23 @@ def _index(x: Any, index: Any) -> Any:
             raise NoRule("a choice among the examples of a batch has no rule")
         if flag > 1 and not whole:
             made = replace(made, doubt=max(made.doubt, ESTIMATED))
-        if flag == 1 and not whole:
-            made = _narrowed(made, part, size)
         if isinstance(part, slice):
             layout.append(flag if whole else min(flag, 1))
         axis += 1
-    kept = made.derived(value.mean[index], value.variance[index], lambda change: change[index], channels=tuple(layout))
-    return view(x, kept)
+    changes = {"channels": tuple(layout), "lanes": None if value.lanes is None else value.lanes[index]}
+    kept = made.derived(value.mean[index], value.variance[index], lambda change: change[index], **changes)
+    return view(x, _narrowed(kept))
 
 
-def _narrowed(value: Value, part: int | slice, size: int) -> Value:
-    """Units that depend on some channels of the last layer's noise only."""
-    start, stop, _ = part.indices(size) if isinstance(part, slice) else (part % size, part % size + 1, 1)
-
-    def narrow(sources: Any) -> Any:
-        return frozenset(
-            (order, low + start, min(high, low + stop)) if order == value.aligned else (order, low, high)
-            for order, low, high in sources
-        )
-
-    return replace(value, sources=narrow(value.sources), stem=narrow(value.stem))
+def _narrowed(value: Value) -> Value:
+    """Units that depend on their own channels of the last layer's noise only, if that has any."""
+    own = value.own_lanes()
+    if not own or not meet(own, value.sources):
+        return value
+    sources, stem = (
+        frozenset(one for one in known if one[0] != value.aligned) | own for known in (value.sources, value.stem)
+    )
+    return replace(value, sources=sources, stem=stem)
 
 
 @Moments.rule(torch.chunk, Tensor.chunk)
@@ -547,7 +611,13 @@ def _split(x: Moments, size: Any, dim: int = 0) -> tuple[Moments, ...]:
     return tuple(parts)
 
 
-@Moments.rule(F.glu, torch.nn.functional.glu)
+@Moments.rule(torch.unbind, Tensor.unbind)
+def _unbind(x: Moments, dim: int = 0) -> tuple[Moments, ...]:
+    before = [slice(None)] * (dim % x.ndim)
+    return tuple(_index(x, (*before, index)) for index in range(x.shape[dim]))
+
+
+@Moments.rule(F.glu)
 def _glu(x: Moments, dim: int = -1) -> Moments:
     first, second = _chunk(x, 2, dim)
     return _multiply(first, torch.sigmoid(second))

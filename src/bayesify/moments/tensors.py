@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.responses import Node, Noise, Plan, Spread, variances
+from bayesify.moments.responses import Node, Noise, Plan, Spread, covariance, variances
 from bayesify.weights.structured import StructuredWeight
 
 Sources = frozenset[tuple[int, int, int]]
@@ -59,7 +61,8 @@ class Value:
         together: Correlation between neighboring positions, and between any two, [2, B].
         sources: Noises that the units depend on.
         stem: Those of them that the last linear maps added; values whose stems meet are strongly correlated.
-        aligned: The noise whose channels are the units' own.
+        aligned: The last linear map, if the units are channels of it.
+        lanes: Which, a view of few numbers in the units' shape; nothing where that is not followed.
         doubt: How well the variance is known.
         base: Units that these are an elementwise function of.
         chain: That function.
@@ -74,6 +77,7 @@ class Value:
     sources: Sources
     stem: Sources
     aligned: int = -1
+    lanes: Tensor | None = None
     doubt: int = EXACT
     base: Value | None = None
     chain: Callable[[Tensor], Tensor] | None = None
@@ -106,10 +110,18 @@ class Value:
             count *= size if flag == 0 else max(1, flag)
         return count
 
+    def own_lanes(self) -> Sources:
+        """The last linear map and the first and the end of the channels that the units are of it; empty where that is not known."""
+        if self.lanes is None or self.aligned < 0:
+            return frozenset()
+        few = self.lanes[tuple(0 if step == 0 else slice(None) for step in self.lanes.stride())]
+        return frozenset({(self.aligned, int(few.min()), int(few.max()) + 1)} if few.numel() else ())
+
     def derived(self, mean: Tensor, variance: Tensor, push: Callable[..., Tensor], **changes: Any) -> Value:
         """Units that a linear function makes of these."""
         node = Node(mean.shape, (self.node,), push)
-        changes = {"base": None, "chain": None, "affine": True, **changes}
+        lanes = self.lanes if mean.shape == self.mean.shape else None
+        changes = {"base": None, "chain": None, "affine": True, "lanes": lanes, **changes}
         return replace(self, mean=mean, variance=variance, node=node, **changes)
 
 
@@ -118,7 +130,14 @@ def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Nois
     node = Node(mean.shape, noise=noise or Spread(variance, channels, mean.new_ones(mean.shape[channels.index(-1)])))
     rows = mean.shape[channels.index(-1)]
     source = frozenset({(node.order, 0, 2**62)})
-    return Value(mean, variance, channels, node, mean.new_ones(2, rows), source, source, node.order)
+    lanes = number_lanes(mean.shape, channels)
+    return Value(mean, variance, channels, node, mean.new_ones(2, rows), source, source, node.order, lanes)
+
+
+def number_lanes(shape: torch.Size, channels: tuple[int, ...]) -> Tensor:
+    """The number of each unit's channel; see `Value`."""
+    sizes = [size if flag > 0 else 1 for size, flag in zip(shape, channels, strict=True)]
+    return torch.arange(math.prod(sizes)).view(sizes).expand(shape)
 
 
 def meet(first: Sources, second: Sources) -> bool:
@@ -177,6 +196,10 @@ class Moments(StructuredWeight):
         """There is no plain tensor that it stands for."""
         raise NoRule("a plain tensor is needed")
 
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Parts of the units, as of any tensor, rather than draws."""
+        return tuple(torch.unbind(self, dim))
+
     def become(self, other: Moments, name: str) -> Moments:
         """Take another's value, as an operation in place does."""
         if other is self:
@@ -197,6 +220,8 @@ class Moments(StructuredWeight):
         if kwargs.get("out") is not None:
             raise NoRule(f"{name} with out= has no rule")
         rule = cls.rules.get(func)
+        if rule is not None and kwargs:
+            kwargs = _renamed(rule, kwargs)
         if rule is None or not _is_inplace(func, name, args, kwargs):
             try:
                 return super().__torch_function__(func, types, args, kwargs)
@@ -218,6 +243,28 @@ class Moments(StructuredWeight):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """What torch does below its functions, such as `weight.T`, is refused too."""
         return cls.fallback(func.overloadpacket, args, kwargs)
+
+
+_NAMES = {
+    "input": "x",
+    "tensor": "x",
+    "other": "y",
+    "tensors": "values",
+    "axis": "dim",
+    "keepdims": "keepdim",
+    "normalized_shape": "shape",
+    "num_groups": "groups",
+    "kernel_size": "size",
+    "output_size": "size",
+    "split_size": "size",
+    "split_size_or_sections": "size",
+}
+"""Names of torch's arguments that the rules have shorter ones for."""
+
+
+def _renamed(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(function).parameters
+    return {_NAMES[name] if _NAMES.get(name) in known else name: value for name, value in kwargs.items()}
 
 
 _PLACES_OF_INPLACE: dict[Any, int] = {
@@ -321,6 +368,26 @@ def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
     return replace(x, variance=first, doubt=ESTIMATED), replace(y, variance=second, doubt=ESTIMATED), both
 
 
+NUM_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 4, 128
+"""Channels by which positions are compared, and units of an example up to which they are."""
+
+
+def correlations(value: Value) -> Tensor | None:
+    """Correlation of each two positions of maps [B, C, ...] by linear responses, a mean over some channels, [B, P, P]; nothing
+    where that is too much work."""
+    rows, count, *sizes = value.mean.shape
+    chosen = torch.linspace(0, count - 1, min(count, NUM_COMPARED_CHANNELS)).long().tolist()
+    size = len(chosen) * math.prod(sizes)
+    node = Node(torch.Size((rows, size)), (value.node,), lambda change: change[:, chosen].flatten(1))
+    plan = Plan(node, size)
+    if size > MAX_COMPARED_UNITS or plan.cost > 10 * MAX_SETTLED_COST * rows:
+        return None
+    found = covariance(plan, value.mean.new_empty(rows, size))[0].unflatten(2, (len(chosen), -1))
+    found = found.unflatten(1, (len(chosen), -1)).diagonal(dim1=1, dim2=3)  # [B, P, P, c]
+    std = found.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
+    return (found / (std.unsqueeze(1) * std.unsqueeze(2)).clamp_min(1e-30)).mean(-1).clamp(-1, 1)
+
+
 class SameSizes(Exception):
     """Another axis is as long as the batch, so that the axis of examples cannot be told."""
 
@@ -348,7 +415,7 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     if x.value_ is not None:
         return x.value_
     if x.pass_ is None:
-        raise NoRule("a weight outside a pass has no units")
+        raise NoRule(f"{x.name_ or 'a weight outside a pass'} has no moments of units")
     axes = axes or x.ndim
     key = (x.name_, axes, batch)
     if key in x.pass_.units:
