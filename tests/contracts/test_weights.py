@@ -114,6 +114,19 @@ def test_prior_precision_of_laplace(method: Any) -> None:
     agree(found)
 
 
+@pytest.mark.filterwarnings("ignore:tune_prior_precision")
+@pytest.mark.parametrize("kind", ["Poisson", "NegativeBinomial", "StudentT"])
+@pytest.mark.parametrize("covariance", get_args(Structure))
+def test_prior_precision_of_laplace_by_draws(kind: str, covariance: Any) -> None:
+    """Where a density has no closed form, the draws that judge a row are the same however often the row is there."""
+    found = []
+    for loader in triples():
+        counted = [(x, y.abs().round(), *weights) for x, y, *weights in loader]
+        made = bayesify.Laplace(net(), getattr(likelihoods, kind)(), "all", covariance, 0.7).fit(counted)
+        found.append(torch.tensor(made.tune_prior_precision(counted)))
+    agree(found)
+
+
 def test_laplace_chooses_its_own_precision_by_weights() -> None:
     found = []
     for loader in triples("classification"):

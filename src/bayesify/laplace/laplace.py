@@ -550,16 +550,17 @@ class Laplace(Drawable):
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
             return self.likelihood.predictive(Outputs(kept=self._linearized().moved(x, budget, offsets)))
         # Nothing is drawn unless asked for, and then the same each time.
-        seed = torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)
+        seed = _seed_of(generator)
         mean, covariance = self._output_gaussian(x, budget)
         return self._closed_form(mean, covariance, seed)
 
-    def _closed_form(self, mean: Tensor, covariance: Covariance, seed: int) -> Predictive:
+    def _closed_form(self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False) -> Predictive:
         """The predictive from a Gaussian over outputs at the own temperature."""
         scaled = (
             covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
         )
-        gaussian = OutputGaussian(mean, scaled, seed, self.likelihood.logit_axis(mean.ndim))
+        axis = self.likelihood.logit_axis(mean.ndim)
+        gaussian = OutputGaussian(mean, scaled, seed, axis, same_noise=same_noise)
         return self.likelihood.closed_form(gaussian, self.link)
 
     def _output_gaussian(self, x: Any, budget: int) -> tuple[Tensor, Covariance]:
@@ -759,7 +760,7 @@ class Laplace(Drawable):
         batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
         if not batches:
             raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
-        seed = draw_seed(generator, 2**31)
+        seed = _seed_of(generator)
         if prediction == "closed_form":
             return lambda factors: self._densities(batches, factors, seed)
         return lambda factors: [
@@ -790,7 +791,7 @@ class Laplace(Drawable):
                 rows = slice(start, start + len(mean))
                 start += len(mean)
                 for place, covariance in enumerate(covariances):
-                    made = self._closed_form(mean, covariance, seed)
+                    made = self._closed_form(mean, covariance, seed, same_noise=True)
                     totals[place] += counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
         return (totals / total_count(batches)).tolist()
 
@@ -904,3 +905,8 @@ class Laplace(Drawable):
         chosen = f"{self.subset.size:,} of {self.subset.total:,} weights" if self.subset else "not fitted"
         facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
         return f"Laplace({type(self.network).__name__}, {facts})"
+
+
+def _seed_of(generator: torch.Generator | None) -> int:
+    """Seed for draws: from a generator, otherwise the same in each call under one seed of torch."""
+    return torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)

@@ -41,12 +41,16 @@ class OutputGaussian:
             at each position, which are on an axis of the mean.
         seed: Seed of the draws.
         axis: Axis of the K outputs of a `Spread`, counted from the end; `None`: all O outputs of an example are one row of it.
+        same_noise: Whether all examples have the same noise in their draws, that of a Latin hypercube: what draws say of an example
+            then does not depend on the others, so that a row of weight 2 is the row twice.
     """
 
-    def __init__(self, mean: Tensor, covariance: Tensor | Spread, seed: int, axis: int | None = None) -> None:
+    def __init__(
+        self, mean: Tensor, covariance: Tensor | Spread, seed: int, axis: int | None = None, *, same_noise: bool = False
+    ) -> None:
         self.mean = mean
         self._given = covariance
-        self._seed, self._axis = seed, axis
+        self._seed, self._axis, self._same_noise = seed, axis, same_noise
 
     @property
     def spread(self) -> Spread | None:
@@ -103,12 +107,9 @@ class OutputGaussian:
     @cached_property
     def draws(self) -> Tensor:
         """Draws of the outputs, the same whenever asked for: [S, B, ...]."""
-        generator = torch.Generator(device="cpu").manual_seed(self._seed)
-        batch, kind = len(self.mean), self.mean.dtype
-        spread = self.spread
+        batch, spread = len(self.mean), self.spread
         if spread is not None and (self.is_joint or spread.is_joint):
-            shape = (NUM_OUTPUT_DRAWS, batch, spread.num_noise)
-            noise = torch.randn(*shape, generator=generator, dtype=kind).to(self.mean.device)
+            noise = self._noise(spread.num_noise, self.mean)
             return self.mean + self._in_shape(spread.move(noise.repeat_interleave(len(spread) // batch, 1)))
         if not self.is_joint:
             raise RuntimeError(
@@ -117,8 +118,20 @@ class OutputGaussian:
             )
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        noise = torch.randn(NUM_OUTPUT_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
+        noise = self._noise(root.shape[1], root).unsqueeze(-1)
         return self.mean + (root @ noise).squeeze(-1).reshape(NUM_OUTPUT_DRAWS, *self.mean.shape)
+
+    def _noise(self, count: int, like: Tensor) -> Tensor:
+        """Standard normal numbers for each draw and example: [S, B, count]."""
+        generator = torch.Generator(device="cpu").manual_seed(self._seed)
+        if not self._same_noise:
+            shape = (NUM_OUTPUT_DRAWS, len(self.mean), count)
+            return torch.randn(*shape, generator=generator, dtype=like.dtype).to(like.device)
+        strata = (torch.arange(NUM_OUTPUT_DRAWS, dtype=torch.float64) + 0.5) / NUM_OUTPUT_DRAWS
+        normal = torch.special.ndtri(strata)
+        normal = normal / normal.square().mean().sqrt()
+        orders = torch.rand(count, NUM_OUTPUT_DRAWS, generator=generator).argsort(1)
+        return normal[orders].T.unsqueeze(1).expand(-1, len(self.mean), -1).to(like)
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
