@@ -305,7 +305,7 @@ class Laplace(Drawable):
         return (spread if spread > MIN_RELATIVE_NOISE * size else size) / count or 1.0
 
     def _in_unit(
-        self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: Any
+        self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
         """The default precision where targets have a variance: that of the last layer is for outputs of variance 1.
 

@@ -128,7 +128,7 @@ class OutputGaussian:
             shape = (NUM_OUTPUT_DRAWS, len(self.mean), count)
             return torch.randn(*shape, generator=generator, dtype=like.dtype).to(like.device)
         strata = (torch.arange(NUM_OUTPUT_DRAWS, dtype=torch.float64) + 0.5) / NUM_OUTPUT_DRAWS
-        normal = torch.special.ndtri(strata)
+        normal: Tensor = torch.special.ndtri(strata)
         normal = normal / normal.square().mean().sqrt()
         orders = torch.rand(count, NUM_OUTPUT_DRAWS, generator=generator).argsort(1)
         return normal[orders].T.unsqueeze(1).expand(-1, len(self.mean), -1).to(like)

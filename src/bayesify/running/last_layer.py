@@ -129,7 +129,7 @@ def output_gain(
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
     """The linear maps that a weight is of, one for each of its names that has one."""
-    found = []
+    found: list[nn.Module] = []
     for name in (weight.name, *weight.aliases):
         path, behind, _ = name.partition(".parametrizations.")  # a weight that is computed belongs to the layer above
         parts = path.split(".") if behind else path.split(".")[:-1]
