@@ -193,16 +193,17 @@ class _Network:
             for part_args, part_kwargs in split_rows(args, kwargs, -(-rows // 2)):
                 yield from self.predict(part_args, part_kwargs, split_batch)
             return
+        if isinstance(found, Tensor):
+            yield found, torch.zeros_like(_rows(found))
+            return
         name = type(self.runner.network).__name__
         try:
-            fixed = isinstance(found, Tensor)
-            mean = found if fixed else found.mean
-            spread = torch.zeros_like(_rows(mean)) if fixed else self._spread(found, args, kwargs)
+            spread = self._spread(found, args, kwargs)
         except NoRule as refusal:
             raise _refusal(name, refusal) from refusal
-        if not fixed and not (mean.isfinite().all() and spread.isfinite().all()):
+        if not (found.mean.isfinite().all() and spread.isfinite().all()):
             raise _refusal(name, "a mean or a variance of the outputs is not finite")
-        yield mean, spread
+        yield found.mean, spread
 
     def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
         """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], where they are many."""

@@ -373,7 +373,7 @@ def _linear_share(value: Value) -> Tensor:
 def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
     """Correlations of the positions of each window, [B, C, ..., K, K], from those of the roots r: what is not linear has r^2."""
     at = torch.stack(places, -1)  # [windows, K]
-    found = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
+    found: Tensor = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
     share = torch.stack(linear, -1)
     one, other = share.unsqueeze(-1), share.unsqueeze(-2)
     return (one * other).sqrt() * found + ((1 - one) * (1 - other)).sqrt() * found.square()

@@ -382,8 +382,9 @@ def correlations(value: Value) -> Tensor | None:
     plan = Plan(node, size)
     if size > MAX_COMPARED_UNITS or plan.cost > 10 * MAX_SETTLED_COST * rows:
         return None
-    found = covariance(plan, value.mean.new_empty(rows, size))[0].unflatten(2, (len(chosen), -1))
-    found = found.unflatten(1, (len(chosen), -1)).diagonal(dim1=1, dim2=3)  # [B, P, P, c]
+    whole = covariance(plan, value.mean.new_empty(rows, size))[0]
+    blocks = whole.view(rows, len(chosen), math.prod(sizes), len(chosen), math.prod(sizes))
+    found = blocks.diagonal(dim1=1, dim2=3)  # [B, P, P, c]
     std = found.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
     return (found / (std.unsqueeze(1) * std.unsqueeze(2)).clamp_min(1e-30)).mean(-1).clamp(-1, 1)
 
