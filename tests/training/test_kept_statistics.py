@@ -62,6 +62,15 @@ def expected(draws: bayesify.Draws, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(found)
 
 
+def test_fit_keeps_what_fits_into_memory(monkeypatch):
+    size = 4 * sum(weight.numel for weight in bayesian().weights.values())
+    for draws, kept in ((32.5, 32), (20.5, 20), (8.5, 8), (7.5, None)):
+        monkeypatch.setattr("bayesify.training.batch_statistics.MAX_WEIGHT_BYTES", int(draws * size))
+        bnn = bayesian()
+        bayesify.fit(bnn, LOADER, epochs=1, seed=0, progress=False)
+        assert (bnn.kept_statistics and len(bnn.kept_statistics)) == kept
+
+
 @pytest.mark.parametrize(
     "posterior",
     [

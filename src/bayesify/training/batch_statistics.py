@@ -26,6 +26,10 @@ MIN_EXAMPLES = 512
 2,048, with 512 at most 0.0025."""
 
 
+MAX_WEIGHT_BYTES, MIN_DRAWS = 2 * 2**30, 8
+"""Memory that `fit` takes at its end for the weights of all kept draws, and the fewest draws that it keeps."""
+
+
 @checked
 @torch.no_grad()
 def keep_draws(
@@ -79,6 +83,14 @@ def num_examples_within(trained: int) -> int:
     A step costs three forward passes, so that is 0.3 / 32 of them, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
+
+
+def num_draws_within(model: BayesianNetwork) -> int:
+    """Draws that `fit` keeps: those whose weights fit into `MAX_WEIGHT_BYTES` together, and none where these are too few."""
+    dtype = next(model.network.parameters(), next(model.parameters())).dtype
+    size = dtype.itemsize * sum(weight.numel for weight in model.weights.values())
+    count = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))
+    return count if count >= MIN_DRAWS else 0
 
 
 def following_layers(model: nn.Module) -> tuple[str, ...]:

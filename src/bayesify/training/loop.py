@@ -22,7 +22,13 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
-from bayesify.training.batch_statistics import following_layers, keep_draws, num_examples_within, refresh_statistics
+from bayesify.training.batch_statistics import (
+    following_layers,
+    keep_draws,
+    num_draws_within,
+    num_examples_within,
+    refresh_statistics,
+)
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
@@ -160,11 +166,14 @@ class TrainingLoop:
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
         bnn.kept_statistics, seed = None, derive_seed(self.plan.seed, "kept draws")
+        num_draws = num_draws_within(bnn)
+        if not num_draws:
+            return
         torch.manual_seed(seed)
         try:
             with loader_generators_kept(self.loader), seeded_globals(seed), self.step.autocast():
                 count = num_examples_within(self.settings.total_epochs * self.settings.num_data)
-                keep_draws(bnn, self.loader, max_examples=count, seed=seed, read_batch=self.plan.reader)
+                keep_draws(bnn, self.loader, num_draws, max_examples=count, seed=seed, read_batch=self.plan.reader)
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
                 f"fit: draws have no batch statistics of their own ({error}); predictions use averages over draws",
