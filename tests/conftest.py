@@ -3,7 +3,7 @@ from __future__ import annotations
 import copyreg
 import gc
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -77,7 +77,7 @@ def few_kept_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """`fit` keeps eight draws of networks with BatchNorm: their statistics take longer than the few steps of a test."""
     from bayesify.training import loop
 
-    monkeypatch.setattr(loop, "keep_draws", partial(loop.keep_draws, num_draws=8))
+    monkeypatch.setattr(loop, "num_draws_within", lambda model: 8)
 
 
 @pytest.fixture
