@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copyreg
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -13,7 +14,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Torch says once that a projected LSTM takes its slower path; that is no fault of a test.
 
     Torch is set up where tests run: the process that only hands them to workers does not load it.
+    Ctrl-C works in tests even where the run was started with the signal ignored, as shells do for background jobs.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
     # Copies of modules would look again for each OrderedDict, 3 % of the time of tests that copy networks.
     copyreg._slotnames = cache(copyreg._slotnames)
