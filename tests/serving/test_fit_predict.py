@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
-from bayesify.serving.card import render_card, shown
+from bayesify.serving.card import render_card
 from bayesify.serving.fitting import Scored
 from bayesify.serving.folder import ABOUT, CARD, MODEL, read_about
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
+from bayesify.tables.written_numbers import shown, significant
 
 NUM = 90
 SCORED = Scored({"rmse": 1.0}, "no rows")
@@ -182,9 +183,9 @@ def test_a_target_in_the_table_is_scored(regression, new, tmp_path):
     assert f"Scores of {NUM} rows with price" in done.stdout
     found, truth = rows_of(tmp_path / "out.csv"), pandas.read_csv(new)["price"].to_numpy()
     inside = [float(row["lower"]) <= value <= float(row["upper"]) for row, value in zip(found, truth, strict=True)]
-    assert f"{shown(np.mean(inside))}  share of rows inside their 90 % interval" in done.stdout
+    assert f"{significant(np.mean(inside))}  share of rows inside their 90 % interval" in done.stdout
     rmse = np.sqrt(np.mean([(float(row["prediction"]) - value) ** 2 for row, value in zip(found, truth, strict=True)]))
-    assert f"  {shown(rmse)}  root of the mean squared error" in done.stdout
+    assert f"  {significant(rmse)}  root of the mean squared error" in done.stdout
 
 
 def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_path):
@@ -199,7 +200,7 @@ def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_pa
         assert row["prediction"] == max(probs, key=probs.__getitem__)
     truth = pandas.read_csv(new)["kind"]
     right = np.mean([row["prediction"].lstrip("'") == label for row, label in zip(found, truth, strict=True)])
-    assert f"{shown(right)}  share of rows with the right class" in done.stdout
+    assert f"{significant(right)}  share of rows with the right class" in done.stdout
 
 
 def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_path):

@@ -552,6 +552,7 @@ CALLS: dict[str, Call] = {
         regressor, "predict_quantiles", X=X.numpy(), quantiles=(0.5,)
     ),
     "sklearn.BayesianRegressor.predictive": method(regressor, "predictive", X=X.numpy()),
+    "sklearn.BayesianRegressor.explain": method(regressor, "explain", X=X.numpy(), level=0.9, share=0.01),
     "sklearn.BayesianRegressor.unusual": method(regressor, "unusual", X=X.numpy(), share=0.01),
     "sklearn.BayesianRegressor.unusual_share": method(regressor, "unusual_share", X=X.numpy()),
     "sklearn.BayesianClassifier.fit": method(

@@ -14,10 +14,11 @@ from bayesify.compare.explanation import columns_of
 from bayesify.compare.panels import Panels
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
-from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING, Column, MethodRow, cell, show, significant
+from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING, Column, MethodRow, cell, show
 from bayesify.compare.verdict import recalls
 from bayesify.sklearn.recipe import HIDDEN_BY_NAME
 from bayesify.tables.columns import DAYS, Features, date_of
+from bayesify.tables.written_numbers import significant
 from bayesify.version import __version__
 
 if TYPE_CHECKING:

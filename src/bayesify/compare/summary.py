@@ -14,6 +14,7 @@ import numpy as np
 from bayesify.compare.contestants import cost_rank, title_of
 from bayesify.compare.paired import Difference, adjusted, paired_difference
 from bayesify.tables.targets import Task
+from bayesify.tables.written_numbers import significant
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 """Results of finished runs by method and split."""
@@ -290,14 +291,6 @@ def show(value: float | None, column: Column) -> str:
     if column.digits is not None:
         return f"{shown:,.{column.digits}f}".replace("-0.000", "0.000")
     return significant(shown)
-
-
-def significant(value: float) -> str:
-    """A number with three digits that count and no exponent unless it is needed."""
-    if value == 0:
-        return "0"
-    magnitude = math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, 2 - magnitude)}f}" if -5 < magnitude < 9 else f"{value:.2e}"
 
 
 def cell(row: MethodRow, column: Column, *, spread: bool = True) -> str:

@@ -19,10 +19,10 @@ from bayesify.compare.summary import (
     MethodRow,
     Summary,
     is_clear,
-    significant,
 )
 from bayesify.sklearn.settings import AUTO, TEMPERATURE
 from bayesify.tables.targets import Task
+from bayesify.tables.written_numbers import significant
 
 REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""

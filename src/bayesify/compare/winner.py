@@ -12,10 +12,11 @@ from bayesify.compare.contestants import BASELINES, PORTFOLIO, RIVALS
 from bayesify.compare.models import FAILURES
 from bayesify.compare.question import Question
 from bayesify.compare.scores import LEVELS
-from bayesify.compare.summary import MethodRow, Summary, significant
+from bayesify.compare.summary import MethodRow, Summary
 from bayesify.compare.verdict import PLURAL, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
+from bayesify.tables.written_numbers import significant
 
 MODEL = "model"
 """The folder of the model, in that of the comparison."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bayesify.serving.about import About, Column
+from bayesify.tables.written_numbers import shown, significant
 
 MAX_TEXTS = 5
 """Texts of a column that the page names."""
@@ -59,7 +60,7 @@ def render_card(about: About) -> str:
         "",
         "| score | |",
         "| --- | --- |",
-        *(f"| {words_of(name)} | {shown(value)} |" for name, value in about.scores.items()),
+        *(f"| {words_of(name)} | {significant(value)} |" for name, value in about.scores.items()),
         "",
         "## Columns",
         "",
@@ -113,13 +114,6 @@ def _range(column: Column) -> str:
         texts = ", ".join(_text(text) for text in column.texts[:MAX_TEXTS])
         return f"{column.num_different} texts: {texts}{', ...' if column.num_different > MAX_TEXTS else ''}"
     return "nothing" if column.low is None else f"{shown(column.low)} to {shown(column.high)}"
-
-
-def shown(value: object) -> str:
-    """A number for people; anything else as it is."""
-    if not isinstance(value, (int, float)):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _text(text: str) -> str:

@@ -145,8 +145,9 @@ def predict(
 
 
 def _print_scores(console: Console, scores: Mapping[str, float], where: str) -> None:
-    from bayesify.serving.card import shown, words_of
+    from bayesify.serving.card import words_of
+    from bayesify.tables.written_numbers import significant
 
     say(console, f"Scores of {where}:")
     for name, value in scores.items():
-        say(console, f"  {shown(value)}  {words_of(name)}", soft_wrap=True)
+        say(console, f"  {significant(value)}  {words_of(name)}", soft_wrap=True)

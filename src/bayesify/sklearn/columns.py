@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from bayesify.arguments.plain import Plain
 from bayesify.sklearn.settings import FULL_BATCH_ROWS
-from bayesify.tables.columns import Features, read_features
+from bayesify.tables.columns import Features, date_of, read_features
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import Preparation
+from bayesify.tables.written_numbers import shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -102,6 +103,30 @@ class Columns(Plain):
             return read_features(frame[used].reset_index(drop=True), like=self.schema)
         except InputError as error:
             raise _told(error, owner) from None
+
+    def unseen(self, features: Features) -> dict[str, np.ndarray]:
+        """Rows of which a cell alone makes them unusual, [N], by column: see `Preparation.unseen`."""
+        odd = self.preparation.unseen(features)
+        new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
+        found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
+        return {name: rows for name, rows in found.items() if rows.any()}
+
+    def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
+        """What the columns of one row of inputs hold, as texts, as far as inputs tell: [E]."""
+        owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
+        found = {}
+        for place, name in enumerate(schema.code_names):
+            codes = np.full((len(schema.levels[place]) + 1, len(schema.code_names)), -1)
+            codes[:, place] = np.arange(-1, len(codes) - 1)
+            numbers = np.broadcast_to(self.preparation.medians, (len(codes), len(self.preparation.medians)))
+            made = self.preparation(replace(schema, numbers=numbers, codes=codes), np.arange(len(codes)))
+            same = np.flatnonzero((made == inputs)[:, owners == name].all(1)) - 1
+            found[name] = "empty" if -1 in same else schema.levels[place][same[0]] if len(same) == 1 else "a rare text"
+        for place, (made, name) in enumerate(zip(schema.number_names, schema.sources, strict=True)):
+            value = inputs[self.preparation.kept[:place].sum()] if self.preparation.kept[place] else np.nan
+            if name not in found:
+                found[name] = date_of(float(value)) if made != name and value == value else shown(value)
+        return {name: found[name] for name in self.used}
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from bayesify.predictor import Predictor, Serializable
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.fitted import FittedTable
 from bayesify.sklearn.networks import ACTIVATIONS
+from bayesify.sklearn.reasons import Explanation, Groups, cell_text, explain_rows
 from bayesify.sklearn.recipe import TrainingTable, fit_further, fit_tables, merge_rows
 from bayesify.sklearn.rows import Rows, warn_of_copies
 from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
@@ -348,6 +349,46 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             columns = self.fitted_.columns
             found[columns.preparation.unseen(columns.read(X, type(self).__name__))] = 0.0
         return found
+
+    @checked
+    def explain(self, X: Any, level: Level = 0.9, share: Level = 0.01) -> Explanation:
+        r"""Why rows are predicted as they are: which columns move the prediction, which widen the interval, why a row is unusual.
+
+        A column's contribution $\phi_j$ is what changes when the cell of a typical row is replaced by the row's own, averaged over
+        the orders in which all cells can be replaced; contributions add up to the prediction minus that of the typical row. Two
+        opposite orders estimate it; see `bayesify.sklearn.reasons.Explanation`. It costs at most 20 predictions of the rows.
+
+        Args:
+            X: [N, D] numbers, or a frame.
+            level: Of the intervals whose widths are explained.
+            share: Of rows like the training rows that are to be called unusual.
+
+        Returns:
+            Contributions `moves` and `widens`, [N, D] each, and the reasons `unusual` of the rows.
+
+        Raises:
+            ValueError: If level or share is not between 0 and 1.
+        """
+        inputs, columns = self._inputs(X), self.fitted_.columns
+        if columns is None:
+            names = list(map(str, getattr(self, "feature_names_in_", ()))) or [
+                f"x{place}" for place in range(self.n_features_in_)
+            ]
+            groups, unseen = Groups.of(names, names, {}), {}
+            rows = inputs
+
+            def typical_cells(row: np.ndarray) -> dict[str, str]:
+                return dict(zip(names, map(cell_text, row.tolist()), strict=True))
+        else:
+            features = columns.read(X, type(self).__name__)
+            groups = Groups.of(columns.used, columns.preparation.owners(features), columns.schema.kinds)
+            unseen, typical_cells = columns.unseen(features), columns.cells_of
+            rows = X[list(columns.used)].to_numpy(object)
+        cells = np.array([[cell_text(cell) for cell in row] for row in rows.tolist()], dtype=object)
+        return explain_rows(
+            self.fitted_, inputs, groups, cells, typical_cells, unseen, level=level, share=share,
+            num_draws=self.prediction_draws,
+        )  # fmt: skip
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -91,22 +91,25 @@ class FittedTable:
 
     def predict(self, inputs: np.ndarray, num_draws: int) -> Predictive:
         """The same in the targets' units."""
-        found = self.predict_scaled(inputs, num_draws)
+        return self.in_units(self.predict_scaled(inputs, num_draws))
+
+    def in_units(self, scaled: Predictive) -> Predictive:
+        """A predictive in the targets' units, from one in the units of training."""
         if self.units is None:
-            return found
-        assert isinstance(found, RegressionPredictive)
-        return self.units.predictive(found)
+            return scaled
+        assert isinstance(scaled, RegressionPredictive)
+        return self.units.predictive(scaled)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
         """The share of training rows that are at least as unlike the others as each row is, [N]; see `Neighbors`."""
         assert self.neighbors is not None
-        return self.neighbors.share_beyond(inputs, _spread(self.predict_scaled(inputs, num_draws)))
+        return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 
     def with_rows(self, rows: Rows, num_draws: int, memory_rows: int) -> FittedTable:
         """With training rows: those that tell unusual rows, and up to `memory_rows` for `partial_fit`."""
         seed = derive_seed(self.seed, "rows", len(rows), rows.num_data)
         part = rows.thinned(MAX_KEPT_ROWS, derive_seed(self.seed, "neighbors")).x
-        neighbors = Neighbors.of(part, _spread(self.predict_scaled(part, num_draws)))
+        neighbors = Neighbors.of(part, spread(self.predict_scaled(part, num_draws)))
         return replace(self, neighbors=neighbors, kept=rows.thinned(memory_rows, seed) if memory_rows else None)
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Pr
     return model.predict(x, num_draws, generator=torch.Generator().manual_seed(derive_seed(seed, "draws")))
 
 
-def _spread(predictive: Predictive) -> Tensor:
+def spread(predictive: Predictive) -> Tensor:
     """Epistemic uncertainty of each row, [N], in the unit of training."""
     if isinstance(predictive, RegressionPredictive):
         return predictive.epistemic.sum(-1)

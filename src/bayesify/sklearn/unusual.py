@@ -58,12 +58,30 @@ class Neighbors:
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
         """The share of training rows that are at least as far from the others, or as uncertain, as each row is, [N].
 
-        It is twice the smaller of the two shares, 1 at most: near 0 for an unusual row.
+        It is the smaller of the two `tails`: near 0 for an unusual row.
         """
-        x = (torch.from_numpy(inputs).double() - self.center) / self.scale
-        found = _nearest(x, self.rows.double(), min(NUM_NEIGHBORS, len(self.rows)))
-        both: np.ndarray = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
-        return (2 * both).clip(max=1.0)
+        return np.minimum(*self.tails(inputs, spreads))
+
+    def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Twice the share of training rows that are at least as far from the others, or as uncertain, 1 at most: [N] each."""
+        found = _nearest(self.scaled(inputs), self.rows.double(), self._count)
+        far, unsure = tail_share(found, self.distances), tail_share(spreads.double(), self.spreads)
+        return (2 * far).clip(max=1.0), (2 * unsure).clip(max=1.0)
+
+    def gaps(self, inputs: np.ndarray) -> np.ndarray:
+        """Mean squared difference of each input to the nearest training rows, in squared standard deviations: [N, D]."""
+        x, rows = self.scaled(inputs), self.rows.double()
+        near = rows[torch.cdist(x, rows).topk(self._count, largest=False).indices]  # [N, K, D]
+        found: np.ndarray = (near - x.unsqueeze(1)).square().mean(1).numpy()
+        return found
+
+    def scaled(self, inputs: np.ndarray) -> Tensor:
+        """Inputs in the units of `rows`."""
+        return (torch.from_numpy(inputs).double() - self.center) / self.scale
+
+    @property
+    def _count(self) -> int:
+        return min(NUM_NEIGHBORS, len(self.rows))
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:

@@ -84,6 +84,13 @@ class Preparation(Plain):
         inputs = self._all(features, rows)[:, self.kept]
         return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
 
+    def owners(self, features: Features) -> tuple[str, ...]:
+        """The table's column that each input is made of, in the order of the inputs."""
+        names = [*features.sources, *(features.sources[index] for index in self.marked)]
+        for name, own in zip(features.code_names, self.levels, strict=True):
+            names += [name] * (len(own) + 1)
+        return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
+
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
         """Rows whose cell is empty, [N], by the names of columns that have such cells and had none in training."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}

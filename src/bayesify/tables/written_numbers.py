@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,21 @@ def parse(text: str, style: re.Pattern[str]) -> float | str:
         return text
     plain = digits.replace(",", "") if style is ENGLISH else digits.replace(".", "").replace(",", ".")
     return -float(plain) if "-" in (dress[2], dress[3]) or dress[1] else float(plain)
+
+
+def significant(value: float) -> str:
+    """A result for people: three digits that count, separated thousands, and no exponent unless it is needed."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    magnitude = math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, 2 - magnitude)}f}" if -5 < magnitude < 9 else f"{value:.2e}"
+
+
+def shown(value: object) -> str:
+    """A cell for people: a number with six digits at most, separated thousands from 10,000 on; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.6g}"
 
 
 def is_number(text: str) -> bool:

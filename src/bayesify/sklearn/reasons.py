@@ -1,0 +1,353 @@
+"""Reasons for predictions: what each column adds to the mean and to the interval, and why a row is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.sklearn.fitted import FittedTable, spread
+from bayesify.sklearn.unusual import Neighbors
+from bayesify.tables.written_numbers import shown, significant
+
+MAX_GROUPS = 10
+"""Columns that a row is explained by; of more, all but the nine most important ones count together. It takes 2 x 10 - 1 rows for
+each row, and one more, so that an explanation costs 20 predictions at most."""
+SCREENED_ROWS = 16
+"""Training rows by which the columns of a wide table are ranked."""
+CHUNK_ROWS = 500
+"""Rows that are explained at a time."""
+ROUNDING_SHARE = 1e-9
+"""Share of the largest number on the way below which a contribution is rounding, and counts as 0."""
+NUM_TOLD, MIN_TOLD_SHARE = 3, 0.01
+"""Columns that a text names, and the share of all contributions that each has at least."""
+MAX_CELL_SIGNS = 40
+EMPTY = "empty"
+
+Measure = Callable[[np.ndarray], np.ndarray]
+"""From inputs [K, E] to what is explained of them, [K, Q]."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    r"""Why rows are predicted as they are: contributions of D columns to the predictions of N rows.
+
+    A contribution is the change when the cell of a typical row is replaced by the cell of the row: the mean over two
+    orders of all columns, the table's and its reverse, in which cells are replaced one after the other. Contributions of a row add
+    up to its prediction minus the typical row's. In an additive model they are the exact terms, and where no term joins more than
+    two columns they are the Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
+
+    $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
+
+    with v(S) the prediction of the typical row with the cells S of the row. A column that the model does not use has 0.
+
+    Args:
+        columns: Names of the columns, D.
+        typical: Cells of the typical row: the median of numbers and dates, and the most frequent text.
+        typical_value: Prediction of the typical row: the mean, [O], or the probability of each class, [C].
+        typical_width: Width of its interval, [O], or its entropy in nats, [1].
+        moves: Contributions to the mean or, for classes, to the probability of the class that is predicted: [N, D], or
+            [N, D, O] for targets in columns. NaN for columns that count among the others.
+        widens: Contributions to the width of the interval or, for classes, to the entropy, in the same shape.
+        others_move: Contribution of all other columns together to the mean, [N] or [N, O]; 0 for up to ten columns.
+        others_widen: The same to the width.
+        unusual: Why each row is unusual, N texts; empty for those that are not.
+        cells: What the columns of the rows hold, as texts, [N, D].
+    """
+
+    columns: tuple[str, ...]
+    typical: Mapping[str, str]
+    typical_value: np.ndarray
+    typical_width: np.ndarray
+    moves: np.ndarray
+    widens: np.ndarray
+    others_move: np.ndarray
+    others_widen: np.ndarray
+    unusual: tuple[str, ...]
+    cells: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.moves)
+
+    def told(self, which: str = "moves") -> list[str]:
+        """The strongest contributions of each row as a text such as `area=118 +38,000; town=east -4,900`.
+
+        Args:
+            which: `"moves"` or `"widens"`.
+
+        Raises:
+            ValueError: If there are several targets.
+        """
+        values, others = (self.moves, self.others_move) if which == "moves" else (self.widens, self.others_widen)
+        if values.ndim > 2:
+            raise ValueError(f"told: contributions to {values.shape[2]} targets; use `{which}`")
+        names = [*self.columns, "other columns"]
+        every = np.nan_to_num(np.column_stack([values, others]))
+        found = []
+        for row, cells in zip(every, self.cells, strict=True):
+            least = MIN_TOLD_SHARE * np.abs(row).sum()
+            order = [place for place in np.argsort(-np.abs(row), kind="stable")[:NUM_TOLD] if abs(row[place]) > least]
+            parts = (f"{names[one]}{f'={cells[one]}' if one < len(cells) else ''} {_signed(row[one])}" for one in order)
+            found.append("; ".join(parts))
+        return found
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The columns that inputs are made of.
+
+    Args:
+        names: D names.
+        places: Position in `names` of each input, [E].
+        texts: Which columns hold texts, D.
+    """
+
+    names: tuple[str, ...]
+    places: np.ndarray
+    texts: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], owners: Sequence[str], kinds: Mapping[str, str]) -> Groups:
+        """From the names of columns, the column of each input, and kinds of columns."""
+        places = np.array([names.index(owner) for owner in owners])
+        return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
+
+    def typical(self, neighbors: Neighbors) -> np.ndarray:
+        """Inputs of a row with the median of each number or date, and the most frequent text: [E]."""
+        rows = neighbors.rows.double()
+        found = torch.zeros_like(neighbors.center)
+        for group, text in enumerate(self.texts):
+            own = torch.from_numpy(np.flatnonzero(self.places == group))
+            if not len(own):
+                continue
+            part = rows[:, own]
+            if text:
+                patterns, counts = part.unique(dim=0, return_counts=True)
+                found[own] = patterns[counts.argmax()]
+            else:
+                found[own] = part[(part - part.median(0).values).abs().sum(1).argmin()]
+        typical: np.ndarray = (neighbors.center + neighbors.scale * found).numpy()
+        return typical
+
+    def lengths(self, differences: np.ndarray) -> np.ndarray:
+        """Euclidean length of differences [N, E] over the inputs of each column: [N, D]."""
+        squares = np.zeros((len(differences), len(self.names)))
+        np.add.at(squares.T, self.places, np.square(differences).T)
+        found: np.ndarray = np.sqrt(squares)
+        return found
+
+
+def explain_rows(
+    fitted: FittedTable,
+    inputs: np.ndarray,
+    groups: Groups,
+    cells: np.ndarray,
+    typical_cells: Callable[[np.ndarray], Mapping[str, str]],
+    unseen: Mapping[str, np.ndarray],
+    *,
+    level: float,
+    share: float,
+    num_draws: int,
+) -> Explanation:
+    """Reasons for the predictions of rows; see `Explanation`.
+
+    Args:
+        fitted: What predicts.
+        inputs: Rows as numbers, [N, E].
+        groups: The columns of these numbers.
+        cells: What the columns hold, as texts, [N, D].
+        typical_cells: What the columns of one row of inputs hold, as texts.
+        unseen: Columns with rows, [N], whose cell is unlike any in training, such as a new text.
+        level: Level of the intervals.
+        share: Share of rows like the training rows that are called unusual.
+        num_draws: Draws of the weights.
+    """
+    neighbors = fitted.neighbors
+    assert neighbors is not None
+
+    def measure(x: np.ndarray) -> np.ndarray:
+        return _measure(fitted, x, level, num_draws)
+
+    typical = groups.typical(neighbors)
+    base = measure(typical[None])
+    rank = _rank(measure, groups, neighbors, typical)
+    parts = [
+        _contributions(measure, rank(part), groups, part, typical, base)
+        for part in (inputs[first : first + CHUNK_ROWS] for first in range(0, len(inputs), CHUNK_ROWS))
+    ]
+    effects, others, values = (np.concatenate([part[index] for part in parts]) for index in range(3))
+    num_values = _num_values(fitted)
+    moves, widens = effects[..., :num_values], effects[..., num_values:-1]
+    others_move, others_widen = others[:, :num_values], others[:, num_values:-1]
+    if fitted.classes is not None:
+        guess = values[:, :num_values].argmax(1)[:, None]
+        others_move = np.take_along_axis(others_move, guess, 1)
+        moves = np.take_along_axis(moves, guess[:, None], 2)
+    if fitted.flat:
+        moves, widens, others_move, others_widen = (part[..., 0] for part in (moves, widens, others_move, others_widen))
+    unusual = _why_unusual(neighbors, groups, inputs, values[:, -1], effects[..., -1], cells, unseen, share)
+    return Explanation(
+        groups.names, typical_cells(typical), base[0, :num_values], base[0, num_values:-1], moves, widens, others_move,
+        others_widen, unusual, cells,
+    )  # fmt: skip
+
+
+def _num_values(fitted: FittedTable) -> int:
+    if fitted.classes is not None:
+        return len(fitted.classes)
+    assert fitted.units is not None
+    return len(fitted.units.shift)
+
+
+def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -> np.ndarray:
+    """Means and widths of intervals, or probabilities and entropy, and the epistemic uncertainty: [K, Q]."""
+    scaled = fitted.predict_scaled(x, num_draws)
+    found = fitted.in_units(scaled)
+    if isinstance(found, RegressionPredictive):
+        lower, upper = found.interval(level)
+        parts = [found.mean, upper - lower]
+    else:
+        assert isinstance(found, ClassificationPredictive)
+        parts = [found.class_probs, found.entropy.unsqueeze(1)]
+    measured: np.ndarray = torch.cat(
+        [part.detach().double() for part in (*parts, spread(scaled).unsqueeze(1))], 1
+    ).numpy()
+    return measured
+
+
+def _contributions(
+    measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Contributions of each column [N, D, Q] and of the others [N, Q], and what is measured of the rows [N, Q].
+
+    Args:
+        measure: What is explained.
+        rank: Place of each column in the order of the walk, [N, D]; that of the others is `MAX_GROUPS` - 1.
+        groups: The columns.
+        x: Rows, [N, E].
+        typical: Where walks start, [E].
+        base: What is measured there, [1, Q].
+    """
+    num, last, place = len(x), int(rank.max()) + 1, rank[:, groups.places]
+    steps = [place < step for step in range(1, last)] + [place >= last - step for step in range(1, last)]
+    mixed = [np.where(own, x, typical) for own in steps]
+    found = measure(np.concatenate([*mixed, x])).reshape(2 * last - 1, num, -1)
+    start, end = np.broadcast_to(base, (1, num, base.shape[1])), found[-1:]
+    forth = np.diff(np.concatenate([start, found[: last - 1], end]), axis=0)
+    back = np.diff(np.concatenate([start, found[last - 1 : -1], end]), axis=0)[::-1]
+    effect = 0.5 * (forth + back)  # [G, N, Q]
+    effect[np.abs(effect) <= ROUNDING_SHARE * np.abs(found).max(0)] = 0.0
+    each = effect[rank, np.arange(num)[:, None]]  # [N, D, Q]
+    others = np.zeros_like(found[-1])
+    if rank.shape[1] > MAX_GROUPS:
+        hidden = rank == MAX_GROUPS - 1
+        each[hidden], others = np.nan, effect[MAX_GROUPS - 1]
+    return each, others, found[-1]
+
+
+def _rank(
+    measure: Measure, groups: Groups, neighbors: Neighbors, typical: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """The place of each column in the order of the walks, for rows [N, E]: [N, D].
+
+    Of a wide table the nine columns with the largest expected change have a place of their own in each row: how far the cell
+    lies from the typical one, times the change per distance over some training rows.
+    """
+    count = len(groups.names)
+    if count <= MAX_GROUPS:
+        return lambda x: np.broadcast_to(np.arange(count), (len(x), count))
+    known = (neighbors.center + neighbors.scale * neighbors.rows.double()).numpy()
+
+    def far(x: np.ndarray) -> np.ndarray:
+        return groups.lengths((x - typical) / neighbors.scale.numpy())
+
+    distance = far(known)
+    chosen = []
+    for column in distance.T:
+        other = np.flatnonzero(column > 0)
+        chosen.append(other[np.linspace(0, len(other) - 1, min(SCREENED_ROWS, len(other))).astype(int)])
+    column = np.repeat(np.arange(count), [len(rows) for rows in chosen])
+    rows = np.concatenate(chosen)
+    replaced = np.where(groups.places == column[:, None], typical, known[rows])
+    found, others = measure(known[rows]), measure(replaced)
+    change = (np.abs(found - others) / np.abs(found).mean(0).clip(min=1e-300)).mean(1)
+    slope = np.bincount(column, change, count) / np.bincount(column, distance[rows, column], count).clip(min=1e-300)
+
+    def rank(x: np.ndarray) -> np.ndarray:
+        order = np.argsort(-slope * far(x), axis=1, kind="stable")
+        own = np.zeros((len(x), count), dtype=bool)
+        np.put_along_axis(own, order[:, : MAX_GROUPS - 1], True, axis=1)
+        found: np.ndarray = np.where(own, np.cumsum(own, axis=1) - 1, MAX_GROUPS - 1)
+        return found
+
+    return rank
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _why_unusual(
+    neighbors: Neighbors,
+    groups: Groups,
+    inputs: np.ndarray,
+    spreads: np.ndarray,
+    effects: np.ndarray,
+    cells: np.ndarray,
+    unseen: Mapping[str, np.ndarray],
+    share: float,
+) -> tuple[str, ...]:
+    """Why each row is unusual, in words; empty where it is not."""
+    far, unsure = neighbors.tails(inputs, torch.from_numpy(spreads.copy()))
+    most = float(neighbors.spreads[min(len(neighbors.spreads) - 1, int((1 - share) * len(neighbors.spreads)))])
+    found = [
+        [_why_unseen(name, cells[row, groups.names.index(name)]) for name, rows in unseen.items() if rows[row]]
+        for row in range(len(inputs))
+    ]
+    for row in np.flatnonzero(far <= share):
+        lengths = groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]
+        found[row].append(_why_far(groups, lengths, cells[row]))
+    for row in np.flatnonzero(unsure <= share):
+        ratio = spreads[row] / max(most, 1e-300)
+        best = int(np.nan_to_num(effects[row]).argmax())
+        because = f", most because of {groups.names[best]}={cells[row, best]}" if effects[row, best] > 0 else ""
+        words = f"{shown(float(f'{ratio:.2g}'))} times as unsure as {100 * (1 - share):g} % of training rows"
+        found[row].append(f"draws of the network disagree, {words}{because}")
+    return tuple("; ".join(reasons) for reasons in found)
+
+
+def _why_unseen(name: str, cell: str) -> str:
+    return (
+        f"{name} is empty, and never was in training"
+        if cell == EMPTY
+        else f"{name}={cell} is a text that training never had"
+    )
+
+
+def _why_far(groups: Groups, lengths: np.ndarray, cells: np.ndarray) -> str:
+    """Which columns lie far from the nearest training rows, and how far in standard deviations."""
+    part = np.square(lengths) / max(float(np.square(lengths).sum()), 1e-300)
+    order = np.argsort(-part, kind="stable")
+    count = min(NUM_TOLD, int(np.searchsorted(np.cumsum(part[order]), 0.75)) + 1)
+    words = [
+        f"{groups.names[one]}={cells[one]} is another text"
+        if groups.texts[one]
+        else f"{groups.names[one]}={cells[one]} is {lengths[one]:.1f} standard deviations away"
+        for one in order[:count]
+    ]
+    return f"from the nearest training rows {', '.join(words)}"
+
+
+def cell_text(cell: Any) -> str:
+    """A cell for people."""
+    if cell is None or cell != cell:
+        return EMPTY
+    return shown(cell).removesuffix(" 00:00:00")[:MAX_CELL_SIGNS]
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{significant(value)}"
