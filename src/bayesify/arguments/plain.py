@@ -18,9 +18,13 @@ class Plain:
 
     @classmethod
     def restore(cls, config: Mapping[str, Any]) -> Self:
-        """From `config`: numbers, texts, arrays, tuples and dataclasses become what annotations say, all else stays as it is."""
+        """From `config`: numbers, texts, arrays, tuples and dataclasses become what annotations say, all else stays as it is.
+
+        Fields that an earlier version did not write have their defaults.
+        """
         kinds = get_type_hints(cls)
-        return cls(**{entry.name: _restored(kinds[entry.name], config[entry.name]) for entry in fields(cls)})  # type: ignore[arg-type]
+        known = [entry.name for entry in fields(cls) if entry.name in config]  # type: ignore[arg-type]
+        return cls(**{name: _restored(kinds[name], config[name]) for name in known})
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,8 @@ from bayesify.version import __version__
 
 FORMAT = 4
 """Of the folder."""
+MAX_TEXT_SIGNS = 80
+"""Signs of a text that the folder keeps."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Column(Plain):
         texts: Its most frequent texts.
         num_different: Different cells.
         num_missing: Empty cells.
+        knots: Quantiles of its numbers, or of its dates in days, 21 at most.
+        shares: Share of the cells that are not empty up to each of these, or with each of the texts.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Column(Plain):
     texts: tuple[str, ...] = ()
     num_different: int = 0
     num_missing: int = 0
+    knots: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse
 
 if TYPE_CHECKING:
     from bayesify.serving.about import About
+    from bayesify.serving.predicting import Outcome
 
 Table = Annotated[
     str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, - for standard input.")
@@ -24,6 +25,25 @@ FolderOut = Annotated[Path | None, typer.Option(help="Folder of the model (defau
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")]
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What bayesify fit or compare wrote.")]
+New = Annotated[
+    Path,
+    typer.Argument(
+        metavar="NEW", help="A table with the same columns, - for standard input; the target may be absent."
+    ),
+]
+Csv = Annotated[Path | None, typer.Option(help="CSV to write (default: NEW-predictions.csv, here).")]
+IntervalLevel = Annotated[float, typer.Option(help="Of the intervals: the share of rows that they are to hold.")]
+Quantiles = Annotated[str, typer.Option(help="Quantiles of a number to write, such as 0.1,0.5,0.9.")]
+Above = Annotated[str, typer.Option(help="Probability that a number exceeds this one, or several: 500000.")]
+Below = Annotated[str, typer.Option(help="Probability that a number stays below this one, or several.")]
+DecisionCosts = Annotated[
+    str, typer.Option("--costs", help="Decide about classes: TRUTH:DECISION=COST,... or a CSV of costs.")
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Tell which columns move and widen each prediction, and why it is unusual.")
+]
 
 
 def fit(
@@ -86,22 +106,23 @@ def _print_fitted(about: About, folder: Path) -> None:
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What bayesify fit or compare wrote.")],
-    new: Annotated[
-        Path,
-        typer.Argument(
-            metavar="NEW", help="A table with the same columns, - for standard input; the target may be absent."
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option(help="CSV to write (default: NEW-predictions.csv, here).")] = None,
-    level: Annotated[float, typer.Option(help="Of the intervals: the share of rows that they are to hold.")] = 0.9,
+    folder: Folder,
+    new: New,
+    out: Csv = None,
+    level: IntervalLevel = 0.9,
+    quantiles: Quantiles = "",
+    above: Above = "",
+    below: Below = "",
+    costs: DecisionCosts = "",
+    explain: Explain = False,
     sheet: terminal.Sheet = "",
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
 ) -> None:
     """Predict the rows of a table with a model in a folder, and write a CSV with intervals or probabilities.
 
-    Rows keep their order. Where the table holds the target, scores are printed. The path of the CSV is the last line.
+    Rows keep their order. Where the table holds the target, scores are printed. Columns that have moved since training are named.
+    The path of the CSV is the last line.
     """
     need("predict", "pandas", "sklearn", extra="compare")
     errors = Console(stderr=True)
@@ -117,31 +138,44 @@ def predict(
         reading = Reading(sheet, encoding, names_of(missing))
         from bayesify.serving.folder import ModelFolder
         from bayesify.serving.predicting import predict_table
+        from bayesify.serving.questions import Questions, number_of
 
+        options = {"--quantiles": quantiles, "--above": above, "--below": below}
+        asked = Questions(
+            *([number_of(option, text) for text in names_of(given)] for option, given in options.items()),
+            costs,
+            explain,
+        )
         model = ModelFolder.read(folder)
         for remark in model.remarks:
             say(errors, remark, soft_wrap=True)
-        outcome = predict_table(model, new, path, level=level, reading=reading)
+        outcome = predict_table(model, new, path, level=level, reading=reading, asked=asked)
     except InputError as error:
         refuse(f"bayesify predict: {error}", 2)
     except OSError as error:
         refuse(f"bayesify predict: {path} cannot be written: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         refuse("Interrupted; nothing was written.", INTERRUPTED)
+    _print_predicted(outcome, model.about.target, errors)
+    print(plain(path.absolute()))
+
+
+def _print_predicted(outcome: Outcome, target: str, errors: Console) -> None:
     for warning in outcome.warnings:
         say(errors, f"Warning: {warning}", style="bold yellow", soft_wrap=True)
     console = Console()
     for note in outcome.notes:
         say(console, note, style="dim", soft_wrap=True)
     say(console, f"{outcome.num_rows:,} rows, {outcome.num_unusual:,} of them unlike the training rows.")
+    for sentence in outcome.moved:
+        say(console, sentence, soft_wrap=True)
     if outcome.scores.num_rows:
-        _print_scores(console, outcome.scores.means(), f"{outcome.scores.num_rows:,.0f} rows with {model.about.target}")
+        _print_scores(console, outcome.scores.means(), f"{outcome.scores.num_rows:,.0f} rows with {target}")
     if outcome.scores.unknown:
         say(
             console,
             f"{outcome.scores.unknown:,.0f} of these have a class that was not in training; they count as wrong.",
         )
-    print(plain(path.absolute()))
 
 
 def _print_scores(console: Console, scores: Mapping[str, float], where: str) -> None:

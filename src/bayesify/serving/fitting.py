@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.serving.about import About, Column
+from bayesify.serving.about import MAX_TEXT_SIGNS, About, Column
 from bayesify.serving.folder import ModelFolder, used_columns
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.scores import LEVELS, Scores
@@ -29,6 +29,8 @@ HELD_OUT_FRACTION = 5
 MIN_ROWS = 20
 MAX_TEXTS = 20
 """Texts of a column that the folder names."""
+NUM_KNOTS = 21
+"""Quantiles of a column that the folder keeps, to tell how far new rows have moved."""
 
 
 @dataclass(frozen=True)
@@ -146,18 +148,18 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     kind = "text" if classes else kind_of(name, column)
     if kind == "text":
         counts = column.dropna().astype(str).value_counts()
-        texts = tuple(classes[:MAX_TEXTS]) or tuple(str(text)[:80] for text in counts.index[:MAX_TEXTS])
-        return Column(name, kind, None, None, texts, len(classes) or len(counts), missing)
-    present = column.dropna()
-    if not len(present):
+        texts = tuple(classes[:MAX_TEXTS]) or tuple(str(text)[:MAX_TEXT_SIGNS] for text in counts.index[:MAX_TEXTS])
+        shares = () if classes else tuple((counts.iloc[:MAX_TEXTS] / counts.sum()).tolist())
+        return Column(name, kind, None, None, texts, len(classes) or len(counts), missing, (), shares)
+    values = np.sort(times_of(column)) if missing < len(column) else np.empty(0)
+    values = values[np.isfinite(values)]
+    if not len(values):
         return Column(name, kind, num_missing=missing)
-    if kind == "date":
-        days = times_of(column)
-        ends: tuple[Any, Any] = (date_of(float(np.nanmin(days))), date_of(float(np.nanmax(days))))
-    else:
-        numbers = present.astype(float)
-        ends = (float(numbers.min()), float(numbers.max()))
-    return Column(name, kind, *ends, (), int(present.nunique()), missing)
+    knots = np.unique(np.quantile(values, np.linspace(0, 1, NUM_KNOTS), method="inverted_cdf"))
+    shares = np.searchsorted(values, knots, side="right") / len(values)
+    low, high = float(values[0]), float(values[-1])
+    ends: tuple[Any, Any] = (date_of(low), date_of(high)) if kind == "date" else (low, high)
+    return Column(name, kind, *ends, (), int(column.nunique()), missing, tuple(knots.tolist()), tuple(shares.tolist()))
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:

@@ -14,15 +14,18 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from bayesify.serving.chunks import PART_ROWS, Parts, read_parts
+from bayesify.serving.drift import Drift
 from bayesify.serving.folder import ModelFolder
-from bayesify.sklearn import BayesianClassifier
+from bayesify.serving.questions import Costs, Questions, check_level, reasons_of
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn.reasons import Explanation
 from bayesify.sklearn.scores import Scores
 from bayesify.storage.atomic import remove_leftovers, write_atomically
 from bayesify.tables.columns import Contents, as_numbers, cells_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import label_of
-from bayesify.tables.written_numbers import is_number
+from bayesify.tables.written_numbers import is_number, significant
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,6 +34,9 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """What begins a cell that a spreadsheet would run."""
 UNUSUAL_SHARE = 0.01
 """Share of rows like the training rows that are called unusual."""
+MAX_TYPICAL_CELLS = 10
+"""Cells of the typical row that are told."""
+_Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ class Outcome:
         num_rows: Rows in the file.
         num_unusual: Those unlike the training rows.
         scores: Of the rows with a target; none where the table has no such column.
-        notes: What was assumed, in sentences.
+        notes: What was assumed, and how columns were read, in sentences.
+        moved: Columns that are not as in training, in sentences, the one that moved most first.
         warnings: What makes predictions worse than the model's scores, in sentences.
     """
 
@@ -49,6 +56,7 @@ class Outcome:
     num_unusual: int
     scores: Scores
     notes: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -60,11 +68,13 @@ def predict_table(
     level: float = 0.9,
     rows: int = PART_ROWS,
     reading: Reading | None = None,
+    asked: Questions | None = None,
 ) -> Outcome:
     """Predict the rows of a table and write them, in order, as CSV.
 
     A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification `prediction`, one
-    `probability_CLASS` for each class, and `unusual`. Texts that a spreadsheet would run as a formula begin with an apostrophe.
+    `probability_CLASS` for each class, and `unusual`. What else is asked comes behind them. Texts that a spreadsheet would run as
+    a formula begin with an apostrophe.
     Memory holds one part of the table. The file appears when it is whole.
 
     Args:
@@ -74,14 +84,16 @@ def predict_table(
         level: Of the intervals.
         rows: Number of rows of a part.
         reading: How the file is to be read.
+        asked: What else is asked of each row.
 
     Raises:
-        InputError: If the table cannot be read, lacks a column that had no empty cell in training, or holds other kinds of cells
-            than the training rows; the words do not depend on the parts.
+        InputError: If something is asked that the model cannot answer; if the table cannot be read, lacks a column that had no
+            empty cell in training, or holds other kinds of cells than the training rows; the words do not depend on the parts.
         OSError: If the file cannot be written.
     """
-    if not 0 < level < 1:
-        raise InputError(f"--level {level:g}: give a number between 0 and 1, such as 0.9")
+    check_level("--level", level)
+    asked = asked or Questions()
+    asked.check(model.about)
     if out.exists() and new.exists() and out.samefile(new):
         raise InputError(f"--out {out}: is the table itself; give another file")
     if out.parent.is_dir():
@@ -89,17 +101,18 @@ def predict_table(
     elif not out.parent.exists():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {out.parent}; make it first")
     parts = read_parts(new, rows, _as_in_training(model, reading or Reading()))
-    found = _Predicted(model, level)
+    found = _Predicted(model, level, asked)
     with _told_of(model, new):
-        _check(model, parts)
+        found.notes |= dict.fromkeys(_check(model, parts))
     try:
         with write_atomically(out) as draft, draft.open("x", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(_header(model))
-            for _, frame, remarks in parts:
+            for first, frame, remarks in parts:
                 with _told_of(model, new):
-                    cells = found.add(frame, remarks)
-                writer.writerows(cells)
+                    columns = found.add(frame, remarks)
+                if not first:
+                    writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
     except ValueError as error:
         raise error if isinstance(error, InputError) else InputError(f"--out {error}") from error
     return found.outcome()
@@ -115,36 +128,37 @@ def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
         raise InputError(f"{new.name}: {reason}") from error
 
 
-def _check(model: ModelFolder, parts: Parts) -> None:
-    """Refuse a table whose columns are not those of the training rows, by the whole of it.
+def _check(model: ModelFolder, parts: Parts) -> list[str]:
+    """Refuse a table whose columns are not those of the training rows, by the whole of it; notes about how dates are read.
 
     Raises:
         InputError: If a column is not there, or holds other kinds of cells.
     """
     kinds = {column.name: column.kind for column in model.about.columns if column.kind != "text"}
-    days = model.estimator.fitted_.columns.schema.day_first if model.estimator.fitted_.columns is not None else ()
+    days = day_first(model)
     contents = {name: Contents(name) for name in kinds}
     for _, frame, _ in parts:
         inputs, _ = _fitting(model, frame)
         for name, found in contents.items():
             found.add(inputs[name])
-    for name, found in contents.items():
-        found.check_like(kinds[name], name in days)
+    return [note for name, found in contents.items() if (note := found.check_like(kinds[name], name in days))]
 
 
 class _Predicted:
     """Predictions of the parts of a table so far."""
 
-    def __init__(self, model: ModelFolder, level: float) -> None:
-        self._model, self._level = model, level
+    def __init__(self, model: ModelFolder, level: float, asked: Questions) -> None:
+        self.notes: dict[str, None] = {}
+        self._model, self._level, self._asked = model, level, asked
+        self._costs = Costs.of(asked.costs, _labels(model.estimator)) if asked.costs else None
         self._num_rows, self._num_unusual, self._scores = 0, 0, Scores()
-        self._notes: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
         self._unseen: dict[str, tuple[int, str]] = {}
+        self._drift = Drift(model.about, day_first(model))
 
-    def add(self, frame: DataFrame, remarks: Sequence[str]) -> Iterator[Sequence[Any]]:
-        """Cells of the file for one more part."""
-        self._notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
+    def add(self, frame: DataFrame, remarks: Sequence[str]) -> dict[str, Sequence[Any]]:
+        """Columns of the file for one more part."""
+        self.notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
         inputs, found = _fitting(self._model, frame)
         self._warnings |= dict.fromkeys(found)
         for name, (count, text) in _unseen(self._model, frame).items():
@@ -152,13 +166,14 @@ class _Predicted:
             self._unseen[name] = before + count, example
         with catch_warnings(record=True) as told:  # they belong to the outcome
             simplefilter("always")
-            cells, flags, part = _predict(self._model, inputs, frame, self._level)
+            columns, part = self._predict(inputs, frame)
         owner = f"{type(self._model.estimator).__name__}: "
         self._warnings |= dict.fromkeys(f"{str(entry.message).removeprefix(owner)}." for entry in told)
         self._num_rows += len(frame)
-        self._num_unusual += int(flags.sum())
+        self._num_unusual += sum(columns["unusual"])
         self._scores += part
-        return cells
+        self._drift.add(inputs)
+        return columns
 
     def outcome(self) -> Outcome:
         """What was predicted in all."""
@@ -167,47 +182,92 @@ class _Predicted:
             for name, (count, example) in self._unseen.items()
         )
         warnings = (*self._warnings, *unseen)
-        return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self._notes), warnings)
+        moved = self._drift.moved()
+        return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self.notes), moved, warnings)
 
+    def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
+        """Columns of the file, and scores of the rows with a target."""
+        estimator = self._model.estimator
+        # Among few rows the most unusual one is a larger share than usual.
+        share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
+        flags = {"unusual": estimator.unusual(inputs, share).tolist()}
+        classes = isinstance(estimator, BayesianClassifier)
+        columns, extra, part = (self._classes if classes else self._numbers)(inputs, frame)
+        columns |= flags | extra
+        if self._asked.explain:
+            found = estimator.explain(inputs, self._level, share)
+            columns |= {name: [_cell(text) for text in texts] for name, texts in reasons_of(found, classes).items()}
+            self.notes[_typical(found, classes)] = None
+        return columns, part
 
-def _header(model: ModelFolder) -> list[str]:
-    if isinstance(model.estimator, BayesianClassifier):
-        return ["prediction", *(f"probability_{label}" for label in model.estimator.classes_), "unusual"]
-    return ["prediction", "lower", "upper", "std", "unusual"]
-
-
-def _predict(
-    model: ModelFolder, inputs: DataFrame, frame: DataFrame, level: float
-) -> tuple[Iterator[Sequence[Any]], np.ndarray, Scores]:
-    """Cells of the file, which rows are unusual, and scores of those with a target."""
-    estimator, target = model.estimator, model.about.target
-    # Among few rows the most unusual one is a larger share than usual.
-    flags = estimator.unusual(inputs, max(UNUSUAL_SHARE, 1.01 / (model.about.num_rows + 1)))
-    if isinstance(estimator, BayesianClassifier):
-        probs = estimator.predict_proba(inputs)
-        labels = [_cell(label) for label in estimator.classes_[probs.argmax(1)]]
-        cells = zip(labels, *(_texts(column) for column in probs.T), flags.tolist(), strict=True)
+    def _classes(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
+        """Columns before and behind `unusual`, and scores, of classes."""
+        estimator, target = self._model.estimator, self._model.about.target
+        assert isinstance(estimator, BayesianClassifier)
+        probs, labels = estimator.predict_proba(inputs), _labels(estimator)
+        columns: dict[str, Sequence[Any]] = {"prediction": [_cell(labels[best]) for best in probs.argmax(1)]}
+        columns |= {f"probability_{label}": _texts(column) for label, column in zip(labels, probs.T, strict=True)}
+        extra: dict[str, Sequence[Any]] = {}
+        if self._costs is not None:
+            decisions, costs = self._costs.decide(probs)
+            extra = {"decision": [_cell(decision) for decision in decisions], "expected_cost": _texts(costs)}
         known = frame[target].notna().to_numpy() if target in frame else np.zeros(len(frame), dtype=bool)
-        values = np.array([label_of(cell) for cell in cells_of(frame[target][known])]) if known.any() else np.empty(0)
-        part = Scores.of_classes(probs[known], list(map(str, estimator.classes_)), values) if known.any() else Scores()
-        return cells, flags, part
-    found = estimator.predictive(inputs)
-    lower, upper = found.interval(level)
-    columns = [values.detach().numpy()[:, 0] for values in (found.mean, lower, upper, found.std)]
-    cells = zip(*(_texts(column) for column in columns), flags.tolist(), strict=True)
-    if target not in frame:
-        return cells, flags, Scores()
-    try:
-        values = as_numbers(frame[target])
-    except ValueError as error:
-        raise InputError(
-            f"the target {target!r} is to be scored, and holds texts: {error}; correct or drop it"
-        ) from error
-    known = np.isfinite(values)
-    if not known.any():
-        return cells, flags, Scores()
-    some = found if known.all() else estimator.predictive(inputs[known])
-    return cells, flags, Scores.of_numbers(some, values[known], (level,))
+        if not known.any():
+            return columns, extra, Scores()
+        values = np.array([label_of(cell) for cell in cells_of(frame[target][known])])
+        return columns, extra, Scores.of_classes(probs[known], labels, values)
+
+    def _numbers(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
+        """Columns before and behind `unusual`, and scores, of numbers."""
+        estimator, target = self._model.estimator, self._model.about.target
+        assert isinstance(estimator, BayesianRegressor)
+        found = estimator.predictive(inputs)
+        lower, upper = found.interval(self._level)
+        own = {"prediction": found.mean, "lower": lower, "upper": upper, "std": found.std}
+        columns: dict[str, Sequence[Any]] = {
+            name: _texts(values.detach().numpy()[:, 0]) for name, values in own.items()
+        }
+        extra: dict[str, Sequence[Any]] = {
+            name: _texts(values) for name, values in self._asked.about_numbers(found).items()
+        }
+        if target not in frame:
+            return columns, extra, Scores()
+        try:
+            values = as_numbers(frame[target])
+        except ValueError as error:
+            raise InputError(
+                f"the target {target!r} is to be scored, and holds texts: {error}; correct or drop it"
+            ) from error
+        known = np.isfinite(values)
+        if not known.any():
+            return columns, extra, Scores()
+        some = found if known.all() else estimator.predictive(inputs[known])
+        return columns, extra, Scores.of_numbers(some, values[known], (self._level,))
+
+
+def _labels(estimator: Any) -> list[str]:
+    return list(map(str, estimator.classes_))
+
+
+def _typical(found: Explanation, classes: bool) -> str:
+    """What reasons compare with, in a sentence."""
+    cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
+    more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
+    told = (
+        ""
+        if classes
+        else (
+            f", which is predicted {significant(float(found.typical_value[0]))} with an interval "
+            f"{significant(float(found.typical_width[0]))} wide"
+        )
+    )
+    return f"Reasons compare each row with a typical one ({cells}{more}){told}."
+
+
+def day_first(model: ModelFolder) -> tuple[str, ...]:
+    """Columns of dates whose days come before their months, in the training rows."""
+    columns = model.estimator.fitted_.columns
+    return () if columns is None else columns.schema.day_first
 
 
 def _as_in_training(model: ModelFolder, reading: Reading) -> Reading:

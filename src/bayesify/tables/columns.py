@@ -315,8 +315,8 @@ class Contents:
                 return kind
         return "text"
 
-    def check_like(self, wanted: str, day_first: bool) -> None:
-        """Refuse a column of a second table that is not as in the first.
+    def check_like(self, wanted: str, day_first: bool) -> str:
+        """Refuse a column of a second table that is not as in the first; a note about how its dates are read.
 
         Args:
             wanted: The kind of the first table's column.
@@ -326,17 +326,16 @@ class Contents:
             InputError: If the cells do not fit each other or the first table's kind, or dates its order of day and month.
         """
         if wanted == "text":
-            return
+            return ""
         kind = self.kind()
         if kind != wanted:
             raise InputError(
                 f"column {self.name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
             )
-        if wanted == "date":
-            self.order(day_first)
+        return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether the day comes before the month in dates such as 23/11/2020, and a note where no cell of a first table tells.
+        """Whether the day comes before the month in dates such as 23/11/2020, and a note about it; empty without such dates.
 
         01/02/2020 alone is January 2, and 01.02.2020 is February 1.
 
@@ -361,13 +360,13 @@ class Contents:
                     f"column {self.name!r} holds {wrong!r}, and in the training rows the {'day' if known else 'month'} of a date "
                     "comes first; write dates as there, or as 2020-11-23"
                 )
-            return known, ""
-        if day is not None or month is not None:
-            return day is not None, ""
-        example = self.ordered.strip()
-        order = "day" if "." in example else "month"
-        note = f"Column {self.name!r}: dates such as {example} were read with the {order} first; no cell tells."
-        return order == "day", note
+            first, why = known, ", as in training"
+        elif day is not None or month is not None:
+            first, why = day is not None, ""
+        else:
+            first, why = "." in self.ordered, "; no cell tells"
+        example, order = (day or month or self.ordered).strip(), "day" if first else "month"
+        return first, f"Column {self.name!r}: dates such as {example} were read with the {order} first{why}."
 
 
 def kind_of(name: str, column: Series) -> str:
@@ -413,8 +412,12 @@ def as_numbers(column: Series) -> np.ndarray:
     return np.array([np.nan if cell is None else float(cell) for cell in cells_of(column)], dtype=np.float64)
 
 
-def times_of(column: Series) -> np.ndarray:
+def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
     """Dates as days and numbers as they are, NaN where a cell is missing: [N].
+
+    Args:
+        column: The cells.
+        day_first: Whether days come before months, if that is known.
 
     Raises:
         InputError: If the column holds texts.
@@ -426,7 +429,7 @@ def times_of(column: Series) -> np.ndarray:
         raise InputError(f"column {name!r} holds texts; a time is a date or a number")
     if kind == "number":
         return as_numbers(column)
-    return _date_parts(name, column, found.order(None)[0])[f"{name}{DAYS}"]
+    return _date_parts(name, column, found.order(day_first)[0])[f"{name}{DAYS}"]
 
 
 def date_of(days: float) -> str:

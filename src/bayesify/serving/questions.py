@@ -1,0 +1,174 @@
+"""What can be asked of each prediction beside its mean and interval: quantiles, probabilities of limits, decisions, reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from bayesify.arguments.suggestions import suggest
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.tables.errors import InputError
+from bayesify.tables.files import read_table
+from bayesify.tables.targets import label_of
+
+if TYPE_CHECKING:
+    from bayesify.serving.about import About
+    from bayesify.sklearn.reasons import Explanation
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What decisions cost.
+
+    Args:
+        decisions: Names of the A decisions.
+        table: Cost of each decision where a class is true, [C, A].
+    """
+
+    decisions: tuple[str, ...]
+    table: np.ndarray
+
+    @classmethod
+    def of(cls, text: str, classes: Sequence[str]) -> Costs:
+        """From a file, or from a text such as `sick:healthy=100,healthy:sick=5`: the truth, the decision, and its cost.
+
+        In a text the decisions are the classes; right ones cost 0, and wrong ones that are not named cost 1. In a file the first
+        column holds the classes, the others are decisions of any name.
+
+        Args:
+            text: What was given.
+            classes: The model's classes.
+
+        Raises:
+            InputError: If a class is unknown or missing, or a cost is no number.
+        """
+        if "=" not in text or Path(text).is_file():
+            return cls._of_file(Path(text), classes)
+        table = 1.0 - np.eye(len(classes))
+        for entry in text.split(","):
+            pair, sign, cost = entry.rpartition("=")
+            pair = pair if sign else entry
+            parts = [(pair[:at].strip(), pair[at + 1 :].strip()) for at, mark in enumerate(pair) if mark == ":"]
+            known = [part for part in parts if set(part) <= set(classes)]
+            if not known:
+                unknown = next((name for name in (parts or [(pair.strip(), "")])[0] if name not in classes), pair)
+                raise InputError(
+                    f"--costs {entry.strip()}: {_unknown(unknown, classes)}; write TRUTH:DECISION=COST, or give a file"
+                )
+            truth, decision = (list(classes).index(name) for name in known[0])
+            table[truth, decision] = number_of("--costs", cost)
+        return cls(tuple(classes), table)
+
+    @classmethod
+    def _of_file(cls, path: Path, classes: Sequence[str]) -> Costs:
+        if not path.is_file():
+            raise InputError(
+                f"--costs {path}: is neither a file nor costs such as {classes[0]}:{classes[-1]}=10 (truth, decision, cost)"
+            )
+        frame, _ = read_table(path)
+        names, decisions = [label_of(cell) for cell in frame.iloc[:, 0]], tuple(map(str, frame.columns[1:]))
+        wrong = [name for name in names if name not in classes]
+        missing = [name for name in classes if name not in names]
+        if wrong:
+            raise InputError(f"--costs {path}: {_unknown(wrong[0], classes)}")
+        if missing or len(names) != len(classes) or not decisions:
+            what = (
+                f"has no row for the class {missing[0]!r}"
+                if missing
+                else "needs one row per class and a column per decision"
+            )
+            raise InputError(
+                f"--costs {path}: {what}; give the classes in the first column and decisions in the others"
+            )
+        rows = [names.index(name) for name in classes]
+        cells = frame.iloc[rows, 1:].to_numpy(object)
+        return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
+
+    def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """The decision of least expected cost for probabilities [N, C], and that cost, [N]."""
+        expected = probs @ self.table
+        return [self.decisions[best] for best in expected.argmin(1)], expected.min(1)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked of each row.
+
+    Args:
+        quantiles: Probabilities whose quantiles are written, of a regression.
+        above: Numbers; the probability that the target exceeds each is written.
+        below: Numbers; the probability that the target stays below each is written.
+        costs: Costs of decisions about classes, as `Costs.of` takes them; empty for none.
+        explain: Whether to tell which columns move a prediction and widen its interval, and why a row is unusual.
+    """
+
+    quantiles: Sequence[float] = ()
+    above: Sequence[float] = ()
+    below: Sequence[float] = ()
+    costs: str = ""
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        for value in self.quantiles:
+            check_level("--quantiles", value)
+
+    def check(self, about: About) -> None:
+        """Raise `InputError` for what cannot be asked of a model."""
+        numbers = {"--quantiles": self.quantiles, "--above": self.above, "--below": self.below}
+        wrong = {"--costs": self.costs} if about.task == "regression" else numbers
+        for option, value in wrong.items():
+            if value:
+                needed, held = ("classes", "a number") if about.task == "regression" else ("a number", "classes")
+                hint = "--above or --quantiles" if about.task == "regression" else "--costs"
+                raise InputError(
+                    f"{option}: is for a model that predicts {needed}, and {about.target!r} is {held}; leave it out, or ask {hint}"
+                )
+
+    def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
+        """Quantiles and probabilities of a regression's rows, [N] each, by the names of their columns."""
+        columns = {}
+        if self.quantiles:
+            every = found.quantile([float(level) for level in self.quantiles])
+            columns |= {f"quantile_{level:g}": values for level, values in zip(self.quantiles, every, strict=True)}
+        for limit in self.above:
+            columns[f"above_{limit:.15g}"] = 1 - found.cdf(torch.full_like(found.mean, limit))
+        for limit in self.below:
+            columns[f"below_{limit:.15g}"] = found.below(torch.full_like(found.mean, limit))
+        return {name: values.detach().double().numpy()[:, 0] for name, values in columns.items()}
+
+
+def reasons_of(found: Explanation, classes: bool) -> dict[str, Sequence[str]]:
+    """Reasons for the predictions of rows, by the names of their columns."""
+    widened = "unsure_by" if classes else "widened_by"
+    return {"moved_by": found.told("moves"), widened: found.told("widens"), "why_unusual": found.unusual}
+
+
+def number_of(option: str, text: str) -> float:
+    """A finite number that an option gives.
+
+    Raises:
+        InputError: If it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{option} {text.strip()}: is no number; write it as 500000 or 0.5")
+    return value
+
+
+def check_level(option: str, value: float) -> None:
+    """Raise `InputError` for a level that is not strictly between 0 and 1."""
+    if not 0 < value < 1:
+        raise InputError(f"{option} {value:g}: give a number between 0 and 1, such as 0.9")
+
+
+def _unknown(name: str, classes: Sequence[str]) -> str:
+    return f"{name!r} is no class; {suggest(name, classes)}"
