@@ -7,12 +7,15 @@ import pytest
 import torch
 from scipy import stats
 
+from bayesify.compare.explanation import importance
 from bayesify.compare.paired import adjusted, paired_difference
 from bayesify.compare.plots import _label as axis_label
 from bayesify.compare.scores import NUM_POINTS, score_classification, score_regression
 from bayesify.compare.summary import Column, MethodRow, cell, show, significant
-from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.predictive.base import Outputs
+from bayesify.tables.columns import Features
+from bayesify.tables.preparation import Preparation
 
 
 def test_paired_difference_is_the_t_test_where_splits_are_independent():
@@ -125,3 +128,41 @@ def test_numbers_as_text():
     assert show(0.123, Column("a", "A", "%", 100, 1)) == "12.3"
     row = MethodRow("point", "Plain network", (0, 1), {"nll": 1.1}, {"nll": 0.1})
     assert cell(row, Column("nll", "NLL", "", 1, 3)) == "1.100 ± 0.100"
+
+
+def test_a_column_of_the_noise_shows_in_crps_and_coverage_and_not_in_the_error():
+    """The prediction is the true distribution; shuffling the spread triples it in one half and divides it in the other."""
+    generator, rows = np.random.default_rng(0), np.arange(2_000)
+    x = np.column_stack([generator.normal(size=2_000), generator.integers(0, 2, 2_000), generator.normal(size=2_000)])
+    y = x[:, 0] + 0.1 * 3 ** x[:, 1] * generator.normal(size=2_000)
+    names = ("mean", "noise", "unused")
+    features = Features(x, names, np.empty((2_000, 0), dtype=np.int64), (), (), sources=names)
+
+    def predict(inputs):
+        outputs = torch.from_numpy(np.column_stack([inputs[:, 0], 2 * np.log(0.1 * 3 ** inputs[:, 1])]))
+        return HeteroscedasticGaussian().double().predictive(Outputs(kept=outputs[None]))
+
+    found = importance(predict, Preparation.of(features, rows), features, rows, y, 0)
+    assert list(found) == ["mean", "noise", "unused"]
+    assert found["unused"] == {"loss": 0.0, "error": 0.0, "coverage": 0.0}
+    assert found["noise"]["error"] == 0
+    # Exact, with half of the rows at another spread: E crps = sqrt(2 (s^2 + t^2) / pi) - s / sqrt(pi) for spread s and truth t; a
+    # third of the width holds 42 %, three times the width 100 %. The tolerances are 3 standard errors of 200 rows.
+    assert found["noise"]["loss"] == pytest.approx(0.118, abs=0.08)
+    assert found["noise"]["coverage"] == pytest.approx(-0.096, abs=0.06)
+
+
+def test_importance_of_columns_for_classes():
+    x = np.random.default_rng(0).normal(size=(150, 2))
+    features = Features(x, ("a", "b"), np.empty((150, 0), dtype=np.int64), (), (), sources=("a", "b"))
+
+    def predict(inputs):
+        return Categorical().predictive(
+            Outputs(kept=torch.from_numpy(np.column_stack([inputs[:, 0], -inputs[:, 0]]))[None])
+        )
+
+    rows, labels = np.arange(150), (x[:, 0] < 0).astype(np.int64)
+    found = importance(predict, Preparation.of(features, rows), features, rows, labels, 0)
+    assert found["b"] == {"loss": 0.0, "error": 0.0, "coverage": 0.0}
+    assert found["a"]["error"] == pytest.approx(0.5, abs=0.15)
+    assert found["a"]["loss"] > 0.3

@@ -13,6 +13,7 @@ from bayesify.compare.leakage import strongest
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.sklearn.scores import Scores
 from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation
 
@@ -75,17 +76,19 @@ def importance(
     rows: np.ndarray,
     values: np.ndarray,
     seed: int,
-) -> dict[str, float]:
-    """By how much the error grows when a column is shuffled over the rows (Breiman 2001): by column, largest first.
+) -> dict[str, dict[str, float]]:
+    """By how much scores change when a column is shuffled over the rows (Breiman 2001): by column, the largest loss first.
 
-    Of a regression the root mean squared error, as a share of the error with the column in order; of a classification the
-    share of rows that are wrong, in addition.
+    `loss` is the CRPS of a regression, as a share of the CRPS with the column in order, or the log-loss of a classification, in
+    addition; `error` is the root mean squared error, as a share, or the share of rows that are wrong, in addition; `coverage` is
+    the share of targets in 90 % intervals, or of labels in 90 % sets, in addition. A column that says how large the noise is
+    shows in loss and coverage, and not in the error.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MAX_JUDGED_ROWS:
         rows = np.sort(generator.choice(rows, MAX_JUDGED_ROWS, replace=False))
     before = predict(preparation(features, rows))
-    start, classes, found = _error(before, values[rows]), isinstance(before, ClassificationPredictive), {}
+    start, classes, found = _judge(before, values[rows]), isinstance(before, ClassificationPredictive), {}
     every = columns_of(features)
     columns = {
         name: [*features.numbers[:, numbers].T, *features.codes[:, codes].T.astype(np.float64)]
@@ -97,14 +100,19 @@ def importance(
         mixed = replace(features, numbers=features.numbers[rows], codes=features.codes[rows])
         mixed.numbers[:, numbers] = features.numbers[shuffled][:, numbers]
         mixed.codes[:, codes] = features.codes[shuffled][:, codes]
-        error = _error(predict(preparation(mixed, np.arange(len(rows)))), values[rows])
-        found[name] = error - start if classes else error / start - 1 if start > 0 else 0.0
-    return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
+        after = _judge(predict(preparation(mixed, np.arange(len(rows)))), values[rows])
+        found[name] = {key: after[key] - start[key] for key in start}
+        for key in () if classes else ("loss", "error"):
+            found[name][key] = found[name][key] / start[key] if start[key] > 0 else 0.0
+    return dict(sorted(found.items(), key=lambda entry: (-entry[1]["loss"], entry[0])))
 
 
-def _error(prediction: Predictive, values: np.ndarray) -> float:
+def _judge(prediction: Predictive, values: np.ndarray) -> dict[str, float]:
     with torch.no_grad():
         if isinstance(prediction, RegressionPredictive):
-            return float(np.sqrt(np.mean(np.square(prediction.mean.reshape(-1).numpy() - values))))
+            found = Scores.of_numbers(prediction, values, (0.9,)).means()
+            return {"loss": found["crps"], "error": found["rmse"], "coverage": found["coverage_90"]}
         assert isinstance(prediction, ClassificationPredictive)
-        return float((prediction.class_probs.argmax(1).numpy() != values).mean())
+        probs = prediction.class_probs.double().numpy()
+        found = Scores.of_classes(probs, list(map(str, range(probs.shape[1]))), values, (0.9,)).means()
+        return {"loss": found["log_loss"], "error": 1 - found["accuracy"], "coverage": found["sets_90"]}

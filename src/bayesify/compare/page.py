@@ -138,21 +138,30 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    found: dict[str, float] = _first_run(row, comparison, "importance") or {}
+    """Name, width of a bar, and changes of loss, error and coverage in words, of the columns that matter most."""
+    found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
+    found = {
+        name: entry for name, entry in found.items() if isinstance(entry, dict)
+    }  # an older version kept one number
     regression = comparison.table.task == "regression"
-    most = max(found.values(), default=0.0)
+    most = max((entry["loss"] for entry in found.values()), default=0.0)
     if most <= 0:
         return []
     return [
         {
             "name": name,
-            "width": f"{5 * max(0.0, value) / most:.2f}",
-            "text": f"{100 * value:+.0f} % error".replace("-0 ", "+0 ")
-            if regression
-            else f"{100 * value:+.1f} points of error".replace("-0.0 ", "+0.0 "),
+            "width": f"{5 * max(0.0, entry['loss']) / most:.2f}",
+            "loss": _changed(100 * entry["loss"], 0, "%") if regression else _changed(entry["loss"], 3, "nats"),
+            "error": _changed(100 * entry["error"], 0 if regression else 1, "%" if regression else "points"),
+            "coverage": _changed(100 * entry["coverage"], 1, "points"),
         }
-        for name, value in list(found.items())[:MAX_LISTED]
+        for name, entry in list(found.items())[:MAX_LISTED]
     ]
+
+
+def _changed(value: float, digits: int, unit: str) -> str:
+    text = f"{value:+,.{digits}f}"
+    return f"{text if text.strip('+-0.,') else text.replace('-', '+')} {unit}"
 
 
 def _recalls(row: MethodRow, comparison: Comparison) -> list[list[str]]:
