@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
 from bayesify.serving.card import render_card
 from bayesify.serving.fitting import Scored
 from bayesify.serving.folder import ABOUT, CARD, MODEL, read_about
+from bayesify.sklearn import BayesianRegressor
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
@@ -408,3 +410,21 @@ def test_scores_add_up():
     assert whole.means() == pytest.approx(parts.means())
     assert whole.means() == pytest.approx({"accuracy": 2 / 3, "log_loss": -(np.log(0.9) + np.log(0.7)) / 2})
     assert (whole.unknown, parts.unknown) == (1, 1)
+
+
+def test_a_mark_of_empty_cells_is_suggested(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame = table().drop(columns="kind").astype({"area": object, "price": object})
+    frame.loc[[7, 9], "area"] = "k.A."
+    frame.to_csv("houses.csv", index=False)
+    done = run("fit", "houses.csv", "--target", "price")
+    said = re.sub(r"\s+", " ", done.output)
+    assert (
+        done.exit_code,
+        "read them as empty with --missing k.A., or leave the column out with --ignore area" in said,
+    ) == (2, True)
+    frame.loc[7, "price"] = "k. A."
+    frame.to_csv("houses.csv", index=False)
+    assert "--missing 'k. A.'" in run("fit", "houses.csv", "--target", "price").output
+    with pytest.raises(ValueError, match=r"correct or empty such cells, read them as empty, or leave the column out$"):
+        BayesianRegressor().fit(frame[["area", "town"]], np.arange(NUM))

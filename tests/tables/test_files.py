@@ -32,7 +32,8 @@ def test_dialects_give_the_same_table(tmp_path, content):
     assert frame["b"].tolist() == ["x", "y"]
     np.testing.assert_array_equal(frame["a"].to_numpy(float), [1.5, np.nan])
     assert frame["c"].tolist() == [2, 3]
-    assert notes == []
+    comma = isinstance(content, str) and "1,5" in content
+    assert notes == ["Numbers were read with a decimal comma, such as '1,5', which is 1.5."] * comma
 
 
 def test_other_encodings_are_read_and_named(tmp_path):

@@ -91,7 +91,7 @@ def fit_table(
             scored = _hold_out(make(method, random_state=seed, **options), cells, values, seed)
         estimator = make(method, random_state=seed, **options).fit(cells, values)
     except (ValueError, ImportError) as error:
-        raise InputError(str(error).removeprefix(f"{make.__name__}: ")) from error
+        raise InputError(getattr(error, "for_command", "") or str(error).removeprefix(f"{make.__name__}: ")) from error
     choices = _plain(estimator.choices_)
     if scored is None:
         scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")

@@ -124,7 +124,8 @@ def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ").partition(" with --ignore ")[0]
+        found = getattr(error, "for_command", "") or str(error).removeprefix(f"{type(model.estimator).__name__}: ")
+        reason = found.partition(", or leave the column out with --ignore ")[0].partition(" with --ignore ")[0]
         raise InputError(f"{new.name}: {reason}") from error
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bayesify.arguments.plain import Plain
 from bayesify.sklearn.settings import FULL_BATCH_ROWS
-from bayesify.tables.columns import Features, date_of, read_features
+from bayesify.tables.columns import Features, date_of, read_features, without_options
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import Preparation
 from bayesify.tables.written_numbers import shown
@@ -178,7 +178,9 @@ def _odd_column(frame: DataFrame) -> Any:
 
 def _told(error: InputError, owner: str) -> InputError:
     """The error of an estimator, which has no command line."""
-    return InputError(f"{owner}: {str(error).partition(' with --ignore ')[0]}")
+    told = InputError(f"{owner}: {without_options(str(error))}")
+    told.for_command = str(error)
+    return told
 
 
 def _named(frame: DataFrame, owner: str) -> DataFrame:

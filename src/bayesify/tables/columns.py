@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -310,7 +311,7 @@ class Contents:
                     raise InputError(
                         f"column {self.name!r} holds {kind}s, but {str(wrong)[:40]!r} in row {row + 1} below the header "
                         f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}s); correct or empty such "
-                        f"cells, or leave the column out with --ignore {self.name}"
+                        f"cells{_as_missing(wrong)}, or leave the column out with --ignore {self.name}"
                     )
                 return kind
         return "text"
@@ -367,6 +368,18 @@ class Contents:
             first, why = "." in self.ordered, "; no cell tells"
         example, order = (day or month or self.ordered).strip(), "day" if first else "month"
         return first, f"Column {self.name!r}: dates such as {example} were read with the {order} first{why}."
+
+
+def _as_missing(cell: object) -> str:
+    """What to do with a cell that may stand for "not known", such as `k.A.`; nothing for one that holds digits."""
+    text = str(cell).strip()
+    named = 0 < len(text) <= 40 and "," not in text and not any(sign.isdigit() for sign in text)
+    return f", read them as empty with --missing {shlex.quote(text)}" if named else ""
+
+
+def without_options(message: str) -> str:
+    """A message of `Contents` for readers who have no command line."""
+    return re.sub(r" with --missing .*?(?=, or leave)", "", message).partition(" with --ignore ")[0]
 
 
 def kind_of(name: str, column: Series) -> str:

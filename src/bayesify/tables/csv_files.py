@@ -133,6 +133,7 @@ class CsvFile:
         options: Of `pandas.read_csv`.
         texts: Columns whose cells stay texts.
         commas: Columns that another table writes with a decimal comma.
+        comma_example: A number that the file writes with a decimal comma; empty where all have a point.
     """
 
     text: TextFile
@@ -140,6 +141,7 @@ class CsvFile:
     options: dict[str, Any]
     texts: frozenset[str]
     commas: frozenset[str]
+    comma_example: str = ""
 
     @classmethod
     def of(cls, text: TextFile, missing: Sequence[str], texts: Sequence[str], commas: Sequence[str]) -> CsvFile:
@@ -151,17 +153,17 @@ class CsvFile:
         names, separator = _header(text)
         check_names(text.where, [name.strip() for name in names if name.strip()])
         names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-        decimal = "," if separator == ";" and _decimal_commas(text.start(50_000)) else "."
+        example = _decimal_comma(text.start(50_000)) if separator == ";" else ""
         options = {
             "sep": separator,
             "na_values": list(missing),
             "keep_default_na": False,
             "skipinitialspace": True,
             "low_memory": False,
-            "decimal": decimal,
+            "decimal": "," if example else ".",
             "index_col": False,
         }
-        return cls(text, names, options, frozenset(texts), frozenset(commas))
+        return cls(text, names, options, frozenset(texts), frozenset(commas), example)
 
     def read(self) -> tuple[DataFrame, list[str]]:
         """The whole table, and notes about its numbers.
@@ -174,7 +176,7 @@ class CsvFile:
         frame = frames[0]
         words = {name: Words.of(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
         styles, notes = decide_styles(words, self._decimal_comma, self.commas)
-        return apply_styles(frame, styles, decimal_comma=self._decimal_comma), notes
+        return apply_styles(frame, styles, decimal_comma=self._decimal_comma), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
         """A function that reads the table in parts of so many rows, and notes about its numbers.
@@ -192,7 +194,7 @@ class CsvFile:
             for frame in self._frames(rows, chosen):
                 yield apply_styles(frame, styles, decimal_comma=self._decimal_comma)
 
-        return parts, notes
+        return parts, self._notes + notes
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
         """What the columns of texts hold, and those of them that hold numbers alone in some parts."""
@@ -216,6 +218,15 @@ class CsvFile:
     @property
     def _decimal_comma(self) -> bool:
         return bool(self.options["decimal"] == ",")
+
+    @property
+    def _notes(self) -> list[str]:
+        found = self.comma_example
+        return (
+            [f"Numbers were read with a decimal comma, such as {found!r}, which is {found.replace(',', '.')}."]
+            if found
+            else []
+        )
 
     def _check(self, columns: Sequence[str], rows: int) -> None:
         if all(is_number(name) for name in self.names) and len(self.names) > 1:
@@ -282,7 +293,8 @@ def _header(text: TextFile) -> tuple[list[str], str]:
             raise InputError(f"{text.where}: is no table: {error} in its first line") from error
 
 
-def _decimal_commas(start: str) -> bool:
+def _decimal_comma(start: str) -> str:
+    """The first number with a decimal comma, if there are more of these than of numbers with a point."""
     cells = [cell.strip() for line in LINE_ENDS.split(start)[1:-1] for cell in line.split(";")]
-    with_comma = sum(is_number(cell.replace(",", ".", 1)) and "," in cell for cell in cells)
-    return with_comma > sum(is_number(cell) and "." in cell for cell in cells)
+    with_comma = [cell for cell in cells if "," in cell and is_number(cell.replace(",", ".", 1))]
+    return with_comma[0] if len(with_comma) > sum(is_number(cell) and "." in cell for cell in cells) else ""

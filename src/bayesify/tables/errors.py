@@ -11,7 +11,12 @@ LARGEST, SMALLEST_SPREAD = 1e150, 1e-150
 
 
 class InputError(ValueError):
-    """Data, options or a folder that cannot be worked with; the message names the thing and the remedy."""
+    """Data, options or a folder that cannot be worked with; the message names the thing and the remedy.
+
+    `for_command` is the message with options of the command line, where an estimator's message has none.
+    """
+
+    for_command: str = ""
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
