@@ -46,12 +46,13 @@ def filled(text: str, folder: Path, page: str) -> str:
     return text
 
 
-def _source(content: dict[str, Any]) -> str:
+def _machine(content: dict[str, Any]) -> str:
     where = content["hardware"]
-    return (
-        f"{where.get('gpu') or where['cpu']}, torch {content['versions']['torch']}, {content['date']}, "
-        f"`{content['command']}`:\n\n"
-    )
+    return f"{where.get('gpu') or where['cpu']}, torch {content['versions']['torch']}, {content['date']}"
+
+
+def _source(content: dict[str, Any]) -> str:
+    return f"{_machine(content)}, `{content['command']}`:\n\n"
 
 
 def _fashion(content: dict[str, Any]) -> str:
@@ -119,12 +120,15 @@ def _cifar10(content: dict[str, Any]) -> str:
 
 
 def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
-    """Test scores of every seed and their mean; what differs in the commands is the seed alone."""
-    rows = []
-    for system in sorted({name for content in contents for name in content["scores"]}):
+    """Test scores of every seed and their mean by system; the commands of one system differ in the seed alone."""
+    rows, commands = [], []
+    order = {name: place for place, name in enumerate(SYSTEMS | BASELINES)}
+    for system in sorted({name for content in contents for name in content["scores"]}, key=order.__getitem__):
         found = [content for content in contents if system in content["scores"]]
+        commands.append(found[0]["command"])
         tests = [content["scores"][system]["test"] for content in found]
         title, size = (SYSTEMS | BASELINES)[system].title, f"{found[0]['parameters'][system]:,}"
+        epochs = str(found[0]["settings"]["epochs"])
         keys = (("accuracy", 100, 2), ("nll", 1, 4), ("calibrated_nll", 1, 4), ("ece", 100, 2))
         for content, test in zip(found, tests, strict=True):
             cells = [number(factor * test[key], digits) for key, factor, digits in keys]
@@ -133,18 +137,19 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
             ]
             worst = means_by_severity(content["scores"][system]["corrupted"])[5]
             corrupted = [number(100 * worst[key], 1) for key in ("accuracy", "ece")]
-            rows.append([title, str(content["seed"]), size, *cells, *outside, *corrupted])
-        means = [number(factor * statistics.mean(test[key] for test in tests), digits) for key, factor, digits in keys]
-        rows.append([title, "mean", size, *means, "", "", "", ""])
-    header = ["system", "seed", "parameters", "accuracy %", "NLL", "NLL at the best temperature", "ECE %"]
+            rows.append([title, str(content["seed"]), size, epochs, *cells, *outside, *corrupted])
+        if len(tests) > 1:
+            means = [
+                number(factor * statistics.mean(test[key] for test in tests), digits) for key, factor, digits in keys
+            ]
+            rows.append([title, "mean", size, epochs, *means, "", "", "", ""])
+    header = ["system", "seed", "parameters", "epochs", "accuracy %", "NLL", "NLL at the best temperature", "ECE %"]
     header += ["MNIST", "Fashion-MNIST", "severity 5 %", "its ECE %"]
-    at_once = contents[0]["trainings_at_once"]
-    seconds = statistics.mean(sum(content["seconds"].values()) for content in contents)
+    listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
-        f"{_source(contents[0])}{table(header, rows)}\n\n"
-        f"{at_once} trainings ran at once on the GPU and took {seconds:.0f} s together. MNIST and Fashion-MNIST, gray in three "
-        "channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions at their strongest, on the first 1,000 "
-        "test images."
+        f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
+        "MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions at "
+        f"their strongest, on the first 1,000 test images. The commands, with `--seed 1` and `--seed 2` for the other seeds:\n\n{listed}"
     )
 
 
