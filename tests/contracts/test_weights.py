@@ -301,7 +301,7 @@ QUICK = {"hidden": (4,), "epochs": 3, "num_draws": 2, "prediction_draws": 4, "ra
 
 
 def table(count: int = 40) -> Any:
-    """Numbers with gaps, texts, a text of its own in each row; the rows of weight 0 have what no other row has."""
+    """Numbers with gaps, texts of few, many and all levels; the rows of weight 0 have what no other row has."""
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
     weights = rng.integers(0, 4, count).astype(float)
@@ -309,6 +309,7 @@ def table(count: int = 40) -> Any:
         {
             "size": np.where(rng.random(count) < 0.2, np.nan, rng.normal(size=count)),
             "kind": rng.choice(["a", "b", "c"], count, p=[0.5, 0.4, 0.1]),
+            "place": [f"p{index % 22}" for index in range(count)],
             "name": [f"n{index}" for index in range(count)],
         }
     )
@@ -374,7 +375,9 @@ def closed_forms() -> dict[str, Callable[[np.ndarray, np.ndarray], Any]]:
         importlib.import_module(f"bayesify.sklearn.{name}")
         for name in ("recalibration", "scores", "recipe", "units", "training")
     )
-    encoding, preparation = (importlib.import_module(f"bayesify.tables.{name}") for name in ("encoding", "preparation"))
+    encoding, preparation, means = (
+        importlib.import_module(f"bayesify.tables.{name}") for name in ("encoding", "preparation", "level_means")
+    )
     rng = np.random.default_rng(0)
     x, y, u = rng.normal(size=(N, 2)), rng.gamma(2.0, size=(N, 1)), rng.random(N)
     outputs = torch.from_numpy(rng.normal(size=(4, N, 2)))
@@ -396,6 +399,9 @@ def closed_forms() -> dict[str, Callable[[np.ndarray, np.ndarray], Any]]:
         "Encoding.scaled": lambda i, w: vars(encoding.Encoding.scaled(x[i], w))["std"],
         "Encoding.piecewise": lambda i, w: np.concatenate(encoding.Encoding.piecewise(x[i], w).bounds),
         "weighted_median": lambda i, w: preparation.weighted_median(u[i], w),
+        "normal_scores": lambda i, w: np.unique(means.normal_scores(y[i], w)),
+        "class_scores": lambda i, w: np.unique(means.class_scores(codes[i], w)),
+        "level_means": lambda i, w: means.level_means(codes[i], y[i], w, 3),
         "TargetUnits.of": lambda i, w: units.TargetUnits.of(y[i], w, "log").scale,
         "Recalibration.of": lambda i, w: recalibration.Recalibration.of(u[i], 20 * w).said,
         "ensemble_places": lambda i, w: (
@@ -423,7 +429,7 @@ def test_closed_forms_of_estimators() -> None:
     for name, function in closed_forms().items():
         weighted, repeated = function(used, weights[used]), function(TWICE.numpy(), np.ones(len(TWICE)))
         np.testing.assert_allclose(weighted, repeated, rtol=1e-9, err_msg=name)
-        if "Recalibration" not in name and name != "ensemble_places":
+        if "Recalibration" not in name and name not in ("ensemble_places", "level_means"):
             np.testing.assert_allclose(function(used, weights[used] / 1000), repeated, rtol=1e-6, err_msg=name)
 
 

@@ -1,6 +1,7 @@
 """Columns as numbers: kinds, what is left out, and statistics of the training rows alone."""
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pandas
@@ -10,7 +11,8 @@ from bayesify.sklearn.units import TargetUnits
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.encoding import Encoding
 from bayesify.tables.errors import InputError
-from bayesify.tables.preparation import MAX_LEVELS, MAX_RANGES_OUTSIDE, Preparation
+from bayesify.tables.level_means import class_scores, cross_fitted, level_means, normal_scores
+from bayesify.tables.preparation import MAX_FEW_LEVELS, MAX_RANGES_OUTSIDE, Preparation
 from bayesify.tables.targets import read_target
 
 ROWS = 40
@@ -136,13 +138,60 @@ def test_statistics_come_from_training_rows_alone():
     assert inputs[:, 3].tolist() == [0, 0, 0, 1, 1, 0]
 
 
-def test_only_frequent_levels_have_inputs_of_their_own():
-    kind = [f"level {index}" for index in range(MAX_LEVELS + 5) for _ in range(4)]
+@pytest.mark.parametrize(("cells", "count"), [(2**24, 30), (122 * 25, 25), (1, MAX_FEW_LEVELS)])
+def test_only_frequent_levels_have_inputs_of_their_own(cells, count, monkeypatch):
+    """Thirty levels of four rows, two of one row; fewer where their numbers would not fit."""
+    monkeypatch.setattr("bayesify.tables.preparation.MAX_LEVEL_CELLS", cells)
+    kind = [*(f"level {index}" for index in range(30) for _ in range(4)), "rare", "rarer"]
     features = read_features(table(kind=kind))
     rows = np.arange(len(kind))
-    inputs = Preparation.of(features, rows)(features, rows)
-    assert inputs.shape[1] == MAX_LEVELS + 1
+    prepared = Preparation.of(features, rows)
+    inputs = prepared(features, rows)
+    assert inputs.shape[1] == count + 1
     assert (inputs.sum(1) == 1).all()
+    (note,) = prepared.pooled(features, rows, np.ones(len(rows)))
+    assert note.startswith(f"Column 'kind': {32 - count} of its 32 texts are rare")
+    assert prepared.unseen(replace(features, codes=np.array([[-2], [3]]), numbers=np.empty((2, 0)))).tolist() == [1, 0]
+
+
+def test_means_of_levels_are_those_of_a_random_intercept():
+    """Against the posterior mean by the dense covariance, with variances of the balanced analysis of variance."""
+    rng = np.random.default_rng(0)
+    codes = np.repeat(np.arange(8), 5)
+    scores = rng.normal(size=8)[codes] + rng.normal(size=40)
+    scores -= scores.mean()
+    by_level = scores.reshape(8, 5)
+    within = by_level.var(1, ddof=1).mean()
+    between = by_level.mean(1).var(ddof=1) - within / 5
+    one = (codes[:, None] == np.arange(9)).astype(float)
+    exact = between * one.T @ np.linalg.solve(between * one @ one.T + within * np.eye(40), scores)
+    found = level_means(codes, scores[:, None], np.ones(40), 8)
+    np.testing.assert_allclose(found[:, 0], exact, rtol=1e-10)
+    assert found[8] == 0  # no cell is empty
+
+
+def test_no_row_sees_its_own_target():
+    rng = np.random.default_rng(0)
+    codes, scores, ones = rng.integers(-1, 6, 60), rng.normal(size=(60, 1)), np.ones(60)
+    before, moved = cross_fitted(codes, scores, ones, 6), 0
+    for row in range(60):
+        other = scores.copy()
+        other[row] += 3
+        after = cross_fitted(codes, other, ones, 6)
+        assert after[row] == before[row]
+        moved += int((after != before).sum())
+    assert moved > 60
+
+
+def test_scores_of_targets():
+    y = np.array([[3.0], [1.0], [1.0], [1e9]])
+    found = normal_scores(y, np.ones(4))[:, 0]
+    raw = np.array([NormalDist().inv_cdf(share) for share in (0.625, 0.25, 0.25, 0.875)])
+    np.testing.assert_allclose(found, raw - raw.mean(), rtol=1e-12)
+    assert class_scores(np.array(["b", "a", "b", "b"]), np.ones(4)).tolist() == [[0.25], [-0.75], [0.25], [0.25]]
+    many = class_scores(np.arange(40) % 12, np.ones(40))
+    assert many.shape == (40, 10)
+    np.testing.assert_allclose(many.sum(0), 0, atol=1e-12)
 
 
 def test_rows_without_any_input_that_varies():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -20,11 +20,14 @@ class Plain:
     def restore(cls, config: Mapping[str, Any]) -> Self:
         """From `config`: numbers, texts, arrays, tuples and dataclasses become what annotations say, all else stays as it is.
 
-        Fields that an earlier version did not write have their defaults.
+        A field that has a default may be missing, as in a file of an earlier version.
         """
-        kinds = get_type_hints(cls)
-        known = [entry.name for entry in fields(cls) if entry.name in config]  # type: ignore[arg-type]
-        return cls(**{name: _restored(kinds[name], config[name]) for name in known})
+        kinds, found = get_type_hints(cls), {}
+        for entry in fields(cls):  # type: ignore[arg-type]
+            optional = entry.default is not MISSING or entry.default_factory is not MISSING
+            if entry.name in config or not optional:
+                found[entry.name] = _restored(kinds[entry.name], config[entry.name])
+        return cls(**found)
 
 
 def _plain(value: Any) -> Any:

@@ -316,14 +316,14 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
 
 
 def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
-    """Cells with texts that a column has never had in training, as far as the folder names them all: how many, and one of them."""
-    found = {}
-    for column in model.about.columns:
-        if column.kind == "text" and column.num_different == len(column.texts) and column.name in frame.columns:
-            cells = frame[column.name].dropna().astype(str)
-            strange = cells[~cells.isin(column.texts)]
+    """Cells with texts that a column has never had in training: how many, and one of them."""
+    found, columns = {}, model.estimator.fitted_.columns
+    for name, levels in () if columns is None else zip(columns.schema.code_names, columns.schema.levels, strict=True):
+        if name in frame.columns:
+            cells = frame[name].dropna().astype(str)
+            strange = cells[~cells.isin(levels)]
             if len(strange):
-                found[column.name] = len(strange), strange.iloc[0]
+                found[name] = len(strange), strange.iloc[0]
     return found
 
 

@@ -13,6 +13,7 @@ from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.recipe import TrainingTable
 from bayesify.sklearn.rows import Rows
 from bayesify.storage.serializers import register_predictor
+from bayesify.tables.level_means import class_scores
 
 
 @register_predictor
@@ -105,6 +106,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
                 "give the same, or none"
             )
         return self._partial_fit(self._training_table(X, y, sample_weight, classes=classes, first=first))
+
+    def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return class_scores(y, weights)
 
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None) -> TrainingTable:
         read = self._read_rows(X, y, sample_weight, reset=first, min_rows=2 if first and classes is None else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,7 +39,12 @@ class Columns(Plain):
 
     @classmethod
     def learn(
-        cls, frame: DataFrame, owner: str, y: np.ndarray | None = None, weights: np.ndarray | None = None
+        cls,
+        frame: DataFrame,
+        owner: str,
+        y: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     ) -> tuple[Self, np.ndarray]:
         """From training rows; and their inputs, [N, D], 0 for rows of weight 0, which nothing is learned from.
 
@@ -47,6 +53,7 @@ class Columns(Plain):
             owner: Name of the estimator, for messages.
             y: Their targets, [N, ...]: rows that have these in common too count as one where `merge_rows` merges them.
             weights: How many examples each row stands for, [N]; 1 by default.
+            score: From targets and weights to scores [N, K] whose means texts of many levels enter by; without it they do not.
 
         Raises:
             InputError: If two columns have one name, a column has mixed contents, or none is of use.
@@ -54,17 +61,19 @@ class Columns(Plain):
         frame = _named(frame, owner).reset_index(drop=True)
         weights = np.ones(len(frame)) if weights is None else weights
         used = np.flatnonzero(weights > 0)
-        first, place = _distinct(frame.iloc[used], None if y is None or len(used) > FULL_BATCH_ROWS else y[used])
+        first, place, rows = _distinct(frame.iloc[used], None if y is None or len(used) > FULL_BATCH_ROWS else y[used])
         try:
             features = read_features(frame.iloc[used[first]])
         except InputError as error:
             raise _told(error, owner) from None
-        rows = np.arange(len(first))
-        preparation = Preparation.of(features, rows, np.bincount(place, weights=weights[used]))
-        made = cls(tuple(frame.columns), features.schema(), preparation, features.notes)
-        found = preparation(features, rows)
+        each = np.bincount(place, weights=weights[used])[rows]
+        scores = None if score is None or y is None else score(y[used[first[rows]]], each)
+        preparation = Preparation.of(features, rows, each, scores)
+        notes = (*features.notes, *preparation.pooled(features, rows, each))
+        made = cls(tuple(frame.columns), features.schema(), preparation, notes)
+        found = preparation.training_inputs(features, rows, each, scores)
         inputs = np.zeros((len(frame), found.shape[1]))
-        inputs[used] = found[place]
+        inputs[used] = found[np.argsort(rows)[place]]
         return made, inputs
 
     def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
@@ -114,6 +123,7 @@ class Columns(Plain):
     def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
         """What the columns of one row of inputs hold, as texts, as far as inputs tell: [E]."""
         owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
+        owners[list(self.preparation.alternatives[1])] = ""  # means of levels, which levels tell
         found = {}
         for place, name in enumerate(schema.code_names):
             codes = np.full((len(schema.levels[place]) + 1, len(schema.code_names)), -1)
@@ -129,10 +139,14 @@ class Columns(Plain):
         return {name: found[name] for name in self.used}
 
 
-def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The first of all rows that have cells and targets in common, in order, and which of these each row is; all without y."""
+def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first of all rows that have cells and targets in common, in order, and which of these each row is; all without y.
+
+    Then an order of these that does not depend on the given one, so that sums and folds are the same for rows in any order.
+    """
     if y is None:
-        return np.arange(len(frame)), np.arange(len(frame))
+        every = np.arange(len(frame))
+        return every, every, every
     import pandas
 
     target = pandas.DataFrame(np.asarray(y).reshape(len(frame), -1), index=frame.index)
@@ -141,7 +155,7 @@ def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.nd
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return first[order], rank[place.reshape(-1)]
+    return first[order], rank[place.reshape(-1)], rank
 
 
 def is_pandas(X: Any) -> bool:

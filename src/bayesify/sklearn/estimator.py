@@ -120,6 +120,10 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self
 
     @abstractmethod
+    def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores [N, K] of the targets of rows with weights, whose means texts of many levels enter by."""
+
+    @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
         """Training data, once they are known to be valid.
 
@@ -184,7 +188,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def choices_(self) -> dict[str, Any]:
         """What was chosen: method, and for the default method likelihood, transform and out-of-fold scores of what was tried."""
         check_is_fitted(self, "fitted_")
-        fitted, found = self.fitted_, dict[str, Any](method=self.method_)
+        fitted, found = self.fitted_, dict[str, Any](method=self.method_, categories=self.fitted_.report.categories)
         if fitted.method == AUTO:
             assert fitted.network is not None
             found |= {
@@ -252,7 +256,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                     check_consistent_length(X, y)
             if columns is not None:
                 return columns(X, owner), y, columns
-            columns, inputs = Columns.learn(X, owner, None if y is NONE else y, weights)
+            columns, inputs = Columns.learn(X, owner, None if y is NONE else y, weights, self._score_targets)
             self.n_features_in_ = X.shape[1]
             if all(isinstance(name, str) for name in X.columns):
                 self.feature_names_in_ = np.array(list(X.columns), dtype=object)

@@ -37,12 +37,14 @@ class FitReport(Plain):
         out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
             for several targets.
         steps: Steps at which each member was best.
+        categories: What texts of many levels enter by, `"levels"` or `"means"`; empty where there are none.
     """
 
     score: float | None = None
     tried: Mapping[str, float] = field(default_factory=dict)
     out_of_fold: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
+    categories: str = ""
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ MAX_ROWS_FOR_SPLIT_STOPPING = 250
 step that was best for the other half."""
 CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300, 5
 """What likelihood and transform are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
+ENCODING_MAX_ROWS = 6_000
+"""Rows at most that choose how texts of many levels enter; fewer would leave a level with too few rows."""
 MIN_GAIN_SHARE = 0.005
 """Share by which a score must be better to give up the simpler choice."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
@@ -131,24 +133,25 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
         ValueError: If the user's network or the weights do not suit data or method.
     """
     tables = [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
-    encodings = [encode_inputs(table.rows, own) for table, own in zip(tables, settings, strict=True)]
-    encoded = [
-        Rows(as_inputs(encoding, table.rows.x).numpy(), table.rows.y, table.rows.weights)
-        for table, encoding in zip(tables, encodings, strict=True)
-    ]
+    encodings = [list_encodings(table, own) for table, own in zip(tables, settings, strict=True)]
     if settings[0].method is None:
         trained = []
-        for rows, table, own in zip(encoded, tables, settings, strict=True):
+        for table, own, found in zip(tables, settings, encodings, strict=True):
             with own_generators(seed=derive_seed(own.seed, "training")):
-                trained.append(_train_default(rows, table.classes, own))
+                trained.append(_train_default(table, own, found))
     else:
+        names = [next(iter(found)) for found in encodings]
+        encoded = [_encoded(t.rows, found[name]) for t, found, name in zip(tables, encodings, names, strict=True)]
         trained = _train_by_name(encoded, tables, settings)
+        trained = [
+            replace(one, report=replace(one.report, categories=name)) for one, name in zip(trained, names, strict=True)
+        ]
     return [
         FittedTable(
-            own.method_name, one.likelihood, one.model, encoding, one.units, one.network, own.seed, one.report,
-            table.columns, table.classes, table.flat, settled=one.settled,
+            own.method_name, one.likelihood, one.model, found[one.report.categories], one.units, one.network, own.seed,
+            one.report, table.columns, table.classes, table.flat, settled=one.settled,
         )
-        for table, own, encoding, one in zip(tables, settings, encodings, trained, strict=True)
+        for table, own, found, one in zip(tables, settings, encodings, trained, strict=True)
     ]  # fmt: skip
 
 
@@ -183,6 +186,19 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
     if settings.standardize:
         return Encoding.scaled(rows.x, rows.weights)
     return Encoding(np.zeros(rows.x.shape[1]), np.ones(rows.x.shape[1]))
+
+
+def list_encodings(table: TrainingTable, settings: Settings) -> dict[str, Encoding]:
+    """Ways in which inputs can enter the network, by what texts of many levels enter by; the one with fewest inputs first."""
+    every = encode_inputs(table.rows, settings)
+    levels, means = ((), ()) if table.columns is None else table.columns.preparation.alternatives
+    if not levels or not means:
+        return {"": every}
+    return {"means": replace(every, left_out=levels), "levels": replace(every, left_out=means)}
+
+
+def _encoded(rows: Rows, encoding: Encoding) -> Rows:
+    return Rows(as_inputs(encoding, rows.x).numpy(), rows.y, rows.weights)
 
 
 def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
@@ -331,11 +347,34 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
 # -- the default method ------------------------------------------------------------------------------------------------
 
 
-def _train_default(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Trained:
-    """Members with the likelihood and transform that predict rows best that they have not seen, recalibrated on these."""
-    if classes is not None:
-        return _train_classes(rows, len(classes), settings)
-    pairs, tried = list_candidates(rows, settings), {}
+def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> _Trained:
+    """Members with the likelihood, transform and inputs that predict rows best that they have not seen, recalibrated on these."""
+    name, num_classes = next(iter(encodings)), 0 if table.classes is None else len(table.classes)
+    rows = _encoded(table.rows, encodings[name])
+    best, tried = (None, dict[str, float]()) if num_classes else _choose_pair(rows, settings)
+    if len(encodings) > 1:
+        part = table.rows.thinned(ENCODING_MAX_ROWS, derive_seed(settings.seed, "encode"))
+        scores = {}
+        for other, encoding in encodings.items():
+            encoded = _encoded(part, encoding)
+            if best is None:
+                scores[other] = _train_classes(encoded, num_classes, settings, brief=True).report.score or 0.0
+            else:
+                scores[other] = _train_numbers(encoded, [best], settings, brief=True)[0].score
+        name = min(scores, key=scores.__getitem__)
+        rows = _encoded(table.rows, encodings[name])
+        tried |= {f"categories by {other}": score for other, score in scores.items()}
+    if best is None:
+        made = _train_classes(rows, num_classes, settings)
+    else:
+        (chosen,) = _train_numbers(rows, [best], settings)
+        made = _recalibrated_out_of_fold(chosen, rows, best[0], settings)
+    return replace(made, report=replace(made.report, tried=tried, categories=name))
+
+
+def _choose_pair(rows: Rows, settings: Settings) -> tuple[Pair, dict[str, float]]:
+    """The likelihood and transform that predict rows best, and the scores of all that were tried."""
+    pairs, tried = list_candidates(rows, settings), dict[str, float]()
     best = pairs[0]
     if len(pairs) > 1:
         part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
@@ -345,18 +384,19 @@ def _train_default(rows: Rows, classes: np.ndarray | None, settings: Settings) -
         if scores[best] > (1 - MIN_GAIN_SHARE) * scores[pairs[0]]:
             best = pairs[0]
         tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
-    (chosen,) = _train_numbers(rows, [best], settings)
-    return _recalibrated_out_of_fold(chosen, rows, best[0], settings, tried)
+    return best, tried
 
 
-def _train_classes(rows: Rows, num_classes: int, settings: Settings) -> _Trained:
+def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: bool = False) -> _Trained:
     """Members with a softmax."""
     shape, y = shape_network(rows, num_classes, settings, classes=True), torch.from_numpy(rows.y)
-    trained = _train_members(rows, [y], _folds(rows, settings, rows.y), [Categorical()], shape, settings)
-    found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
+    folds = _folds(rows, settings, rows.y)
+    trained = _train_members(rows, [y], folds, [Categorical()], shape, settings, brief=brief)
+    seen = folds < len(trained.every[0])
+    found = Categorical().predictive(Outputs(kept=trained.outputs[0][:, torch.from_numpy(seen)]))
     assert isinstance(found, ClassificationPredictive)
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
-    scores = Scores.of_classes(probs, labels, rows.y, LEVELS, rows.weights).means()
+    scores = Scores.of_classes(probs, labels, rows.y[seen], LEVELS, rows.weights[seen]).means()
     report = FitReport(scores["log_loss"], out_of_fold=scores, steps=trained.steps)
     return _Trained(trained.members.as_ensemble().double(), "categorical", None, shape, report)
 
@@ -516,9 +556,7 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
     return float(np.average(loss.numpy(), weights=weights))
 
 
-def _recalibrated_out_of_fold(
-    chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings, tried: Mapping[str, float]
-) -> _Trained:
+def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings) -> _Trained:
     """With probabilities recalibrated on rows that members have not seen, and the members as one network."""
     y, counts, folds = torch.from_numpy(rows.y), likelihood in COUNT_LIKELIHOODS, _folds(rows, settings)
     plain, every = chosen.units.predictive(chosen.found), chosen.trained.every[chosen.group]
@@ -540,6 +578,6 @@ def _recalibrated_out_of_fold(
         outputs = chosen.found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
         part = replace(units, recalibration=of_others).predictive(chosen.found.with_outputs(outputs))
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
-    report = FitReport(chosen.score, dict(tried), scores.means(), chosen.trained.steps)
+    report = FitReport(chosen.score, out_of_fold=scores.means(), steps=chosen.trained.steps)
     model = chosen.trained.members.as_ensemble(chosen.group).double()
     return _Trained(model, likelihood, units, chosen.shape, report)

@@ -23,6 +23,7 @@ from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.settings import AUTO, EffortName, Settings
 from bayesify.sklearn.units import TRANSFORMS
 from bayesify.storage.serializers import register_predictor
+from bayesify.tables.level_means import normal_scores
 
 
 @register_predictor
@@ -169,6 +170,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     def _settings(self) -> Settings:
         noise = None if self.noise is None else float(self.noise)
         return replace(super()._settings(), likelihood=self.likelihood, transform=self.target_transform, noise=noise)
+
+    def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        with self._telling("y as numbers"):
+            return normal_scores(y.astype(np.float64).reshape(len(y), -1), weights)
 
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
         read = self._read_rows(

@@ -33,12 +33,14 @@ class Encoding(Plain):
         std: [D], 1 where an input does not vary.
         bounds: For each input its bounds in order; empty where it gets no piecewise encoding.
         soft_limit: Whether scaled numbers are limited.
+        left_out: Inputs that do not enter, because others stand for them.
     """
 
     mean: np.ndarray
     std: np.ndarray
     bounds: tuple[np.ndarray, ...] = ()
     soft_limit: bool = False
+    left_out: tuple[int, ...] = ()
 
     @classmethod
     def scaled(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
@@ -68,9 +70,10 @@ class Encoding(Plain):
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Inputs of a network, [N, E]."""
         z = (inputs - self.mean) / self.std
+        z = np.delete(z, self.left_out, axis=1)
         parts = [z / np.hypot(1, z / SOFT_LIMIT_STD) if self.soft_limit else z]
         for index, bounds in enumerate(self.bounds):
-            if len(bounds):
+            if len(bounds) and index not in self.left_out:
                 low, high = bounds[:-1], bounds[1:]
                 parts.append(np.clip((inputs[:, [index]] - low) / (high - low), 0.0, 1.0))
         return np.concatenate(parts, axis=1)

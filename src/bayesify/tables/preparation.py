@@ -8,9 +8,12 @@ import numpy as np
 
 from bayesify.arguments.plain import Plain
 from bayesify.tables.columns import Features
+from bayesify.tables.level_means import cross_fitted, level_means
 
-MAX_LEVELS = 20
-"""Levels of one category that get an input of their own."""
+MAX_FEW_LEVELS, MAX_LEVELS, MAX_LEVEL_CELLS = 20, 500, 2**24
+"""Levels of one category that get an input of their own: at most `MAX_LEVELS`, and no more than give `MAX_LEVEL_CELLS` numbers
+over all rows and categories, but `MAX_FEW_LEVELS` in any case. A category with more levels than these few also enters by the
+means of its levels."""
 MIN_LEVEL_ROWS = 3
 """Training rows, by their weights, that a level needs for that; rarer ones share an input."""
 MAX_RANGES_OUTSIDE = 3.0
@@ -20,9 +23,11 @@ else decides a whole score."""
 
 @dataclass(frozen=True)
 class Preparation(Plain):
-    """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level.
+    """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level, means of many levels.
 
     A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
+    A category of more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`; 0
+    for a level that was not in the training rows.
     Numbers are cut at `MAX_RANGES_OUTSIDE` times the training rows' range beyond it. Inputs that are constant over the training
     rows are left out. Scaling is the estimators' own.
 
@@ -34,6 +39,7 @@ class Preparation(Plain):
         full: Positions of categories that no training row lacks.
         levels: For each category the codes with an input of their own.
         kept: Which inputs vary over the training rows.
+        means: For each category the means of its levels and of empty cells, [levels + 1, K]; empty for one of few levels.
     """
 
     medians: np.ndarray
@@ -43,15 +49,19 @@ class Preparation(Plain):
     full: tuple[int, ...]
     levels: tuple[tuple[int, ...], ...]
     kept: np.ndarray
+    means: tuple[np.ndarray, ...] = ()
 
     @classmethod
-    def of(cls, features: Features, rows: np.ndarray, weights: np.ndarray | None = None) -> Preparation:
+    def of(
+        cls, features: Features, rows: np.ndarray, weights: np.ndarray | None = None, scores: np.ndarray | None = None
+    ) -> Preparation:
         """From the training rows.
 
         Args:
             features: Features of the whole table.
             rows: Numbers of the training rows.
             weights: How many examples each of these stands for, positive, [N]; 1 by default.
+            scores: What their targets are, [N, K], with mean 0; without them no category enters by means.
         """
         weights = np.ones(len(rows)) if weights is None else weights
         numbers, codes = features.numbers[rows], features.codes[rows]
@@ -69,8 +79,16 @@ class Preparation(Plain):
                     known.max() + MAX_RANGES_OUTSIDE * width,
                 )
         marked, full = np.flatnonzero(np.isnan(numbers).any(0)), np.flatnonzero((codes != -1).all(0))
-        levels = tuple(_frequent(codes[:, index], weights) for index in range(codes.shape[1]))
-        draft = cls(medians, low, high, tuple(marked.tolist()), tuple(full.tolist()), levels, np.ones(0, bool))
+        wide = [len(np.unique(column[column >= 0])) > MAX_FEW_LEVELS for column in codes.T]
+        most = max(MAX_FEW_LEVELS, min(MAX_LEVELS, MAX_LEVEL_CELLS // (max(1, sum(wide)) * len(rows))))
+        levels = tuple(_frequent(column, weights, most) for column in codes.T)
+        means = tuple(
+            level_means(column, scores, weights, len(features.levels[index]))
+            if wide[index] and scores is not None
+            else np.empty(0)
+            for index, column in enumerate(codes.T)
+        )
+        draft = cls(medians, low, high, tuple(marked.tolist()), tuple(full.tolist()), levels, np.ones(0, bool), means)
         inputs = draft._all(features, rows)
         return replace(draft, kept=(inputs != inputs[:1]).any(0))
 
@@ -81,14 +99,61 @@ class Preparation(Plain):
             features: Features of the table that was learned from, or of another with the same columns.
             rows: Row numbers.
         """
-        inputs = self._all(features, rows)[:, self.kept]
-        return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
+        return self._varying(self._all(features, rows))
+
+    def training_inputs(
+        self, features: Features, rows: np.ndarray, weights: np.ndarray, scores: np.ndarray | None
+    ) -> np.ndarray:
+        """Inputs of the rows that were learned from, each with means of levels that its own target has no part in."""
+        inputs, place = self._all(features, rows), len(self.kept) - self._num_means
+        for index, known in enumerate(self.means):
+            if len(known) and scores is not None:
+                made = cross_fitted(features.codes[rows, index], scores, weights, len(known) - 1)
+                inputs[:, place : place + made.shape[1]] = made
+                place += made.shape[1]
+        return self._varying(inputs)
+
+    @property
+    def _num_means(self) -> int:
+        return sum(known.shape[1] for known in self.means if len(known))
+
+    def _varying(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs[:, self.kept] if self.kept.any() else np.zeros((len(inputs), 1))
+
+    @property
+    def alternatives(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Two sets of inputs for categories of many levels, either of which may do: those of levels, and those of means."""
+        of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)
+        place = len(self.medians) + len(self.marked)
+        for own, known in zip(self.levels, self.means or [()] * len(self.levels), strict=True):
+            of_levels[place : place + len(own) + 1] = len(known) > 0
+            place += len(own) + 1
+        of_means[place:] = True
+        levels, means = (np.flatnonzero(part[self.kept]).tolist() for part in (of_levels, of_means))
+        return tuple(levels), tuple(means)
+
+    def pooled(self, features: Features, rows: np.ndarray, weights: np.ndarray) -> tuple[str, ...]:
+        """Which texts of the training rows share an input, in sentences."""
+        notes = []
+        for index, own in enumerate(self.levels):
+            codes = features.codes[rows, index]
+            known = codes[codes >= 0]
+            others, count = np.setdiff1d(known, own), len(np.unique(known))
+            if len(others) > 1:
+                held = weights[np.isin(codes, others)].sum()
+                notes.append(
+                    f"Column {features.code_names[index]!r}: {len(others):,} of its {count:,} texts are rare and share one input "
+                    f"({held:,.0f} of {weights.sum():,.0f} rows)."
+                )
+        return tuple(notes)
 
     def owners(self, features: Features) -> tuple[str, ...]:
         """The table's column that each input is made of, in the order of the inputs."""
         names = [*features.sources, *(features.sources[index] for index in self.marked)]
         for name, own in zip(features.code_names, self.levels, strict=True):
             names += [name] * (len(own) + 1)
+        for name, known in zip(features.code_names, self.means, strict=False):
+            names += [name] * (known.shape[1] if len(known) else 0)
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
@@ -100,13 +165,8 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
-        found: np.ndarray = np.any([np.zeros(len(features), bool), *self.new_gaps(features).values()], axis=0)
-        place = len(self.medians) + len(self.marked)
-        for index, own in enumerate(self.levels):
-            place += len(own) + 1
-            if not self.kept[place - 1]:
-                found |= features.codes[:, index] == -2
+        """Rows with a text that a column never had in training, or a gap where none was: [N]."""
+        found: np.ndarray = np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0)
         return found
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
@@ -116,8 +176,11 @@ class Preparation(Plain):
         columns = [filled, *(missing[:, [index]].astype(np.float64) for index in self.marked)]
         for index, own in enumerate(self.levels):
             column = codes[:, index]
-            columns += [(column == level)[:, None].astype(np.float64) for level in own]
+            columns.append((column[:, None] == np.array(own, dtype=np.int64)).astype(np.float64))
             columns.append(((column != -1) & ~np.isin(column, own))[:, None].astype(np.float64))
+        for index, known in enumerate(self.means):
+            if len(known):
+                columns.append(np.where(codes[:, [index]] == -2, 0.0, known[codes[:, index]]))
         return np.column_stack(columns)
 
 
@@ -130,9 +193,9 @@ def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
     return float(0.5 * (values[order[low]] + values[order[high]]))
 
 
-def _frequent(codes: np.ndarray, weights: np.ndarray) -> tuple[int, ...]:
+def _frequent(codes: np.ndarray, weights: np.ndarray, most: int) -> tuple[int, ...]:
     known = codes >= 0
     levels, place = np.unique(codes[known], return_inverse=True)
     counts = np.bincount(place.reshape(-1), weights=weights[known], minlength=len(levels))
     order = np.lexsort((levels, -counts))
-    return tuple(sorted(int(levels[index]) for index in order[:MAX_LEVELS] if counts[index] >= MIN_LEVEL_ROWS))
+    return tuple(sorted(int(levels[index]) for index in order[:most] if counts[index] >= MIN_LEVEL_ROWS))

@@ -1,0 +1,92 @@
+"""Texts of many levels as numbers: what the targets of each level's rows say about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+NUM_CROSS_FOLDS = 5
+"""Parts of the training rows; the rows of each part see the means of the other parts."""
+MAX_ENCODED_CLASSES = 10
+"""Classes whose shares become numbers; these are the most frequent ones."""
+
+
+def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    r"""Targets as normal quantiles of their ranks, $\Phi^{-1}((r - \frac12) / N)$, each column with mean 0: [N, O].
+
+    Equal targets share the middle of their ranks. The scores do not change under a transform of the target, and no outlier
+    decides a mean of them.
+
+    Args:
+        y: Targets, [N, O].
+        weights: How many examples each row stands for, [N].
+    """
+    share, found = weights / weights.sum(), np.empty(y.shape)
+    for index, column in enumerate(y.T):
+        _, place = np.unique(column, return_inverse=True)
+        each = np.bincount(place.reshape(-1), weights=share)
+        middle = torch.from_numpy(np.cumsum(each) - 0.5 * each)
+        found[:, index] = torch.special.ndtri(middle).numpy()[place.reshape(-1)]
+    return found - share @ found
+
+
+def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Which class each row has, 1 less the class's share of all rows or 0 less it: [N, K], one column for two classes.
+
+    Args:
+        y: Labels, [N].
+        weights: How many examples each row stands for, [N].
+    """
+    classes, place = np.unique(y, return_inverse=True)
+    share = np.bincount(place.reshape(-1), weights=weights) / weights.sum()
+    frequent = np.sort(np.argsort(-share, kind="stable")[: 1 if len(classes) == 2 else MAX_ENCODED_CLASSES])
+    found: np.ndarray = (place.reshape(-1, 1) == frequent) - share[frequent]
+    return found
+
+
+def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
+    r"""The mean score of each level, drawn to 0 as far as few rows ask for it: [num_levels + 1, K], empty cells last.
+
+    $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
+
+    It is the best linear prediction of a random intercept (Robinson 1991, sec. 2). The variance $\sigma^2$ within levels and
+    $\tau^2$ between them are those of the analysis of variance (Searle et al. 1992, sec. 3.6).
+
+    Args:
+        codes: Level of each row, -1 for an empty cell, [N].
+        scores: Scores of mean 0, [N, K].
+        weights: How many examples each row stands for, [N].
+        num_levels: Levels, with or without rows; one without rows has the mean 0.
+    """
+    place = codes % (num_levels + 1)
+    counts = np.bincount(place, weights=weights, minlength=num_levels + 1)
+    sums = np.column_stack([np.bincount(place, weights * one, num_levels + 1) for one in scores.T])
+    used, total = counts > 0, counts.sum()
+    means = np.where(used[:, None], sums / np.where(used, counts, 1.0)[:, None], 0.0)
+    num_used, overall = used.sum(), sums.sum(0) / total
+    within = weights @ np.square(scores - means[place]) / max(total - num_used, 1.0)
+    between = counts @ np.square(means - overall) - (num_used - 1) * within
+    between = np.maximum(between / max(total - np.square(counts).sum() / total, 1e-12), 0.0)
+    found: np.ndarray = counts[:, None] * between / np.maximum(counts[:, None] * between + within, 1e-300) * means
+    return found
+
+
+def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
+    """Means of each row's level over the rows of other folds, as a row meets them that has not been seen: [N, K].
+
+    A network that were trained on means with the row's own target among them would trust them too much (Micci-Barreca 2001;
+    scikit-learn's `TargetEncoder` does the same).
+
+    Args:
+        codes: Level of each row, -1 for an empty cell, [N].
+        scores: Scores of mean 0, [N, K].
+        weights: How many examples each row stands for, [N].
+        num_levels: Levels.
+    """
+    folds = np.random.default_rng(0).permutation(len(codes)) % NUM_CROSS_FOLDS
+    found = np.zeros(scores.shape)
+    for fold in range(NUM_CROSS_FOLDS):
+        own, other = folds == fold, folds != fold
+        if own.any() and other.any():
+            found[own] = level_means(codes[other], scores[other], weights[other], num_levels)[codes[own]]
+    return found
