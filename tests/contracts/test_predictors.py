@@ -77,6 +77,11 @@ CASES: dict[str, tuple[type[Predictor], Callable[[], Any], Callable[[], nn.Modul
         lambda: baselines.FixedDraws(network().draw(6).detach(), gaussian(), "value"),
         Two,
     ),
+    "Chains": (
+        baselines.Chains,
+        lambda: baselines.Chains(network().draw(6).detach(), gaussian(), "value", log_density=torch.zeros(2, 3)),
+        Two,
+    ),
     "TemperatureScaling": (
         baselines.TemperatureScaling,
         lambda: baselines.TemperatureScaling(network()).fit([(X, Y)], num_draws=4),
@@ -121,7 +126,8 @@ def test_every_predictor_is_here() -> None:
         if ".sklearn" in info.name:  # estimators keep scikit-learn's contract
             continue
         classes = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == info.name]
-        found |= {kind for kind in classes if "predict" in vars(kind) and not kind.__name__.startswith("_")}
+        predict = [kind for kind in classes if "predict" in vars(kind) or kind in STORED.values()]
+        found |= {kind for kind in predict if not kind.__name__.startswith("_")}
     found -= {Predictor, Drawable}
     assert not [kind for kind in found if not issubclass(kind, Predictor)]
     assert found == {kind for kind, _, _ in CASES.values()}
@@ -160,7 +166,7 @@ def test_predictions_follow_the_generator(case: str) -> None:
         assert bool(torch.isfinite(value).all())
         assert value.shape[-2:] == (N, 1)
     other = model.predict(X, 3, generator=seeded(1))
-    fixed = case in ("FixedDraws", "InducingPointGP", "Ensemble") or "plain" in case
+    fixed = case in ("FixedDraws", "Chains", "InducingPointGP", "Ensemble") or "plain" in case
     if not fixed:
         assert not torch.equal(other.outputs, first.outputs)
     by_default = model.predict(X)

@@ -372,6 +372,14 @@ CALLS: dict[str, Call] = {
         baselines.fit_members, bnn=Make(lambda: bnn("ensemble")), loader=LOADER, epochs=1, seed=0,
         progress=False,
     ),
+    "baselines.microcanonical": of(
+        baselines.microcanonical, bnn=Make(lambda: bnn("ensemble")), x=X, y=Y, example_weights=torch.ones(8), num_draws=1,
+        num_warmup=1, thin=1, adjust=True, max_steps=1, seed=0,
+    ),
+    "baselines.Chains": of(
+        baselines.Chains, draws=Make(lambda: bnn().draw(2)), likelihood=GAUSSIAN, output=None, log_density=torch.zeros(2, 1),
+        energy_error=torch.zeros(2), acceptance=torch.ones(2),
+    ),
     # data
     "datasets.toy.cosine": of(toy.cosine, num_data=5, num_test=4, seed=0),
     "datasets.toy.cubic": of(toy.cubic, num_data=5, num_test=4, seed=0),

@@ -1,12 +1,25 @@
 """Methods that the papers compare with."""
 
+from bayesify.baselines.chains import Chains
 from bayesify.baselines.ensemble_members import fit_members
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.ivon import IVON
+from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN
 
-__all__ = ["IVON", "SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "nuts"]
+__all__ = [
+    "IVON",
+    "SWAG",
+    "VOGN",
+    "Chains",
+    "FixedDraws",
+    "NoisyKFAC",
+    "TemperatureScaling",
+    "fit_members",
+    "microcanonical",
+    "nuts",
+]

@@ -42,10 +42,21 @@ def fit_members(
         TypeError: If the posterior is not an `Ensemble`.
         ValueError: If an argument is out of range, or ensembles of one network have different sizes.
     """
+    members_of(bnn, "fit_members")
+    return fit(bnn, loader, epochs=epochs, steps=replace(steps or Steps(), draws_in_turn=True), **options)
+
+
+def members_of(bnn: BayesianNetwork, owner: str) -> int:
+    """Members of a deep ensemble; `owner` is named in errors.
+
+    Raises:
+        TypeError: If the posterior is not an `Ensemble`.
+        ValueError: If ensembles of one network have different sizes.
+    """
     parts = bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
     sizes = {part.members for part in parts if isinstance(part, Ensemble)}
     if not sizes or not all(isinstance(part, Ensemble) for part in parts):
-        raise TypeError("fit_members: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
+        raise TypeError(f"{owner}: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len(sizes) > 1:
-        raise ValueError("fit_members: ensembles of different sizes in one network; give them the same members")
-    return fit(bnn, loader, epochs=epochs, steps=replace(steps or Steps(), draws_in_turn=True), **options)
+        raise ValueError(f"{owner}: ensembles of different sizes in one network; give them the same members")
+    return sizes.pop()

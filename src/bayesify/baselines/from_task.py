@@ -7,24 +7,30 @@ from typing import Any
 
 import torch
 
+from bayesify.baselines.chains import Chains
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.ivon import IVON
+from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG, gentle_rate
 from bayesify.baselines.vogn import VOGN
 from bayesify.conversion import bayesianize
 from bayesify.network import BayesianNetwork
+from bayesify.posteriors.ensemble import Ensemble
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
+from bayesify.running.generators import own_generators
 from bayesify.training.batches import total_count
-from bayesify.training.maximum_a_posteriori import train_point
+from bayesify.training.maximum_a_posteriori import search_point, train_point
 from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
 
 MIN_FULL_CHAIN_STEPS = 50
 """Chains of fewer steps have shorter trajectories."""
+SHORT_TRAJECTORY_STEPS = 16
+"""Steps of a microcanonical trajectory in such a chain."""
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
@@ -76,3 +82,27 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
         seed=task.seed,
     )
     return FixedDraws(draws, bnn.require_likelihood("fit_hmc"))
+
+
+def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
+    """An ensemble trained to the maximum a posteriori, and chains of `microcanonical` from its members.
+
+    There are as many trajectories as epochs, after half as many of warm-up. With fewer than `MIN_FULL_CHAIN_STEPS` of them
+    the chains are a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
+    """
+    epochs, batches = task.epochs, task.batches()
+    with own_generators(seed=task.seed):
+        bnn = bayesianize(task.net, Ensemble(members), likelihood=task.likelihood, prior=task.prior)
+    search_point(bnn, task.loader, num_data=task.num_data, epochs=epochs, seed=task.seed)
+    kept = max(1, min(num_draws // members, epochs))
+    return microcanonical(
+        bnn,
+        torch.cat([batch.x for batch in batches]),
+        torch.cat([batch.y for batch in batches]),
+        example_weights=torch.cat([batch.counts for batch in batches]) if batches[0].weights is not None else None,
+        num_draws=kept,
+        num_warmup=max(3, epochs // 2),
+        thin=max(1, epochs // kept),
+        max_steps=SHORT_TRAJECTORY_STEPS if epochs < MIN_FULL_CHAIN_STEPS else 256,
+        seed=task.seed,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 
@@ -103,3 +104,10 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
     raise ValueError(
         f"elbo is {value.item()}: outputs and weights are finite; look at the noise variance and the prior's scale"
     )
+
+
+def exact_copy(likelihood: Likelihood) -> Likelihood:
+    """A copy, for samplers, whose training maximizes `log_prob` with its own gradients."""
+    copied = copy.deepcopy(likelihood)
+    copied.training_density = copied.log_density  # type: ignore[method-assign]
+    return copied

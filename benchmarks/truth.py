@@ -1,0 +1,199 @@
+"""How far each method is from the exact posterior: reference posteriors as files, and distances from them.
+
+    python -m benchmarks.truth sample --problem gap --part 0 --seconds 480     # chains of one problem on one core; again: go on
+    python -m benchmarks.truth collect                                         # chains and closed forms to benchmarks/results/truth
+    python -m benchmarks.truth run --workers 2                                 # all methods on all problems, three seeds
+    python -m benchmarks.truth show
+
+`sample` keeps its chains in build/truth/PROBLEM-PART.pt; parts of a problem are chains with other seeds, for other cores. `collect`
+writes PROBLEM.npz: draws of functions at fixed inputs, which are all that `run` needs. Networks, priors and likelihoods are in
+`benchmarks.truth_problems`.
+"""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.baselines.microcanonical import sampler_of
+from bayesify.conversion import bayesianize
+from bayesify.draws import Draws
+from bayesify.maths.convergence import effective_sample_size, split_r_hat
+from bayesify.posteriors import Ensemble
+from bayesify.predictor import Batch
+from bayesify.running.generators import own_generators
+from bayesify.running.runner import Runner
+from bayesify.training.maximum_a_posteriori import search_point
+from benchmarks.runs import parser
+from benchmarks.truth_problems import PROBLEMS, Problem
+
+TRUTHS = Path(__file__).parent / "results" / "truth"
+"""The reference posteriors."""
+STORED_DRAWS = 400
+"""Draws of functions in a file, half of which make the noise floor."""
+MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
+"""Chains of a part, epochs of the training before, and trajectories of the warm-up."""
+SKIPPED_SHARE = 0.2
+"""Share of the trajectories after the warm-up that are left out, as burn-in."""
+SECONDS_BETWEEN_FILES = 30.0
+LIMIT_R_HAT = 1.05
+
+
+class Part:
+    """Chains of one problem in one process, and their file.
+
+    Args:
+        problem: The problem.
+        part: Number of the part, the seed of its chains.
+        folder: Where the file is.
+        warmup: Trajectories of the warm-up.
+    """
+
+    def __init__(self, problem: Problem, part: int, folder: Path, warmup: int = WARMUP) -> None:
+        self.problem, self.path = problem, folder / f"{problem.name}-{part}.pt"
+        with own_generators(seed=1000 + part):
+            bnn = bayesianize(problem.make(), Ensemble(MEMBERS), likelihood=problem.likelihood, prior=problem.prior)
+        stored = torch.load(self.path) if self.path.exists() else None
+        start = time.process_time()
+        if stored is None:
+            search_point(bnn, [(problem.x, problem.y)], num_data=len(problem.y), epochs=POINT_EPOCHS, seed=part)
+        self.sampler, self.shapes = sampler_of(bnn, Batch(problem.x, problem.y), seed=part)
+        self.runner = Runner(bnn.network, bnn.weights)
+        self.functions: list[Tensor] = []  # [C, I, O] after each trajectory
+        self.densities: list[Tensor] = []
+        self.seconds = 0.0
+        if stored is None:
+            self.sampler.warm_up(warmup)
+            self.seconds = time.process_time() - start
+        else:
+            self.sampler.set_state(stored["sampler"])
+            self.functions, self.densities = list(stored["functions"].unbind(1)), list(stored["densities"].unbind(1))
+            self.seconds = stored["seconds"]
+
+    def advance(self) -> None:
+        """One trajectory of each chain, with the functions after it."""
+        self.sampler.advance()
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = (self.sampler.position * self.sampler.scale).split(sizes, dim=1)
+        weights = {
+            name: value.unflatten(1, shape) for (name, shape), value in zip(self.shapes.items(), parts, strict=True)
+        }
+        with torch.no_grad():
+            outputs = Draws(self.runner, weights, torch.zeros(MEMBERS))(self.problem.inputs)
+        self.functions.append(outputs)
+        self.densities.append(self.sampler.log_density)
+
+    def write(self) -> None:
+        """Store the chains so that they can go on."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"functions": torch.stack(self.functions, 1), "densities": torch.stack(self.densities, 1)}
+        told = {
+            "seconds": self.seconds,
+            "energy_error": float(self.sampler.energy_error.mean()),
+            "acceptance": float(self.sampler.acceptance.mean()),
+            "step": self.sampler.step,
+            "length": self.sampler.length,
+        }
+        torch.save({**tensors, **told, "sampler": self.sampler.state()}, self.path.with_suffix(".new"))
+        self.path.with_suffix(".new").replace(self.path)
+
+
+def sample(problem: Problem, part: int, seconds: float, folder: Path, warmup: int = WARMUP) -> None:
+    """Make or continue the chains of a part for a number of seconds."""
+    end = time.monotonic() + seconds
+    chains = Part(problem, part, folder, warmup)
+    print(problem.name, part, f"step {chains.sampler.step:.4f}, length {chains.sampler.length:.3f}", flush=True)
+    told, start = time.monotonic(), time.process_time()
+    while time.monotonic() < end or len(chains.functions) < 4:
+        chains.advance()
+        if time.monotonic() - told > SECONDS_BETWEEN_FILES:
+            told = time.monotonic()
+            chains.seconds, start = chains.seconds + time.process_time() - start, time.process_time()
+            chains.write()
+    chains.seconds += time.process_time() - start
+    chains.write()
+    print(problem.name, part, json.dumps(diagnose(problem, *joined(problem.name, folder))), flush=True)
+
+
+def joined(name: str, folder: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Functions [C, T, I, O] and log densities [C, T] of all parts of a problem, and what the parts say."""
+    parts = [torch.load(path) for path in sorted(folder.glob(f"{name}-*.pt"))]
+    steps = min(part["densities"].shape[1] for part in parts)
+    skipped = int(SKIPPED_SHARE * steps)
+    functions, densities = (
+        torch.cat([part[key][:, skipped:steps] for part in parts]) for key in ("functions", "densities")
+    )
+    told = {
+        key: float(np.mean([part[key] for part in parts])) for key in ("energy_error", "acceptance", "step", "length")
+    }
+    return functions, densities, {**told, "seconds": round(sum(part["seconds"] for part in parts), 1)}
+
+
+def compared(problem: Problem, functions: Tensor) -> Tensor:
+    """Functions as they are compared: class probabilities in place of logits."""
+    return functions.softmax(-1) if problem.is_classification else functions
+
+
+def diagnose(problem: Problem, functions: Tensor, densities: Tensor, told: dict[str, Any]) -> dict[str, Any]:
+    """Diagnostics of chains."""
+    values = compared(problem, functions).flatten(2)
+    r_hat, effective = split_r_hat(values), effective_sample_size(values)
+    return {
+        "chains": len(values),
+        "trajectories": values.shape[1],
+        "r_hat": round(float(r_hat.max()), 4),
+        "r_hat_95": round(float(r_hat.quantile(0.95)), 4),
+        "effective_draws": round(float(effective.min()), 1),
+        "median_effective_draws": round(float(effective.median()), 1),
+        "log_density_r_hat": round(float(split_r_hat(densities)), 4),
+        "log_density_effective_draws": round(float(effective_sample_size(densities)), 1),
+        **{key: round(value, 5) for key, value in told.items()},
+        "proven": bool(r_hat.max() < LIMIT_R_HAT),
+    }
+
+
+def collect(folder: Path, names: list[str], where: Path = TRUTHS) -> None:
+    """Write the reference posterior of each problem that has chains or a closed form."""
+    where.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        problem = PROBLEMS[name]()
+        if problem.features is not None:
+            functions, told = problem.exact(STORED_DRAWS), {"closed_form": True, "proven": True, "seconds": 0.0}
+        elif any(folder.glob(f"{name}-*.pt")):
+            found = joined(name, folder)
+            told, every = diagnose(problem, *found), found[0]
+            count = STORED_DRAWS // len(every) + 1  # of each chain, at equal distances
+            chosen = torch.linspace(0, every.shape[1] - 1, count).round().long()
+            mixed = torch.randperm(count * len(every), generator=torch.Generator().manual_seed(0))[:STORED_DRAWS]
+            functions = every[:, chosen].flatten(0, 1)[mixed]
+        else:
+            continue
+        np.savez_compressed(where / f"{name}.npz", functions=functions.numpy(), diagnostics=json.dumps(told))
+        print(name, json.dumps(told), flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The commands of the module's docstring."""
+    given = sys.argv[1:] if arguments is None else arguments
+    command, rest = (given[0], given[1:]) if given else ("", [])
+    torch.set_num_threads(1)
+    if command == "sample":
+        options = parser(
+            __doc__, problem="gap", part=0, seconds=480.0, folder=Path("build/truth"), warmup=WARMUP
+        ).parse_args(rest)
+        sample(PROBLEMS[options.problem](), options.part, options.seconds, options.folder, options.warmup)
+    elif command == "collect":
+        options = parser(__doc__, folder=Path("build/truth"), problems=list(PROBLEMS)).parse_args(rest)
+        collect(options.folder, options.problems)
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

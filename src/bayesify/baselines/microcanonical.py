@@ -1,0 +1,386 @@
+"""Microcanonical Langevin sampling: chains from the members of an ensemble, all at once on one stack of models."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import Count, Seed, checked
+from bayesify.baselines.chains import Chains
+from bayesify.baselines.ensemble_members import members_of
+from bayesify.conversion import bayesianize
+from bayesify.draws import Draws
+from bayesify.likelihoods.objectives import check_example_weights, exact_copy
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors.ensemble import Ensemble
+from bayesify.posteriors.point import Point
+from bayesify.predictor import Batch
+from bayesify.running.inputs_and_outputs import checked_inputs
+from bayesify.running.runner import Runner
+from bayesify.storage import tensor_files
+from bayesify.training.stack import ModelStack
+
+MINIMAL_NORM = 0.1931833275037836
+"""Share of the first turn in a step (McLachlan 1995): the energy error of a step is the least."""
+MAX_ENERGY_ERROR = 1000.0
+"""Nats of an error after which a trajectory is void."""
+MOVING = ("position", "direction", "log_density", "gradient", "sums")
+"""Tensors of the chains that a trajectory changes."""
+ENERGY_ORDER = 6.0
+"""Power of the step with which the squared energy error grows."""
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+FIRST_STEPS = 8
+"""Steps of a trajectory before its length is known."""
+FIRST_STEP = 0.02
+"""Step before it is tuned, in units of the square root of the number of weights."""
+
+
+class Microcanonical:
+    r"""The state of C chains that move together, and how they move.
+
+    Each chain has a position z, the weights in units of the prior's standard deviation, and a direction u with $|u| = 1$. It moves
+    along the dynamics whose energy is $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq. 6),
+
+    $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
+
+    in steps $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps. With `adjust` it starts in a
+    random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where $\Delta E$ sums the energy errors of its
+    steps (Robnik et al. 2025): the draws are exact. Without it every trajectory is accepted, and noise turns the direction after
+    each step, $u \leftarrow (u + \nu \xi) / |\cdot|$ with $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, which forgets it after a length
+    L (Robnik & Seljak 2023). The bias then depends on the variance of the energy error of a step per weight, by which $\epsilon$
+    is chosen.
+
+    Args:
+        stack: C networks under `Point` at their starts.
+        values: The parameters of the stack that move, [C, *shape] each.
+        batch: All data.
+        scale: The prior's standard deviation of each weight, [P], in the order of `values`.
+        adjust: Whether trajectories can be rejected.
+        accept: Acceptance that tuning aims at, with `adjust`.
+        energy_variance: Variance of the energy error of a step per weight that tuning aims at, without `adjust`.
+        max_steps: Steps of a trajectory at most.
+        seed: Seed of the chains.
+    """
+
+    def __init__(
+        self,
+        stack: ModelStack,
+        values: Sequence[Tensor],
+        batch: Batch,
+        scale: Tensor,
+        *,
+        adjust: bool = True,
+        accept: float = 0.9,
+        energy_variance: float = 5e-4,
+        max_steps: int = 256,
+        seed: int = 0,
+    ) -> None:
+        self.stack, self.batch, self.scale = stack, batch, scale
+        self.adjust, self.accept, self.energy_variance, self.max_steps = adjust, accept, energy_variance, max_steps
+        self.values = list(values)
+        self.generator = torch.Generator(scale.device).manual_seed(seed)
+        self.position = torch.cat([value.detach().flatten(1) for value in self.values], dim=1) / scale  # [C, P]
+        chains, self.size = self.position.shape
+        if self.size < 2:
+            raise ValueError(
+                f"microcanonical: a network of {self.size} weight has no directions; give at least 2 weights"
+            )
+        self.step, self.length = FIRST_STEP * math.sqrt(self.size), math.sqrt(self.size)
+        self.direction = self._fresh_direction()
+        self.log_density, self.gradient = self.slope(self.position)
+        self.sums = scale.new_zeros(3, chains)  # trajectories, squared energy errors, acceptance probabilities
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def slope(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(z, y), [C], and its gradient by z, [C, P]."""
+        weights = (position * self.scale).split([value[0].numel() for value in self.values], dim=1)
+        with torch.no_grad():
+            for value, part in zip(self.values, weights, strict=True):
+                value.copy_(part.view_as(value))
+        with torch.enable_grad():
+            data, penalty = self.stack.terms(self.batch, num_data=len(self.batch))
+            found = (data - penalty)[:, 0]
+            slopes = torch.autograd.grad(found.sum(), self.values)
+        return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
+
+    def _turn(self, share: float) -> Tensor:
+        """Turn the directions toward the gradient for a share of a step; what the kinetic energy gains, [C]."""
+        norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        toward = self.gradient / norm
+        angle = share * self.step * norm / (self.size - 1)
+        cosine = (self.direction * toward).sum(1, keepdim=True)
+        shrink = (-angle).exp()
+        turned = toward * (1 - shrink) * (1 + shrink + cosine * (1 - shrink)) + 2 * shrink * self.direction
+        self.direction = turned / turned.norm(dim=1, keepdim=True)
+        gained = angle - math.log(2) + (1 + cosine + (1 - cosine) * shrink.square()).log()
+        return (self.size - 1) * gained[:, 0]
+
+    def _move(self) -> Tensor:
+        """One step of all chains; its energy error, [C]."""
+        before, kinetic = self.log_density, self._turn(MINIMAL_NORM)
+        for share in (1 - 2 * MINIMAL_NORM, MINIMAL_NORM):
+            self.position = self.position + 0.5 * self.step * self.direction
+            self.log_density, self.gradient = self.slope(self.position)
+            kinetic = kinetic + self._turn(share)
+        return kinetic - (self.log_density - before)
+
+    def _normal(self) -> Tensor:
+        return torch.randn(
+            self.position.shape, generator=self.generator, dtype=self.scale.dtype, device=self.scale.device
+        )
+
+    def _fresh_direction(self) -> Tensor:
+        drawn = self._normal()
+        return drawn / drawn.norm(dim=1, keepdim=True)
+
+    def _refresh(self) -> None:
+        """Turn the directions by noise that forgets them after the length L."""
+        noise = math.sqrt(math.expm1(2 * self.step / self.length) / self.size)
+        turned = self.direction + noise * self._normal()
+        self.direction = turned / turned.norm(dim=1, keepdim=True)
+
+    @torch.no_grad()
+    def advance(self, mean_steps: float | None = None) -> Tensor:
+        """One trajectory of all chains, accepted or not; sums of its errors are kept.
+
+        Args:
+            mean_steps: Steps of a trajectory in the mean; by default as many as the length needs.
+
+        Returns:
+            Squared energy error of each chain, [C], of the trajectory or, without `adjust`, of a step in the mean.
+        """
+        if mean_steps is None:
+            mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)
+        jitter = 0.5 + float(torch.rand((), generator=self.generator, device=self.scale.device))
+        start = self.position, self.log_density, self.gradient
+        if self.adjust:
+            self.direction = self._fresh_direction()
+        steps = max(1, round(jitter * mean_steps))
+        total, squares = torch.zeros_like(self.log_density), torch.zeros_like(self.log_density)
+        for index in range(steps):
+            if index and not self.adjust:
+                self._refresh()
+            error = self._move()
+            total, squares = total + error, squares + error.square()
+        valid = total.isfinite() & (total.abs() < MAX_ENERGY_ERROR) & self.position.isfinite().all(1)
+        chance = torch.where(valid, (-total).exp().clamp(max=1.0), torch.zeros_like(total))
+        drawn = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
+        taken = drawn < chance if self.adjust else valid
+        self.position = torch.where(taken.unsqueeze(1), self.position, start[0])
+        self.gradient = torch.where(taken.unsqueeze(1), self.gradient, start[2])
+        self.log_density = torch.where(taken, self.log_density, start[1])
+        self.direction = torch.where(valid.unsqueeze(1), self.direction, self._fresh_direction())
+        found = torch.where(valid, total.square() if self.adjust else squares / steps, MAX_ENERGY_ERROR)
+        self.sums += torch.stack((torch.ones_like(found), found, chance if self.adjust else valid.to(found)))
+        return found
+
+    # -- tuning ------------------------------------------------------------------------------------------------------
+
+    def warm_up(self, num_trajectories: int) -> None:
+        r"""Tune the step, by the energy error that all chains have together, and the length, by the spread of their positions.
+
+        The first third, of short trajectories, finds a step. The second third also finds the spread
+        $\sqrt{\sum_p \operatorname{var} z_p}$ of all chains, which is the length L: chains that have not met yet are apart by the
+        way that each still has to go. The last third finds the step for this length.
+        """
+        aim = self._aim()
+        third = max(1, num_trajectories // 3)
+        for phase, count in enumerate((third, third, max(1, num_trajectories - 2 * third))):
+            logs, first, second = [], torch.zeros_like(self.position), torch.zeros_like(self.position)
+            center = self.position.mean(0)
+            for index in range(count):
+                error = self.advance(None if phase else FIRST_STEPS).clamp(max=100.0).mean().item()
+                change = math.log(aim / max(error, 1e-12)) / ENERGY_ORDER
+                self.step *= math.exp(min(max(change, -1.0), 1.0) / math.sqrt(1 + index / 4))
+                self.step = min(self.step, math.sqrt(self.size))
+                logs.append(math.log(self.step))
+                first, second = first + (self.position - center), second + (self.position - center).square()
+            self.step = math.exp(sum(logs[len(logs) // 2 :]) / len(logs[len(logs) // 2 :]))
+            if phase == 1 and count > 3:
+                mean = (first / count).mean(0)
+                self.length = math.sqrt(float(((second / count).mean(0) - mean.square()).sum()))
+        self.sums.zero_()
+
+    def _aim(self) -> float:
+        r"""The mean squared energy error that tuning aims at.
+
+        Errors of a trajectory are nearly $\mathcal{N}(s^2 / 2, s^2)$, of which $2 \Phi(-s / 2)$ are accepted.
+        """
+        if not self.adjust:
+            return self.energy_variance * self.size
+        return (2 * float(torch.special.ndtri(torch.tensor(self.accept / 2, dtype=torch.float64)))) ** 2
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next trajectory depends on."""
+        tuned = torch.tensor([self.step, self.length], dtype=torch.float64)
+        moving = {name: getattr(self, name) for name in MOVING}
+        return {**moving, "tuned": tuned, "generator": self.generator.get_state()}
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state`."""
+        for name in MOVING:
+            setattr(self, name, state[name].to(self.scale))
+        self.step, self.length = state["tuned"].tolist()
+        self.generator.set_state(state["generator"].cpu())
+
+    @property
+    def energy_error(self) -> Tensor:
+        """Root mean square energy error since the warm-up in nats, [C]: of a trajectory, or of a step without `adjust`."""
+        return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
+
+    @property
+    def acceptance(self) -> Tensor:
+        """Mean acceptance probability of each chain, [C]."""
+        return self.sums[2] / self.sums[0].clamp_min(1)
+
+
+@checked
+def microcanonical(
+    bnn: BayesianNetwork,
+    x: Any,
+    y: Tensor,
+    *,
+    example_weights: Tensor | None = None,
+    num_draws: Count = 100,
+    num_warmup: Count = 60,
+    thin: Count = 1,
+    adjust: bool = True,
+    max_steps: Count = 256,
+    checkpoint: str | Path | None = None,
+    seed: Seed = 0,
+) -> Chains:
+    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, one chain from each member.
+
+    This is the sampling of MILE (Sommer et al. 2025): train an ensemble, then let each member move by microcanonical dynamics,
+    all of them together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network are those of
+    `bnn`. What a likelihood could learn stays at its present value, and so do weights that are not under the ensemble. A
+    trajectory costs up to 3 `max_steps` gradients over all data.
+
+    Args:
+        bnn: A trained network under `Ensemble`, with a likelihood and a fixed prior; it is not changed.
+        x: Inputs of all N examples, as `bnn.predict` takes them.
+        y: Their targets.
+        example_weights: $\omega$, how many examples each one stands for, [N]; 1 by default.
+        num_draws: T, the draws that each chain keeps.
+        num_warmup: Trajectories before, in which step and length are tuned.
+        thin: Trajectories from one draw to the next.
+        adjust: Whether trajectories can be rejected. Without it the draws are biased, and steps stay longer in networks of many
+            thousand weights.
+        max_steps: Steps of a trajectory in the mean at most.
+        checkpoint: A file that the chains are stored in. Called again with the same arguments, or with more draws, they continue.
+        seed: Seed of the chains.
+
+    Returns:
+        The draws of all chains, with their diagnostics.
+
+    Raises:
+        TypeError: If the posterior is not an `Ensemble`.
+        ValueError: If an argument is out of range, inputs or targets are not finite, weights do not fit, the prior is
+            hierarchical, or the checkpoint belongs to another run.
+    """
+    members_of(bnn, "microcanonical")
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise ValueError("microcanonical: targets are not finite; remove those rows")
+    if example_weights is not None:
+        check_example_weights(example_weights, len(y))
+    args, kwargs = checked_inputs(x)
+    inputs = x if isinstance(x, Tensor) else kwargs or args
+    sampler, shapes = sampler_of(bnn, Batch(inputs, y, example_weights), adjust=adjust, max_steps=max_steps, seed=seed)
+    settings = {"num_warmup": num_warmup, "thin": thin, "adjust": adjust, "max_steps": max_steps, "seed": seed}
+    kept, densities = _run(sampler, settings, num_draws, None if checkpoint is None else Path(checkpoint))
+    return _chains(bnn, sampler, shapes, torch.stack(kept, dim=1), torch.stack(densities, dim=1))
+
+
+def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
+    """Chains at the members of an ensemble, and the shape of each weight in the order of their positions.
+
+    Raises:
+        ValueError: If there is no likelihood, or the prior is hierarchical.
+    """
+    likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
+    members = {
+        name: value.detach()
+        for part in bnn.posteriors
+        if isinstance(part, Ensemble)
+        for name, value in part.value.items()
+    }
+    plain = bnn.mean_network()
+    model = bayesianize(plain, Point(), likelihood=likelihood, prior=bnn.prior, output=bnn.output)
+    if {name for part in model.posteriors for name in part.sizes()} != set(members):
+        model = bayesianize(
+            plain, {name: Point() for name in members}, likelihood=likelihood, prior=bnn.prior, output=bnn.output
+        )
+    own = {name: value for part in model.posteriors if isinstance(part, Point) for name, value in part.value.items()}
+    paths = {id(value): path for path, value in model.named_parameters()}
+    chains = len(next(iter(members.values())))
+    stack = ModelStack([model] * chains, likelihoods=[exact_copy(likelihood)]).eval()
+    values = [stack.stacked(paths[id(own[name])]) for name in members]
+    with torch.no_grad():
+        for value, member in zip(values, members.values(), strict=True):
+            value.copy_(member)
+    scales = [
+        value.new_full((value[0].numel(),), float(std[name])) for name, value in zip(members, values, strict=True)
+    ]
+    shapes = {name: tuple(value.shape[1:]) for name, value in members.items()}
+    return Microcanonical(stack, values, batch, torch.cat(scales), **options), shapes
+
+
+def _chains(
+    bnn: BayesianNetwork,
+    sampler: Microcanonical,
+    shapes: Mapping[str, tuple[int, ...]],
+    kept: Tensor,
+    densities: Tensor,
+) -> Chains:
+    """Positions [C, T, P] and log densities [C, T] as what predicts."""
+    flat = (kept * sampler.scale).flatten(0, 1)  # [C T, P]
+    parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    weights = {name: part.reshape(-1, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    draws = Draws(Runner(bnn.network, bnn.weights).snapshot(), weights, flat.new_full((len(flat),), float("nan")))
+    likelihood, errors = bnn.require_likelihood("microcanonical"), (sampler.energy_error, sampler.acceptance)
+    return Chains(draws, likelihood, bnn.output, log_density=densities, energy_error=errors[0], acceptance=errors[1])
+
+
+def _run(
+    sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Positions [C, P] and log densities [C] of each draw, from a file as far as it has them."""
+    kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
+    if not kept:
+        sampler.warm_up(settings["num_warmup"])
+    told = time.monotonic()
+    while len(kept) < num_draws:
+        for _ in range(settings["thin"]):
+            sampler.advance()
+        kept.append(sampler.position)
+        densities.append(sampler.log_density)
+        if path is not None and (len(kept) == num_draws or time.monotonic() - told > SECONDS_BETWEEN_CHECKPOINTS):
+            told = time.monotonic()
+            tensors = {"kept": torch.stack(kept), "densities": torch.stack(densities), **sampler.state()}
+            tensor_files.write(path, "chains", {"settings": dict(settings)}, tensors)
+    return kept[:num_draws], densities[:num_draws]
+
+
+def _read(sampler: Microcanonical, settings: Mapping[str, Any], path: Path) -> tuple[list[Tensor], list[Tensor]]:
+    header, tensors = tensor_files.read(path, "chains")
+    if header["settings"] != settings:
+        raise ValueError(
+            f"{path}: was written with {header['settings']}, this run has {dict(settings)}; use the same, or another path"
+        )
+    if tensors["position"].shape != sampler.position.shape:
+        raise ValueError(f"{path}: belongs to another network or another number of members; give another path")
+    sampler.set_state(tensors)
+    now = sampler.slope(sampler.position)[0]
+    if not torch.allclose(now, sampler.log_density, rtol=1e-3):
+        raise ValueError(f"{path}: belongs to other data, another prior or another likelihood; give another path")
+    like = sampler.scale
+    return list(tensors["kept"].to(like).unbind()), list(tensors["densities"].to(like).unbind())
