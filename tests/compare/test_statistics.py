@@ -9,11 +9,11 @@ from scipy import stats
 
 from bayesify.compare.explanation import importance
 from bayesify.compare.paired import adjusted, paired_difference
-from bayesify.compare.plots import _label as axis_label
 from bayesify.compare.scores import NUM_POINTS, score_classification, score_regression
 from bayesify.compare.summary import Column, MethodRow, cell, show, significant
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.predictive.base import Outputs
+from bayesify.serving.plots import _label as axis_label
 from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation
 

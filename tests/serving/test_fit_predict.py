@@ -16,7 +16,7 @@ from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
 from bayesify.serving.card import render_card
 from bayesify.serving.fitting import Scored
-from bayesify.serving.folder import ABOUT, CARD, MODEL, read_about
+from bayesify.serving.folder import ABOUT, CARD, FIGURE, MODEL, read_about
 from bayesify.sklearn import BayesianRegressor
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
@@ -107,7 +107,7 @@ def test_three_commands_from_a_table_to_a_csv(tmp_path, monkeypatch):
 
 
 def test_the_folder_holds_plain_data(regression):
-    assert sorted(path.name for path in regression.iterdir()) == sorted([MODEL, ABOUT, CARD])
+    assert sorted(path.name for path in regression.iterdir()) == sorted([MODEL, ABOUT, CARD, FIGURE])
     about = json.loads((regression / ABOUT).read_text())
     assert about["target"] == "price"
     content = (regression / MODEL).read_bytes()
@@ -128,6 +128,8 @@ def test_the_card_says_what_it_is_and_is_not(regression):
     assert f"| area | number | {shown(float(area.min()))} to {shown(float(area.max()))} | 1 |" in card
     assert "3 texts: " in card
     assert "2020-01-01 to 2020-03-30" in card
+    assert f"]({FIGURE})" in card
+    assert "true price" in (regression / FIGURE).read_text()
     assert "## What it is not for" in card
     assert "Column 'note' was left out" in card
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bayesify.compare.plots import FAINT, LINE, SECOND, Plot
 from bayesify.compare.scores import NUM_POINTS, SHARPNESS_LEVELS
+from bayesify.serving.plots import FAINT, LINE, SECOND, Plot
 from bayesify.tables.targets import Task
 
 Curves = Sequence[Mapping[str, Any]]

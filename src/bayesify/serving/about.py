@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bayesify.arguments.plain import Plain
+from bayesify.serving.judged import Group
 from bayesify.version import __version__
 
 FORMAT = 4
@@ -63,6 +64,9 @@ class About(Plain):
         commas: Columns whose numbers the table writes with a decimal comma.
         version: Of bayesify.
         format: Of the folder.
+        groups: How well groups of rows are predicted that the model had not seen.
+        groups_on: Which rows these were, in words.
+        confusion: Rows of each class by the class that was predicted for them, of the same rows.
     """
 
     table: str
@@ -81,6 +85,9 @@ class About(Plain):
     commas: tuple[str, ...] = ()
     version: str = __version__
     format: int = FORMAT
+    groups: tuple[Group, ...] = ()
+    groups_on: str = ""
+    confusion: tuple[tuple[int, ...], ...] = ()
 
     @property
     def remarks(self) -> list[str]:

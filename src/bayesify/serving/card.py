@@ -22,6 +22,11 @@ WORDS_OF_LEVEL = {
 }
 
 
+FIGURES = {
+    "regression": "The truth against the predicted mean, and the share of rows inside intervals against their level",
+    "classification": "The share of right classes against the stated confidence",
+}
+"""What the figures show, for readers who do not see them."""
 LIKELIHOODS = {
     "heteroscedastic_gaussian": "normal noise that depends on the row",
     "student_t": "noise with heavy tails (Student's t) that depends on the row",
@@ -43,8 +48,13 @@ def words_of(score: str) -> str:
     return WORDS_OF_LEVEL[kind].format(level) if kind in WORDS_OF_LEVEL else WORDS.get(score, score.replace("_", " "))
 
 
-def render_card(about: About) -> str:
-    """The page in Markdown."""
+def render_card(about: About, figure: str = "") -> str:
+    """The page in Markdown.
+
+    Args:
+        about: The facts.
+        figure: Name of the file with figures; empty for none.
+    """
     target = about.target_column
     lines = [
         f"# {_text(about.target)}, predicted from {_text(about.table)}",
@@ -62,6 +72,9 @@ def render_card(about: About) -> str:
         "| --- | --- |",
         *(f"| {words_of(name)} | {significant(value)} |" for name, value in about.scores.items()),
         "",
+        *([f"![{FIGURES[about.task]}]({figure})", ""] if figure else []),
+        *_groups(about),
+        *_confusion(about),
         "## Columns",
         "",
         "| column | kind | holds | missing cells |",
@@ -78,7 +91,7 @@ def render_card(about: About) -> str:
         "- Rows unlike those above: beyond the ranges, with texts that are not among them, from another place or time. Predictions "
         "mark such rows as `unusual`; the rest are not proven usual.",
         "- Effects: it says what goes together in these rows, not what happens if a column is changed.",
-        "- Intervals hold their share of rows like the training rows on average, not for every group of them.",
+        "- Intervals hold their share of rows like the training rows on average, not for every group of them: see above.",
         "- Decisions about people without somebody who answers for them.",
         "",
         "## Use",
@@ -89,6 +102,46 @@ def render_card(about: About) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _groups(about: About) -> list[str]:
+    """How well groups of rows are predicted."""
+    if not about.groups:
+        return []
+    size = "mean width" if about.task == "regression" else "right class"
+    inside = "inside their 90 % interval" if about.task == "regression" else "class in their 90 % set"
+    rows = (
+        f"| {_text(group.name)} | {group.num_rows:,} | {100 * group.coverage:.0f} ± {100 * group.error:.0f} % | "
+        f"{significant(group.size) if about.task == 'regression' else f'{100 * group.size:.0f} %'} |"
+        for group in about.groups
+    )
+    told = f"On {about.groups_on}; ± is one standard error. Far from 90 %, intervals are too narrow or too wide for a group."
+    return [
+        "## By group",
+        "",
+        told,
+        "",
+        f"| group | rows | {inside} | {size} |",
+        "| --- | --- | --- | --- |",
+        *rows,
+        "",
+    ]
+
+
+def _confusion(about: About) -> list[str]:
+    """Rows of each class by the class that is predicted for them."""
+    if not about.confusion:
+        return []
+    labels = [_text(label) for label in about.target_column.texts]
+    heading = [
+        f"| true class | {' | '.join(f'predicted {label}' for label in labels)} |",
+        "| --- " * (len(labels) + 1) + "|",
+    ]
+    rows = (
+        f"| {label} | {' | '.join(f'{count:,}' for count in own)} |"
+        for label, own in zip(labels, about.confusion, strict=True)
+    )
+    return ["## Class by class", "", f"Rows, of {about.groups_on}.", "", *heading, *rows, ""]
 
 
 def _method(about: About) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import numpy as np
 from bayesify.arguments.suggestions import suggest
 from bayesify.serving.about import MAX_TEXT_SIGNS, About, Column
 from bayesify.serving.folder import ModelFolder, used_columns
+from bayesify.serving.judged import Judged
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn.fitted import HeldOut
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO
 from bayesify.tables.columns import date_of, kind_of, times_of
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 HELD_OUT_FRACTION = 5
 """One row in this number is held out to score a method by name."""
 MIN_ROWS = 20
+OUT_OF_FOLD = "each row by the network that had not seen it"
 MAX_TEXTS = 20
 """Texts of a column that the folder names."""
 NUM_KNOTS = 21
@@ -40,10 +43,14 @@ class Scored:
     Args:
         scores: By name, see `Scores.means`.
         where: Which rows these were, in words.
+        held_out: What was predicted of these rows, where that is known.
+        rows: Which rows of the table these were, [N].
     """
 
     scores: Mapping[str, float]
     where: str
+    held_out: HeldOut | None = None
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def fit_table(
@@ -92,17 +99,51 @@ def fit_table(
         estimator = make(method, random_state=seed, **options).fit(cells, values)
     except (ValueError, ImportError) as error:
         raise InputError(getattr(error, "for_command", "") or str(error).removeprefix(f"{make.__name__}: ")) from error
-    choices = _plain(estimator.choices_)
-    if scored is None:
-        scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")
+    own = Scored(
+        _plain(estimator.choices_).get("out_of_fold", {}),
+        OUT_OF_FOLD,
+        estimator.fitted_.held_out,
+        np.arange(len(values)),
+    )
+    scored = scored or own
+    about = _describe(frame, inputs, found, values, estimator, scored, name, seed)
+    about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing))
+    return _with_judged(ModelFolder(estimator, about), inputs, own if own.held_out is not None else scored)
+
+
+def _describe(
+    frame: DataFrame,
+    inputs: DataFrame,
+    target: Target,
+    values: np.ndarray,
+    estimator: BayesianRegressor | BayesianClassifier,
+    scored: Scored,
+    name: str,
+    seed: int,
+) -> About:
+    """The facts about a model."""
     columns = tuple(describe(column, inputs[column]) for column in used_columns(estimator))
-    target_column = describe(target, frame[target].iloc[found.rows], classes=found.classes)
-    commas = tuple(column for column in frame.attrs.get(DECIMAL_COMMAS, ()) if column in inputs or column == target)
-    about = About(
-        name, target, found.task, len(values), fingerprint(inputs, values), columns, target_column, choices,
-        scored.scores, scored.where, (*notes, *found.notes), seed, tuple(missing), commas,
+    target_column = describe(target.name, frame[target.name].iloc[target.rows], classes=target.classes)
+    decimal = frame.attrs.get(DECIMAL_COMMAS, ())
+    return About(
+        name, target.name, target.task, len(values), fingerprint(inputs, values), columns, target_column,
+        _plain(estimator.choices_), scored.scores, scored.where, seed=seed,
+        commas=tuple(column for column in decimal if column in inputs or column == target.name),
     )  # fmt: skip
-    return ModelFolder(estimator, about)
+
+
+def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFolder:
+    """A model with what it predicts of rows that it had not seen, by group and in figures, where that is known."""
+    if seen.held_out is None:
+        return model
+    about, estimator = model.about, model.estimator
+    classes = list(map(str, estimator.classes_)) if isinstance(estimator, BayesianClassifier) else []
+    judged = Judged(seen.held_out, inputs.iloc[seen.rows], classes)
+    texts = [column.name for column in about.columns if column.kind == "text"]
+    about = replace(
+        about, groups=judged.groups(texts), groups_on=seen.where, confusion=judged.confusion(about.target_column.texts)
+    )
+    return replace(model, about=about, figure=judged.figure(about.target))
 
 
 def _read(
@@ -128,9 +169,14 @@ def _hold_out(
     if isinstance(estimator, BayesianClassifier):
         probs, labels = estimator.predict_proba(cells[held]), list(map(str, estimator.classes_))
         found = Scores.of_classes(probs, labels, values[held], LEVELS)
+        known = np.isin(values[held].astype(str), labels)
+        codes = np.array([labels.index(label) for label in values[held][known].astype(str)], dtype=np.int64)
+        predicted, rows = HeldOut(codes, probs=probs[known]), np.flatnonzero(held)[known]
     else:
-        found = Scores.of_numbers(estimator.predictive(cells[held]), values[held])
-    return Scored(found.means(), f"{int(held.sum()):,} rows held out of a first training")
+        predictive = estimator.predictive(cells[held])
+        found = Scores.of_numbers(predictive, values[held])
+        predicted, rows = HeldOut.of_numbers(predictive, values[held]), np.flatnonzero(held)
+    return Scored(found.means(), f"{int(held.sum()):,} rows held out of a first training", predicted, rows)
 
 
 def as_cells(frame: DataFrame) -> DataFrame:

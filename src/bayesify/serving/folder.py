@@ -18,8 +18,8 @@ from bayesify.storage.save_load import contents_of, restore
 from bayesify.tables.errors import InputError
 from bayesify.version import __version__
 
-MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
-"""Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
+MODEL, ABOUT, CARD, FIGURE = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg"
+"""Names of the files: the estimator with preparation and recalibration, the facts about it, the page, and its figures."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
 """Where `model.safetensors` holds the checksum of the facts, and `model.json` that of `model.safetensors`."""
 
@@ -34,14 +34,16 @@ class ModelFolder:
         estimator: Trained on a data frame.
         about: The facts.
         remarks: What a user should know about a folder that was read, in sentences.
+        figure: Figures of the page, as SVG; empty for none, and in a folder that was read.
     """
 
     estimator: BayesianRegressor | BayesianClassifier
     about: About
     remarks: tuple[str, ...] = ()
+    figure: str = ""
 
     def write(self, folder: Path) -> None:
-        """Write the three files, all of them or none: see `write_together`.
+        """Write the files, all of them or none: see `write_together`.
 
         `model.safetensors` holds the checksum of the facts, and `model.json` holds the facts and the checksum of
         `model.safetensors`, so that files of two models are not taken for one.
@@ -55,8 +57,12 @@ class ModelFolder:
             bound = {FACTS_HASH: _digest(facts)}
             facts[MODEL_HASH] = tensor_files.write(draft / MODEL, "model", header | bound, tensors)
             facts["sha256"] = _digest(facts)
-            write_file(draft / CARD, render_card(self.about))
+            write_file(draft / CARD, render_card(self.about, FIGURE if self.figure else ""))
+            if self.figure:
+                write_file(draft / FIGURE, self.figure)
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        if not self.figure:
+            (folder / FIGURE).unlink(missing_ok=True)  # of an earlier model
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -48,6 +48,42 @@ class FitReport(Plain):
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Predictions of rows by models that have not seen them.
+
+    Args:
+        values: Targets, or positions of classes, [N].
+        mean: Predicted means, [N]; empty for classes.
+        lower: Lower ends of the 90 % intervals, [N].
+        upper: Upper ends, [N].
+        centrality: Level of the smallest central interval that holds each target, [N].
+        probs: Probabilities of the classes, [N, C]; empty for numbers.
+    """
+
+    values: np.ndarray
+    mean: np.ndarray = field(default_factory=lambda: np.empty(0))
+    lower: np.ndarray = field(default_factory=lambda: np.empty(0))
+    upper: np.ndarray = field(default_factory=lambda: np.empty(0))
+    centrality: np.ndarray = field(default_factory=lambda: np.empty(0))
+    probs: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+
+    @classmethod
+    def of_numbers(cls, predictive: RegressionPredictive, values: np.ndarray) -> Self:
+        """Of a predictive of N rows, [N, 1]."""
+        y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
+        parts = (predictive.mean, *predictive.interval(0.9), predictive.centrality(y))
+        return cls(values, *(part.detach().double().numpy()[:, 0] for part in parts))
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeldOut]) -> Self:
+        """Several one after the other."""
+        return cls(*(np.concatenate(each) for each in zip(*(vars(part).values() for part in parts), strict=True)))
+
+    def __getitem__(self, rows: np.ndarray) -> HeldOut:
+        return HeldOut(*(part[rows] if len(part) else part for part in vars(self).values()))
+
+
+@dataclass(frozen=True)
 class FittedTable:
     """A method fitted to a table.
 
@@ -66,6 +102,7 @@ class FittedTable:
         neighbors: What tells unusual rows.
         settled: Network and likelihood that settled the noise, from which `partial_fit` goes on; not in files.
         kept: Training rows for `partial_fit`; not in files.
+        held_out: Out-of-fold predictions of the training rows by the default method, in their order; not in files.
     """
 
     method: str
@@ -82,6 +119,7 @@ class FittedTable:
     neighbors: Neighbors | None = None
     settled: tuple[nn.Module, Likelihood] | None = None
     kept: Rows | None = None
+    held_out: HeldOut | None = None
 
     def encode(self, inputs: np.ndarray) -> Tensor:
         """The network's inputs for rows of numbers."""

@@ -29,7 +29,7 @@ from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns
-from bayesify.sklearn.fitted import FitReport, FittedTable, as_inputs, predict_scaled
+from bayesify.sklearn.fitted import FitReport, FittedTable, HeldOut, as_inputs, predict_scaled
 from bayesify.sklearn.networks import NetworkShape, own_network
 from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
@@ -120,6 +120,7 @@ class _Trained:
     network: NetworkShape | None
     report: FitReport = field(default_factory=FitReport)
     settled: tuple[nn.Module, Likelihood] | None = None
+    held_out: HeldOut | None = None
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
@@ -132,7 +133,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
     Raises:
         ValueError: If the user's network or the weights do not suit data or method.
     """
-    tables = [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
+    given, tables = tables, [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
     encodings = [list_encodings(table, own) for table, own in zip(tables, settings, strict=True)]
     if settings[0].method is None:
         trained = []
@@ -150,8 +151,9 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
         FittedTable(
             own.method_name, one.likelihood, one.model, found[one.report.categories], one.units, one.network, own.seed,
             one.report, table.columns, table.classes, table.flat, settled=one.settled,
+            held_out=None if one.held_out is None else one.held_out[_places(first.rows)],
         )
-        for table, own, found, one in zip(tables, settings, encodings, trained, strict=True)
+        for first, table, own, found, one in zip(given, tables, settings, encodings, trained, strict=True)
     ]  # fmt: skip
 
 
@@ -172,6 +174,11 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
 def merge_rows(rows: Rows) -> Rows:
     """Equal rows as one, where there are few."""
     return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
+
+
+def _places(rows: Rows) -> np.ndarray:
+    """Which of `merge_rows` each row is, [N]."""
+    return rows.distinct()[1] if len(rows) <= FULL_BATCH_ROWS else np.arange(len(rows))
 
 
 # -- the steps that all methods share --------------------------------------------------------------------------------------
@@ -398,7 +405,8 @@ def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: b
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y[seen], LEVELS, rows.weights[seen]).means()
     report = FitReport(scores["log_loss"], out_of_fold=scores, steps=trained.steps)
-    return _Trained(trained.members.as_ensemble().double(), "categorical", None, shape, report)
+    held_out = HeldOut(rows.y[seen], probs=probs)
+    return _Trained(trained.members.as_ensemble().double(), "categorical", None, shape, report, held_out=held_out)
 
 
 @dataclass(frozen=True)
@@ -571,13 +579,15 @@ def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, set
         places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
         recalibration = Recalibration.of(places, rows.weights)
     floor = None if rows.y.min() < 0 or y.shape[1] > 1 else 0.5 * float(rows.y.min())
-    units, scores = replace(chosen.units, recalibration=recalibration, floor=floor), Scores()
+    units, scores, judged = replace(chosen.units, recalibration=recalibration, floor=floor), Scores(), list[HeldOut]()
     for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
         own, others = folds == fold, folds != fold
         of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if recalibrated else Recalibration()
         outputs = chosen.found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
         part = replace(units, recalibration=of_others).predictive(chosen.found.with_outputs(outputs))
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
+        judged.append(HeldOut.of_numbers(part, rows.y[own, 0]))
     report = FitReport(chosen.score, out_of_fold=scores.means(), steps=chosen.trained.steps)
     model = chosen.trained.members.as_ensemble(chosen.group).double()
-    return _Trained(model, likelihood, units, chosen.shape, report)
+    held_out = HeldOut.joined(judged)[np.argsort(np.argsort(folds, kind="stable"))] if judged else None
+    return _Trained(model, likelihood, units, chosen.shape, report, held_out=held_out)

@@ -56,10 +56,15 @@ class Rows:
 
         Training on them is then the same to the last bit whether an example is repeated or weighted.
         """
-        both = np.column_stack((self.x, self.y))
-        _, first, inverse = np.unique(both, axis=0, return_index=True, return_inverse=True)
-        weights = np.bincount(inverse.reshape(-1), weights=self.weights, minlength=len(first))
+        first, place = self.distinct()
+        weights = np.bincount(place, weights=self.weights, minlength=len(first))
         return Rows(self.x[first], self.y[first], weights)
+
+    def distinct(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first of all equal rows, in the order of `merged`, and which of these each row is, [N]."""
+        both = np.column_stack((self.x, self.y))
+        _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
+        return first, place.reshape(-1)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:

@@ -1,4 +1,4 @@
-"""Small figures as inline SVG: lines, points and an axis each, which scale with the page and print sharply."""
+"""Small figures as SVG: lines, points and an axis each, which scale with the page and print sharply."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Plot:
             self.marks.append(tag("rect", x=x, y=top, width=width, height=height, fill=color))
         return self
 
-    def svg(self) -> str:
-        """The figure as an element of a page."""
+    def svg(self, **attributes: Any) -> str:
+        """The figure as an element of a page, with more attributes of the element."""
         across = [(self._across(tick), _label(tick, "x" in self.percent)) for tick in ticks(*self.x)]
         up = [(self._up(tick), _label(tick, "y" in self.percent)) for tick in ticks(*self.y)]
         center = (TOP + HEIGHT - BOTTOM) / 2
@@ -84,8 +84,22 @@ class Plot:
             _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, self.x_label),
             _text(12, center, self.y_label, transform=f"rotate(-90 12 {center})"),
         ]
-        opening = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">'
+        more = "".join(f' {name}="{value}"' for name, value in attributes.items())
+        opening = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}"{more}>'
         return "".join((opening, *parts, "</svg>"))
+
+
+def side_by_side(plots: Sequence[Plot]) -> str:
+    """Figures next to each other under their titles, as a file of its own."""
+    width, height = WIDTH * len(plots), HEIGHT + 24
+    parts = [tag("rect", width=width, height=height, fill="#fff")]
+    for place, plot in enumerate(plots):
+        parts.append(tag("text", plot.title, x=WIDTH * place + LEFT, y=18, font_weight="bold"))
+        parts.append(plot.svg(x=WIDTH * place, y=24, width=WIDTH, height=HEIGHT))
+    style = f'font-family="Helvetica, Arial, sans-serif" font-size="12" fill="{INK}"'
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>'
+    return "".join((opening, *parts, "</svg>\n"))
 
 
 def tag(kind: str, text: str = "", **attributes: Any) -> str:
