@@ -35,6 +35,8 @@ from benchmarks.truth_problems import PROBLEMS, Problem
 
 TRUTHS = Path(__file__).parent / "results" / "truth"
 """The reference posteriors."""
+FOLDER = Path("build/truth")
+"""Chains, and rows of single runs."""
 STORED_DRAWS = 400
 """Draws of functions in a file, half of which make the noise floor."""
 MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
@@ -52,13 +54,14 @@ class Part:
         problem: The problem.
         part: Number of the part, the seed of its chains.
         folder: Where the file is.
+        members: Chains of the part.
         warmup: Trajectories of the warm-up.
     """
 
-    def __init__(self, problem: Problem, part: int, folder: Path, warmup: int = WARMUP) -> None:
+    def __init__(self, problem: Problem, part: int, folder: Path, members: int = MEMBERS, warmup: int = WARMUP) -> None:
         self.problem, self.path = problem, folder / f"{problem.name}-{part}.pt"
         with own_generators(seed=1000 + part):
-            bnn = bayesianize(problem.make(), Ensemble(MEMBERS), likelihood=problem.likelihood, prior=problem.prior)
+            bnn = bayesianize(problem.make(), Ensemble(members), likelihood=problem.likelihood, prior=problem.prior)
         stored = torch.load(self.path) if self.path.exists() else None
         start = time.process_time()
         if stored is None:
@@ -85,7 +88,7 @@ class Part:
             name: value.unflatten(1, shape) for (name, shape), value in zip(self.shapes.items(), parts, strict=True)
         }
         with torch.no_grad():
-            outputs = Draws(self.runner, weights, torch.zeros(MEMBERS))(self.problem.inputs)
+            outputs = Draws(self.runner, weights, torch.zeros(len(self.sampler.position)))(self.problem.inputs)
         self.functions.append(outputs)
         self.densities.append(self.sampler.log_density)
 
@@ -104,10 +107,12 @@ class Part:
         self.path.with_suffix(".new").replace(self.path)
 
 
-def sample(problem: Problem, part: int, seconds: float, folder: Path, warmup: int = WARMUP) -> None:
+def sample(
+    problem: Problem, part: int, seconds: float, folder: Path, members: int = MEMBERS, warmup: int = WARMUP
+) -> None:
     """Make or continue the chains of a part for a number of seconds."""
     end = time.monotonic() + seconds
-    chains = Part(problem, part, folder, warmup)
+    chains = Part(problem, part, folder, members, warmup)
     print(problem.name, part, f"step {chains.sampler.step:.4f}, length {chains.sampler.length:.3f}", flush=True)
     told, start = time.monotonic(), time.process_time()
     while time.monotonic() < end or len(chains.functions) < 4:
@@ -184,12 +189,12 @@ def main(arguments: list[str] | None = None) -> None:
     command, rest = (given[0], given[1:]) if given else ("", [])
     torch.set_num_threads(1)
     if command == "sample":
-        options = parser(
-            __doc__, problem="gap", part=0, seconds=480.0, folder=Path("build/truth"), warmup=WARMUP
-        ).parse_args(rest)
-        sample(PROBLEMS[options.problem](), options.part, options.seconds, options.folder, options.warmup)
+        made = parser(__doc__, problem="gap", part=0, seconds=480.0, folder=FOLDER, members=MEMBERS, warmup=WARMUP)
+        options = made.parse_args(rest)
+        problem = PROBLEMS[options.problem]()
+        sample(problem, options.part, options.seconds, options.folder, options.members, options.warmup)
     elif command == "collect":
-        options = parser(__doc__, folder=Path("build/truth"), problems=list(PROBLEMS)).parse_args(rest)
+        options = parser(__doc__, folder=FOLDER, problems=list(PROBLEMS)).parse_args(rest)
         collect(options.folder, options.problems)
     else:
         raise SystemExit(__doc__)
