@@ -153,6 +153,8 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
         """Inputs, targets and weights with a function of each tensor in its place."""
+        if isinstance(self.x, Tensor):
+            return function(self.x), function(self.y), None if self.weights is None else function(self.weights)
         found: tuple[Any, Tensor, Tensor | None]
         found = pytree.tree_map_only(Tensor, function, (self.x, self.y, self.weights))
         return found

@@ -10,6 +10,10 @@ from bayesify_papers.catalog import CATALOG
 from bayesify_papers.command import reproduce
 from bayesify_papers.shared.figures import HAS_MATPLOTLIB
 
+from bayesify import BayesianNetwork
+
+MAX_DRAWS = 4
+"""Draws of a prediction in a quick run; figures ask for up to 200."""
 KEYS = {"experiment", "part", "setting", "metric", "runs", "ours", "error", "published", "published_std"}
 
 
@@ -32,8 +36,14 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sm
     """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only.
 
     Its figures are not laid out, which takes more than half of a second for each, and drawn as PNG only; tests of figures do
-    the rest.
+    the rest. Predictions take few draws.
     """
+    predict = BayesianNetwork.predict
+
+    def predict_by_few(bnn: BayesianNetwork, x: Any, num_draws: int | None = None, **options: Any) -> Any:
+        return predict(bnn, x, min(num_draws or MAX_DRAWS, MAX_DRAWS), **options)
+
+    monkeypatch.setattr(BayesianNetwork, "predict", predict_by_few)
     if HAS_MATPLOTLIB:
         from matplotlib.figure import Figure
 

@@ -161,7 +161,8 @@ def _from_fields(fields: dict[str, Any]) -> Batch:
 
 
 def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
-    x, y, weights = pytree.tree_map_only(np.ndarray, torch.from_numpy, (x, y, weights))
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and weights is None):
+        x, y, weights = pytree.tree_map_only(np.ndarray, torch.from_numpy, (x, y, weights))
     for what, value in (("targets", y), ("example weights", weights)):
         if not isinstance(value, Tensor) and not (value is None and what != "targets"):
             raise TypeError(f"a batch's {what} are {type(value).__name__}; give a tensor with one row per example")

@@ -49,7 +49,7 @@ class Guard:
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
-        self._module, self._optimizer, self._skips = module, optimizer, skips
+        self._parts, self._optimizer, self._skips = list(module.modules()), optimizer, skips
         groups = [] if optimizer is None else optimizer.param_groups
         stepped = {id(value) for group in groups for value in group["params"]}
         named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
@@ -181,7 +181,7 @@ class Guard:
     def _buffers(self) -> list[_Group]:
         """The buffers as they are, and their values side by side, by device and type."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
-        for part in self._module.modules():
+        for part in self._parts:
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
