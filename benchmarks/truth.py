@@ -10,10 +10,14 @@ writes PROBLEM.npz: draws of functions at fixed inputs, which are all that `run`
 `benchmarks.truth_problems`.
 """
 
+import argparse
+import functools
+import itertools
 import json
 import math
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,19 @@ from torch import Tensor
 from bayesify.baselines.microcanonical import sampler_of
 from bayesify.conversion import bayesianize
 from bayesify.draws import Draws
+from bayesify.laplace.laplace import Laplace
 from bayesify.maths.convergence import effective_sample_size, split_r_hat
+from bayesify.methods import Method, all_methods, get_method
 from bayesify.posteriors import Ensemble
-from bayesify.predictor import Batch
+from bayesify.predictor import Batch, Predictor
 from bayesify.running.generators import own_generators
 from bayesify.running.runner import Runner
+from bayesify.training.fitting import fit
 from bayesify.training.maximum_a_posteriori import search_point
-from benchmarks.runs import parser
+from bayesify.training.task import TrainingTask
+from benchmarks.runs import Row, cell, many, parser
+from benchmarks.timing import record, rounded
+from benchmarks.truth_distances import distances, floors, spread_ratios
 from benchmarks.truth_problems import PROBLEMS, Problem
 
 TRUTHS = Path(__file__).parent / "results" / "truth"
@@ -43,6 +53,10 @@ MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
 """Chains of a part, epochs of the training before, and trajectories of the warm-up."""
 SKIPPED_SHARE = 0.2
 """Share of the trajectories after the warm-up that are left out, as burn-in."""
+EPOCHS, SLOW_SHARE, LEARNING_RATE, STEP_DRAWS = 1000, 4, 0.05, 4
+"""Full-batch epochs, after a quarter as many of a MAP phase; divisor for slow methods; the first rate of Adam; draws of a step."""
+APART = ("deep_gp", "function_space")
+"""Methods whose prior is not the network's, which have no rank."""
 SECONDS_BETWEEN_FILES = 30.0
 LIMIT_R_HAT = 1.05
 
@@ -183,6 +197,103 @@ def collect(folder: Path, names: list[str], where: Path = TRUTHS) -> None:
         print(name, json.dumps(told), flush=True)
 
 
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+def competitors() -> list[str]:
+    """Methods by name; chains are references."""
+    return [name for name, method in all_methods().items() if not method.is_chain]
+
+
+def train(problem: Problem, method: Method, seed: int, epochs: int) -> Predictor:
+    """A method with the options that suit small networks, trained in full batches."""
+    loader, count = [(problem.x, problem.y)], len(problem.y)
+    if method.fit is not None:
+        given = {"prior": problem.prior, "num_data": count, "epochs": epochs, "seed": seed}
+        return method.fit(TrainingTask(problem.network(seed), problem.likelihood, loader, **given), **method.options)
+    assert method.posterior is not None
+    options = dict(method.options)
+    if method.starts_at_rows is not None:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        options[method.starts_at_rows] = problem.x[order[: options[method.starts_at_rows]]]
+    with own_generators(seed=seed):
+        posterior = method.posterior(**options)
+        bnn = bayesianize(problem.network(seed), posterior, likelihood=problem.likelihood, prior=problem.prior)
+    chosen = {"learning_rate": LEARNING_RATE, "seed": seed, "progress": False}
+    fit(bnn, loader, epochs=epochs, map_epochs=epochs // 4, num_draws=max(STEP_DRAWS, bnn.training_draws), **chosen)
+    return bnn
+
+
+def draws_of(model: Predictor, inputs: Tensor, seed: int) -> Tensor:
+    """Outputs of functions of a model at the inputs, [S, I, O]; the same functions at all of them."""
+    count = min(STORED_DRAWS // 2, model.num_distinct_draws or STORED_DRAWS)
+    generator = torch.Generator().manual_seed(seed)
+    linear = {"method": "linearized_mc"} if isinstance(model, Laplace) else {}
+    outputs: Tensor = model.predict(inputs, count, generator=generator, **linear).outputs
+    return outputs.detach()
+
+
+@functools.cache
+def floors_of(name: str, truths: Path) -> dict[str, float]:
+    """Noise floors of a problem, once in a process."""
+    functions = torch.from_numpy(np.load(truths / f"{name}.npz")["functions"])
+    return {key: round(value, 5) for key, value in floors(PROBLEMS[name](), functions).items()}
+
+
+def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -> Row:
+    """One method on one problem with one seed; what goes wrong is told in `note`."""
+    problem, method = PROBLEMS[name](), get_method(method_name)
+    stored = np.load(truths / f"{name}.npz")
+    truth = torch.from_numpy(stored["functions"])
+    held_out, wanted = truth.chunk(2)
+    epochs = epochs // SLOW_SHARE if method.slow else epochs
+    row: Row = {"problem": name, "method": method_name, "seed": seed, "epochs": epochs, "apart": method_name in APART}
+    start = time.process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = train(problem, method, seed, epochs)
+        row["seconds"] = round(time.process_time() - start, 2)
+        found = draws_of(model, problem.inputs, seed)
+        row["distances"] = rounded(distances(problem, found, wanted, held_out), 5)
+        row["spread"] = rounded(spread_ratios(problem, found, wanted), 4)
+    except Exception as error:  # the other rows are worth having
+        seconds = round(time.process_time() - start, 2)
+        row |= {"seconds": seconds, "distances": {}, "note": f"{type(error).__name__}: {error}"[:300]}
+    return {
+        **row,
+        "floors": rounded(floors(problem, truth), 5),
+        "proven": json.loads(str(stored["diagnostics"]))["proven"],
+    }
+
+
+def stored_row(name: str, method: str, seed: int, epochs: int, truths: Path, folder: Path, end: float) -> Row | None:
+    """`measure`, from its file if there is one."""
+    torch.set_num_threads(1)
+    path = folder / "rows" / f"{name}-{method}-{seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return cell(path, lambda: measure(name, method, seed, epochs, truths), end)
+
+
+def run(options: argparse.Namespace) -> None:
+    """All methods on all problems that have a truth, and the file of results."""
+    names = [name for name in options.problems if (options.truths / f"{name}.npz").exists()]
+    place = (options.epochs, options.truths, options.folder, time.time() + options.limit)
+    every = itertools.product(names, options.methods, range(options.seeds))
+    jobs = [(*job, *place) for job in every]
+    found = many(stored_row, jobs, options.workers) if options.workers > 1 else (stored_row(*job) for job in jobs)
+    rows = [row for row in found if row is not None]
+    if options.no_summary:
+        return
+    truths = {name: json.loads(str(np.load(options.truths / f"{name}.npz")["diagnostics"])) for name in names}
+    settings = {
+        "epochs": options.epochs,
+        "map_epochs": options.epochs // 4,
+        "slow_epochs": options.epochs // SLOW_SHARE,
+    }
+    record("truth", {}, settings={**settings, "learning_rate": LEARNING_RATE}, truths=truths, rows=rows, quiet=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The commands of the module's docstring."""
     given = sys.argv[1:] if arguments is None else arguments
@@ -196,6 +307,10 @@ def main(arguments: list[str] | None = None) -> None:
     elif command == "collect":
         options = parser(__doc__, folder=FOLDER, problems=list(PROBLEMS)).parse_args(rest)
         collect(options.folder, options.problems)
+    elif command == "run":
+        made = parser(__doc__, "workers", "limit", "no_summary", folder=FOLDER, truths=TRUTHS, problems=list(PROBLEMS),
+                      methods=competitors(), seeds=3, epochs=EPOCHS)  # fmt: skip
+        run(made.parse_args(rest))
     else:
         raise SystemExit(__doc__)
 

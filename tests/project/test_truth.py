@@ -1,0 +1,78 @@
+"""A small version of the benchmark of distances from exact posteriors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import truth
+from benchmarks.truth_distances import distances, floors
+from benchmarks.truth_problems import PROBLEMS
+
+HERE = {"gap", "heteroscedastic", "extrapolation", "small_noise", "moons", "process", "linear"}
+"""Problems that need no file."""
+
+
+def test_chains_of_a_problem_meet_its_closed_form_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the floor: the chains have a quarter of the draws, and their error is twice as large."""
+    problem = PROBLEMS["linear"]()
+    monkeypatch.setattr(truth, "POINT_EPOCHS", 60)
+    chains = truth.Part(problem, 0, tmp_path, members=6, warmup=9)
+    for _ in range(30):
+        chains.advance()
+    chains.write()
+    exact = problem.exact(truth.STORED_DRAWS)
+    found = torch.stack(chains.functions).flatten(0, 1)
+    limits = floors(problem, exact)
+    for name, value in distances(problem, found, exact, exact[:100]).items():
+        assert value < 3 * limits[name] + 0.02, name
+    again = truth.Part(problem, 0, tmp_path, members=6)
+    assert len(again.functions) == 30
+    chains.advance()
+    again.advance()
+    assert torch.equal(chains.functions[-1], again.functions[-1])
+    told = truth.diagnose(problem, *truth.joined("linear", tmp_path))
+    assert told["chains"] == 6
+    assert told["r_hat"] < 1.3
+
+
+def test_rows_of_exact_and_other_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "STORED_DRAWS", 200)
+    truth.collect(tmp_path, ["linear"], tmp_path)
+    assert set(np.load(tmp_path / "linear.npz")) == {"functions", "diagnostics"}
+    for place in ("laplace", "point"):
+        row = truth.stored_row("linear", place, 0, 250, tmp_path, tmp_path, float("inf"))
+        assert row == json.loads((tmp_path / "rows" / f"linear-{place}-0.json").read_text())
+        assert {"problem", "method", "seed", "seconds", "distances", "floors"} <= row.keys()
+        assert row["distances"].keys() == row["floors"].keys()
+        near = [row["distances"][name] < 2 * floor for name, floor in row["floors"].items()]
+        assert all(near) if place == "laplace" else not any(near)
+
+
+@pytest.mark.parametrize("name", sorted(HERE))
+def test_problems_are_whole(name: str) -> None:
+    problem = PROBLEMS[name]()
+    assert problem.name == name
+    outputs = problem.network(0)(problem.inputs)
+    assert len(outputs) == len(problem.inside) == len(problem.inputs)
+    assert 0 < int(problem.inside.sum()) < len(problem.inputs)
+    assert torch.isfinite(problem.likelihood.log_prob(problem.network(0)(problem.x), problem.y)).all()
+
+
+def test_a_distribution_has_no_distance_from_itself() -> None:
+    for name in ("gap", "moons", "heteroscedastic"):
+        problem = PROBLEMS[name]()
+        draws = torch.randn(40, *problem.network(0)(problem.inputs).shape, generator=torch.Generator().manual_seed(0))
+        same = distances(problem, draws, draws, draws)
+        assert all(abs(value) < 1e-9 for value in same.values())
+        moved = distances(problem, draws + torch.tensor([1.0, 0.0])[: draws.shape[-1]], draws, draws)
+        assert moved["wasserstein"] == pytest.approx(1.0, abs=0.02) if name == "gap" else moved["wasserstein"] > 0.05
+
+
+def test_all_methods_but_references_compete() -> None:
+    assert len(truth.competitors()) >= 16
+    assert not {"hmc", "microcanonical"} & set(truth.competitors())
