@@ -20,10 +20,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bayesify.cli import app
-from bayesify.compare import InputError, Question, command, compare, comparison, contestants
+from bayesify.compare import InputError, Question, compare, comparison, contestants
 from bayesify.compare.page import render
 from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.methods import METHODS, Method
+from bayesify.running import progress as progress_display
 from bayesify.serving import ModelFolder
 
 runner = CliRunner()
@@ -395,9 +396,9 @@ def test_results_stream_into_the_report(csv, tmp_path, monkeypatch):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_is_told_with_the_time_that_is_left(monkeypatch, terminal):
     clock = iter(range(0, 1000, 7))
-    monkeypatch.setattr(command, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(progress_display, "monotonic", lambda: float(next(clock)))
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
-    with command._Progress(console) as progress:
+    with progress_display.TimeLeft("runs", console=console) as progress:
         for done in range(1, 5):
             progress.tell(f"Laplace, split {done}", done, 4, done / 4)
     text = console.file.getvalue()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 MIN_WIDE_COLUMNS = 110
 """Columns of a terminal that shows the whole table."""
-MIN_WORK_SHARE = 0.05
-"""Share of the work from which on the time that is left is told."""
 
 
 Data = Annotated[
@@ -104,10 +101,11 @@ def compare(
 def _run(question: Question, folder: Path, resume: bool, engine: str, workers: int | None) -> Comparison:
     """The comparison; what hinders it ends the command."""
     from bayesify.compare.comparison import compare as run
+    from bayesify.running.progress import TimeLeft
     from bayesify.tables.errors import InputError
 
     try:
-        with _Progress(Console(stderr=True)) as progress:
+        with TimeLeft("runs", console=Console(stderr=True), description="reading the table") as progress:
             report = partial(_write, folder)
             return run(
                 question, folder, resume=resume, engine=engine, workers=workers, progress=progress.tell, report=report
@@ -179,40 +177,3 @@ def _print(comparison: Comparison) -> None:
         for line in comparison.commands:
             say(console, line, soft_wrap=True)
     print()
-
-
-class _Progress:
-    """How far runs are, on the error stream: a bar in a terminal, else a line now and then; with the time that is left."""
-
-    MIN_SECONDS = 10.0
-    """Seconds between lines."""
-
-    def __init__(self, console: Console) -> None:
-        from bayesify.running.progress import Display
-
-        columns = ("{task.description:<34}", "bar", "count", "{task.fields[left]}")
-        self._console = console
-        self._bar = Display(*columns, console=console, description="reading the table", left="")
-        self._start = self._said = monotonic()
-
-    def tell(self, name: str, done: int, total: int, share: float) -> None:
-        """Show how far runs are; see `comparison.Progress`."""
-        now = monotonic()
-        passed = now - self._start
-        left = "" if share < MIN_WORK_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
-        self._bar.update(description=name, completed=done, total=total, left=left)
-        if not self._console.is_terminal and now - self._said >= self.MIN_SECONDS:
-            self._said = now
-            line = f"{done} of {total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {name}"
-            say(self._console, line, soft_wrap=True)
-
-    def __enter__(self) -> _Progress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import sys
+from time import monotonic
 from typing import Any, Self
+
+MIN_LINE_SECONDS = 10.0
+"""Seconds between lines where there is no terminal."""
+MIN_WORK_SHARE = 0.05
+"""Share of the work from which on the time that is left is told."""
 
 
 class Display:
@@ -79,3 +85,68 @@ class Display:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+class TimeLeft:
+    """How far something is, on standard error: a bar in a terminal, else a line now and then; with the time that is left.
+
+    Args:
+        unit: What is counted, for lines such as `3 of 10 runs finished`.
+        bound: Whether the work may end early, so that the total and the time that is left are the most there can be.
+        console: Of `rich`, in place of one on standard error.
+        show: Whether to show anything.
+        description: What is shown first.
+    """
+
+    def __init__(
+        self, unit: str, *, bound: bool = False, console: Any = None, show: bool = True, description: str = ""
+    ) -> None:
+        self._unit, self._most, self._show = unit, "at most " if bound else "", show
+        self._console = console
+        columns = ("{task.description:<34}", "bar", "count", "{task.fields[left]}")
+        self._bar = Display(*columns, show=show, console=console, description=description, left="")
+        self._start = self._said = monotonic()
+
+    def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
+        """Show how far it is.
+
+        Args:
+            name: What goes on.
+            done: How much is done.
+            total: How much there is to do.
+            share: Share of the work that is done, where parts differ; `done / total` by default.
+        """
+        now, share = monotonic(), done / max(total, 1) if share is None else share
+        if not self._show:
+            return
+        passed = now - self._start
+        left = (
+            "" if share < MIN_WORK_SHARE else f"{self._most or 'about '}{duration(passed * (1 - share) / share)} left"
+        )
+        self._bar.update(description=name, completed=done, total=total, left=left)
+        if not self._bar.shown and now - self._said >= MIN_LINE_SECONDS and not self._on_terminal():
+            self._said = now
+            count = f"{done:,} of {self._most}{total:,} {self._unit} finished after {duration(passed)}"
+            line = f"{count}{', ' if left else ''}{left}: {name}"
+            self._print(line)
+
+    def _on_terminal(self) -> bool:
+        return bool(sys.stderr.isatty() if self._console is None else self._console.is_terminal)
+
+    def _print(self, line: str) -> None:
+        if self._console is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from bayesify.serving.fitting import fit_table
     from bayesify.serving.folder import ModelFolder
     from bayesify.serving.predicting import predict_table
+    from bayesify.serving.updating import update_table
 
-HOMES = {"ModelFolder": "folder", "fit_table": "fitting", "predict_table": "predicting"}
-__all__ = ["ModelFolder", "fit_table", "predict_table"]
+HOMES = {"ModelFolder": "folder", "fit_table": "fitting", "predict_table": "predicting", "update_table": "updating"}
+__all__ = ["ModelFolder", "fit_table", "predict_table", "update_table"]
 
 
 def __getattr__(name: str) -> Any:

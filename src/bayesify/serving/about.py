@@ -67,6 +67,7 @@ class About(Plain):
         groups: How well groups of rows are predicted that the model had not seen.
         groups_on: Which rows these were, in words.
         confusion: Rows of each class by the class that was predicted for them, of the same rows.
+        rows_sha256: Checksum of the file of training rows; empty where the folder holds none.
     """
 
     table: str
@@ -88,6 +89,7 @@ class About(Plain):
     groups: tuple[Group, ...] = ()
     groups_on: str = ""
     confusion: tuple[tuple[int, ...], ...] = ()
+    rows_sha256: str = ""
 
     @property
     def remarks(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,10 @@ from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse
 
 if TYPE_CHECKING:
     from bayesify.serving.about import About
+    from bayesify.serving.folder import ModelFolder
     from bayesify.serving.predicting import Outcome
+    from bayesify.tables.files import Reading
+    from bayesify.tables.targets import Task
 
 Table = Annotated[
     str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, - for standard input.")
@@ -25,6 +28,17 @@ FolderOut = Annotated[Path | None, typer.Option(help="Folder of the model (defau
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")]
+KeepRows = Annotated[
+    bool,
+    typer.Option("--keep-rows", help="Let the folder hold the training rows, so that --update needs new ones alone."),
+]
+Update = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Train a model again with more rows, which TABLE holds; with the old ones before them without --keep-rows.",
+    ),
+]
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What bayesify fit or compare wrote.")]
 New = Annotated[
@@ -59,41 +73,98 @@ def fit(
     quick: Quick = False,
     seed: Seed = 0,
     force: Force = False,
+    keep_rows: KeepRows = False,
+    update: Update = None,
 ) -> None:
     """Train on a table and keep the model in a folder, for bayesify predict.
 
     Texts, dates and empty cells are taken as they are. The folder holds the model, facts about it, and a page to read, MODEL.md;
-    its path is the last line.
+    its path is the last line. With --update a model in a folder is trained again with more rows.
     """
     need("fit", "pandas", "sklearn", extra="compare")
-    from bayesify.serving.sources import read_source, short_name
+    from bayesify.serving.sources import short_name
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there
-    from bayesify.tables.targets import find_column
 
-    folder = out or Path(f"bayesify-model-{short_name(table)}")
+    folder = out or update or Path(f"bayesify-model-{short_name(table)}")
     try:
         check_there(table)
-        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not force)):
-            raise InputError(f"{folder}: is there already; give another --out, or --force to replace it")
-        source = read_source(table, Reading(sheet, encoding, names_of(missing)))
-        column = find_column(source.frame, target or source.target, source.where)
-        from bayesify.serving.fitting import fit_table  # which reads torch: not before the table is known to be one
-
-        say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
-        model = fit_table(
-            source.frame, column, name=source.where, notes=source.notes, method=method, task=task or source.task,
-            ignore=names_of(ignore), seed=seed, missing=names_of(missing), effort="quick" if quick else "full",
-        )  # fmt: skip
+        if update is None or folder != update:
+            _check_free(folder, force)
+        reading = Reading(sheet, encoding, names_of(missing))
+        if update is not None:
+            given = {
+                "target": target,
+                "method": method != "auto",
+                "task": task,
+                "ignore": ignore,
+                "quick": quick,
+                "seed": seed,
+            }
+            model = _train_more(
+                update, table, reading, keep_rows, [f"--{option}" for option, value in given.items() if value]
+            )
+        else:
+            model = _train(
+                table, target, reading, method=method, task=task, ignore=names_of(ignore), seed=seed, keep_rows=keep_rows,
+                effort="quick" if quick else "full",
+            )  # fmt: skip
         model.write(folder)
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify fit: {error}", 2)
     except OSError as error:
-        kept = "; what it held is still there" if force else ""
+        kept = "; what it held is still there" if force or update else ""
         refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}{kept}", 1)
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED)
     _print_fitted(model.about, folder)
+
+
+def _check_free(folder: Path, force: bool) -> None:
+    from bayesify.tables.errors import InputError
+
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not force)):
+        raise InputError(f"{folder}: is there already; give another --out, or --force to replace it")
+
+
+def _train(table: str, target: str, reading: Reading, *, task: Task | None, **options: Any) -> ModelFolder:
+    """A model of a table."""
+    from bayesify.serving.sources import read_source
+    from bayesify.tables.targets import find_column
+
+    source = read_source(table, reading)
+    column = find_column(source.frame, target or source.target, source.where)
+    from bayesify.serving.fitting import fit_table  # which reads torch: not before the table is known to be one
+
+    say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
+    return fit_table(
+        source.frame, column, name=source.where, notes=source.notes, task=task or source.task, missing=reading.missing,
+        verbose=True, **options,
+    )  # fmt: skip
+
+
+def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
+    """The model of a folder, trained with the rows of a table."""
+    from bayesify.serving.folder import read_about
+    from bayesify.serving.sources import read_source
+    from bayesify.serving.updating import like_training, update_table
+    from bayesify.tables.errors import InputError
+
+    if given:
+        raise InputError(
+            f"{given[0]}: with --update it is that of {folder}; leave it out, or train anew without --update"
+        )
+    source = read_source(table, like_training(read_about(folder), reading))
+    say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
+    return update_table(
+        folder,
+        source.frame,
+        name=source.where,
+        notes=source.notes,
+        missing=reading.missing,
+        keep_rows=keep_rows,
+        verbose=True,
+    )
 
 
 def _print_fitted(about: About, folder: Path) -> None:

@@ -65,6 +65,7 @@ def fit_table(
     seed: int = 0,
     scored: Scored | None = None,
     missing: Sequence[str] = (),
+    keep_rows: bool = False,
     **options: Any,
 ) -> ModelFolder:
     """Train an estimator on a table.
@@ -83,14 +84,14 @@ def fit_table(
         seed: Seed of everything random.
         scored: How well the method does on rows that it has not seen, where that is known.
         missing: Texts that stand for empty cells, in the table and in those to predict.
+        keep_rows: Whether the folder is to hold the rows, with the columns that are used, for `update_table`.
         options: More parameters of the estimator, such as `effort`.
 
     Raises:
         InputError: If table, target, method or columns do not fit.
     """
     target = find_column(frame, target, name)
-    found, inputs = _read(frame, target, name, task, ignore)
-    values = np.array(found.classes)[found.values] if found.classes else found.values
+    found, values, inputs = read_rows(frame, target, name, task, ignore)
     make = BayesianClassifier if found.classes else BayesianRegressor
     cells = as_cells(inputs)
     try:
@@ -108,7 +109,8 @@ def fit_table(
     scored = scored or own
     about = _describe(frame, inputs, found, values, estimator, scored, name, seed)
     about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing))
-    return _with_judged(ModelFolder(estimator, about), inputs, own if own.held_out is not None else scored)
+    rows = frame[[*used_columns(estimator), target]].iloc[found.rows] if keep_rows else None
+    return _with_judged(ModelFolder(estimator, about, rows=rows), inputs, own if own.held_out is not None else scored)
 
 
 def _describe(
@@ -122,11 +124,11 @@ def _describe(
     seed: int,
 ) -> About:
     """The facts about a model."""
-    columns = tuple(describe(column, inputs[column]) for column in used_columns(estimator))
+    used, decimal = list(used_columns(estimator)), frame.attrs.get(DECIMAL_COMMAS, ())
+    columns = tuple(describe(column, inputs[column]) for column in used)
     target_column = describe(target.name, frame[target.name].iloc[target.rows], classes=target.classes)
-    decimal = frame.attrs.get(DECIMAL_COMMAS, ())
     return About(
-        name, target.name, target.task, len(values), fingerprint(inputs, values), columns, target_column,
+        name, target.name, target.task, len(values), fingerprint(inputs[used], values), columns, target_column,
         _plain(estimator.choices_), scored.scores, scored.where, seed=seed,
         commas=tuple(column for column in decimal if column in inputs or column == target.name),
     )  # fmt: skip
@@ -146,10 +148,14 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
     return replace(model, about=about, figure=judged.figure(about.target))
 
 
-def _read(
+def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
-) -> tuple[Target, DataFrame]:
-    """The target, and the inputs of the rows that have one."""
+) -> tuple[Target, np.ndarray, DataFrame]:
+    """The target, its numbers or labels, and the inputs of the rows that have one.
+
+    Raises:
+        InputError: If the target does not fit, or a column to leave out is not there.
+    """
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))
@@ -157,7 +163,8 @@ def _read(
     found = read_target(frame[target], task)
     if len(found.rows) < MIN_ROWS:
         raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {MIN_ROWS}")
-    return found, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
+    values = np.array(found.classes)[found.values] if found.classes else found.values
+    return found, values, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
 
 
 def _hold_out(
@@ -209,9 +216,14 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
-    """A hash of rows and target, which tells whether a model was made from the same data."""
+    """A hash of rows and target, which tells whether a model was made from the same data; 1 and 1.0 are the same."""
+    from pandas.api import types
     from pandas.util import hash_pandas_object
 
+    numbers = [
+        name for name, kind in inputs.dtypes.items() if types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind)
+    ]
+    inputs = inputs.astype(dict.fromkeys(numbers, float))
     digest = hashlib.sha256(repr([str(name) for name in inputs.columns]).encode())
     digest.update(hash_pandas_object(inputs.astype(str), index=False).to_numpy().tobytes())
     digest.update("\n".join(map(str, values.tolist())).encode())

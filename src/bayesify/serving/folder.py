@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bayesify.serving.about import FORMAT, About
 from bayesify.serving.card import render_card
@@ -16,10 +17,15 @@ from bayesify.storage import tensor_files, write_file
 from bayesify.storage.atomic import read_together, write_together
 from bayesify.storage.save_load import contents_of, restore
 from bayesify.tables.errors import InputError
+from bayesify.tables.files import Reading, read_table
 from bayesify.version import __version__
 
-MODEL, ABOUT, CARD, FIGURE = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg"
-"""Names of the files: the estimator with preparation and recalibration, the facts about it, the page, and its figures."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.csv.gz"
+"""Names of the files: the estimator with preparation and recalibration, the facts about it, the page, its figures, and, where they
+are kept, the training rows."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
 """Where `model.safetensors` holds the checksum of the facts, and `model.json` that of `model.safetensors`."""
 
@@ -35,12 +41,14 @@ class ModelFolder:
         about: The facts.
         remarks: What a user should know about a folder that was read, in sentences.
         figure: Figures of the page, as SVG; empty for none, and in a folder that was read.
+        rows: Training rows that the folder is to hold; `None` for none, and in a folder that was read.
     """
 
     estimator: BayesianRegressor | BayesianClassifier
     about: About
     remarks: tuple[str, ...] = ()
     figure: str = ""
+    rows: DataFrame | None = None
 
     def write(self, folder: Path) -> None:
         """Write the files, all of them or none: see `write_together`.
@@ -51,18 +59,23 @@ class ModelFolder:
         Raises:
             OSError: If the folder cannot be written; it then holds what it held before.
         """
-        facts = json.loads(json.dumps(self.about.config()))
+        rows = b"" if self.rows is None else gzip.compress(self.rows.to_csv(index=False).encode(), mtime=0)
+        about = replace(self.about, rows_sha256=hashlib.sha256(rows).hexdigest() if rows else "")
+        facts = json.loads(json.dumps(about.config()))
+        extra = {FIGURE: self.figure.encode(), ROWS: rows}
         header, tensors = contents_of(self.estimator)
         with write_together(folder) as draft:
             bound = {FACTS_HASH: _digest(facts)}
             facts[MODEL_HASH] = tensor_files.write(draft / MODEL, "model", header | bound, tensors)
             facts["sha256"] = _digest(facts)
             write_file(draft / CARD, render_card(self.about, FIGURE if self.figure else ""))
-            if self.figure:
-                write_file(draft / FIGURE, self.figure)
+            for name, content in extra.items():
+                if content:
+                    write_file(draft / name, content)
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        if not self.figure:
-            (folder / FIGURE).unlink(missing_ok=True)  # of an earlier model
+        for name, content in extra.items():
+            if not content:
+                (folder / name).unlink(missing_ok=True)  # of an earlier model
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -117,6 +130,22 @@ def read_about(folder: Path) -> About:
     _check_there(folder)
     facts = _read_together(folder, (ABOUT, MODEL), lambda about, model: _read_facts(folder, about))
     return _restored(folder, facts)
+
+
+def read_kept_rows(folder: Path) -> DataFrame | None:
+    """The training rows that a folder holds; `None` where it holds none.
+
+    Raises:
+        InputError: If they are not those of its model; and see `ModelFolder.read`.
+    """
+    about = read_about(folder)
+    if not about.rows_sha256:
+        return None
+    path = folder / ROWS
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != about.rows_sha256:
+        raise InputError(f"{path}: is not there, or of another model; train again on all rows")
+    texts = [column.name for column in (*about.columns, about.target_column) if column.kind == "text"]
+    return read_table(path, Reading(missing=about.missing, texts=texts, encoding="utf-8"))[0]
 
 
 def _check_there(folder: Path) -> None:

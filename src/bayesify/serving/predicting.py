@@ -6,7 +6,7 @@ import csv
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
@@ -17,6 +17,7 @@ from bayesify.serving.chunks import PART_ROWS, Parts, read_parts
 from bayesify.serving.drift import Drift
 from bayesify.serving.folder import ModelFolder
 from bayesify.serving.questions import Costs, Questions, check_level, reasons_of
+from bayesify.serving.updating import like_training
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.reasons import Explanation
 from bayesify.sklearn.scores import Scores
@@ -100,7 +101,7 @@ def predict_table(
         remove_leftovers(out)
     elif not out.parent.exists():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {out.parent}; make it first")
-    parts = read_parts(new, rows, _as_in_training(model, reading or Reading()))
+    parts = read_parts(new, rows, like_training(model.about, reading or Reading()))
     found = _Predicted(model, level, asked)
     with _told_of(model, new):
         found.notes |= dict.fromkeys(_check(model, parts))
@@ -269,13 +270,6 @@ def day_first(model: ModelFolder) -> tuple[str, ...]:
     """Columns of dates whose days come before their months, in the training rows."""
     columns = model.estimator.fitted_.columns
     return () if columns is None else columns.schema.day_first
-
-
-def _as_in_training(model: ModelFolder, reading: Reading) -> Reading:
-    """With what the training table says about cells that can be read in several ways."""
-    texts = tuple(column.name for column in model.about.columns if column.kind == "text")
-    missing = (*model.about.missing, *reading.missing)
-    return replace(reading, missing=missing, texts=texts, commas=model.about.commas)
 
 
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:

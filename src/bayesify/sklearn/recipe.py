@@ -491,7 +491,7 @@ def _train_members(
         _member_steps(len(rows), settings, classes=targets[0].ndim == 1, brief=brief),
         weights=torch.from_numpy(rows.weights),
         seed=settings.seed,
-        progress=settings.progress,
+        progress=("trying what to train" if brief else f"training {count} networks") if settings.progress else "",
         halves=len(rows) <= MAX_ROWS_FOR_SPLIT_STOPPING,
     )
     with torch.no_grad():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
+from bayesify.running.progress import TimeLeft
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
 from bayesify.training.stack import ModelStack
@@ -68,7 +69,7 @@ def train_held_out(
     *,
     weights: Tensor | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: str = "",
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
     r"""Train R networks at once by `fit`, each on the rows that it does not hold out, in place.
@@ -85,7 +86,7 @@ def train_held_out(
         steps: Batches, learning rate, and when training ends.
         weights: How many examples each row stands for, [N].
         seed: Seed of batches and dropout.
-        progress: Whether to show a progress bar.
+        progress: What the display of steps and time left is called; empty for no display.
         halves: Whether to tell what each half of the rows that a network holds out is predicted to be at the step that is best
             for the other half: at its own best few rows look better than they are.
 
@@ -105,14 +106,15 @@ def train_held_out(
             if judged is not None:
                 judged.look(members, outputs)
         members.train()
+        shown.tell(progress, steps.check_every * best.looks, steps.check_every * steps.looks)
         return best.looks - best.last >= steps.patience
 
     members.train()
     num_data = batches.size * batches.steps
-    with _one_thread():
+    with _one_thread(), TimeLeft("steps", bound=True, show=bool(progress)) as shown:
         fit(
             members, batches, epochs=steps.looks, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
-            optimizer=steps.optimizer, scheduler=steps.scheduler, callbacks=[look], seed=seed, progress=progress,
+            optimizer=steps.optimizer, scheduler=steps.scheduler, callbacks=[look], seed=seed, progress=False,
         )  # fmt: skip
     best.restore()
     members.eval()

@@ -1,0 +1,109 @@
+"""More rows for a model in a folder: its own rows and the new ones together train a model that replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bayesify.serving.about import About
+from bayesify.serving.fitting import fingerprint, fit_table, read_rows
+from bayesify.serving.folder import ModelFolder, read_kept_rows
+from bayesify.tables.columns import kind_of
+from bayesify.tables.errors import InputError
+from bayesify.tables.files import Reading
+from bayesify.tables.written_numbers import DECIMAL_COMMAS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
+"""Parameters of the estimator that are given in other ways."""
+
+
+def like_training(about: About, reading: Reading) -> Reading:
+    """How a second table is to be read: with what the training table says about cells that can be read in several ways."""
+    texts = tuple(column.name for column in about.columns if column.kind == "text")
+    missing = (*about.missing, *reading.missing)
+    return replace(reading, missing=missing, texts=texts, commas=about.commas)
+
+
+def update_table(
+    folder: Path,
+    frame: DataFrame,
+    *,
+    name: str = "the table",
+    notes: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    keep_rows: bool = False,
+    verbose: bool = False,
+) -> ModelFolder:
+    """Train the method of a folder on its rows and on those of a table, with the folder's target, columns and seed.
+
+    It is the model that `fit_table` makes of all rows. New texts, and new classes, may come. The folder itself is not changed:
+    `ModelFolder.write` replaces it once the new model is complete.
+
+    Args:
+        folder: What `bayesify fit` wrote. Where it holds its rows (`--keep-rows`), the table holds new ones alone; else the table
+            begins with the rows that the model was trained on.
+        frame: The table, read as `like_training` says.
+        name: Name of the table.
+        notes: How the table was read, in sentences.
+        missing: More texts that stand for empty cells.
+        keep_rows: Whether the folder is to hold its rows from now on; it is as before where it held them.
+        verbose: Whether to show progress.
+
+    Raises:
+        InputError: If the folder cannot be read, or the table lacks its rows, its target or a column, or holds other kinds of
+            cells.
+    """
+    model = ModelFolder.read(folder)
+    about, kept = model.about, read_kept_rows(folder)
+    used = [column.name for column in about.columns]
+    for column in (*used, about.target):
+        if column not in frame.columns:
+            raise InputError(f"{name}: column {column!r} of {folder} is missing; give the columns of its training rows")
+    for known in about.columns:
+        kind = (
+            "text"
+            if known.kind == "text" or not frame[known.name].notna().any()
+            else kind_of(known.name, frame[known.name])
+        )
+        if kind != known.kind and frame[known.name].notna().any():
+            raise InputError(
+                f"{name}: column {known.name!r} holds {kind}s where the rows of {folder} have {known.kind}s; give rows like them"
+            )
+    others = [f"Column {column!r} is not used." for column in frame.columns if column not in (*used, about.target)]
+    commas = {*about.commas, *frame.attrs.get(DECIMAL_COMMAS, ())}
+    frame = frame[[*used, about.target]]
+    every = frame if kept is None else _joined(kept, frame)
+    every.attrs[DECIMAL_COMMAS] = [column for column in every.columns if column in commas]
+    if kept is None:
+        _check_rows(about, frame, folder, name)
+    options = {
+        key: value for key, value in model.estimator.get_params(deep=False).items() if key not in FITTED_ELSEWHERE
+    }
+    return fit_table(
+        every, about.target, name=about.table if kept is None else f"{about.table} and {name}", notes=(*notes, *others),
+        method=str(about.choices["method"]), task=about.task, seed=about.seed, keep_rows=keep_rows or kept is not None,
+        missing=tuple(dict.fromkeys((*about.missing, *missing))), verbose=verbose, **options,
+    )  # fmt: skip
+
+
+def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
+    import pandas
+
+    return pandas.concat([kept.astype(object), frame.astype(object)], ignore_index=True).infer_objects()
+
+
+def _check_rows(about: About, frame: DataFrame, folder: Path, name: str) -> None:
+    """Refuse a table that does not begin with the rows that the model was trained on."""
+    used = [column.name for column in about.columns]
+    values, inputs = read_rows(frame, about.target, name, about.task, ())[1:]
+    count = about.num_rows
+    if len(values) <= count or fingerprint(inputs[used].iloc[:count], values[:count]) != about.fingerprint:
+        raise InputError(
+            f"{folder}: does not hold its {count:,} training rows, and {name} does not begin with them and go on; put the old rows "
+            "before the new ones, or train on all rows with --force; --keep-rows lets a folder hold its rows"
+        )
