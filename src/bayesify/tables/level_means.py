@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 NUM_CROSS_FOLDS = 5
 """Parts of the training rows; the rows of each part see the means of the other parts."""
@@ -21,6 +20,8 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
         y: Targets, [N, O].
         weights: How many examples each row stands for, [N].
     """
+    import torch  # not before a table is known to be one
+
     share, found = weights / weights.sum(), np.empty(y.shape)
     for index, column in enumerate(y.T):
         _, place = np.unique(column, return_inverse=True)
