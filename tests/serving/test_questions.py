@@ -134,7 +134,7 @@ def test_reasons_stand_behind_each_row(predict, target):
     assert done.exit_code == 0, done.output
     assert "Reasons compare each row with a typical one (area=" in done.output
     assert list(rows[0])[-3:] == ["moved_by", "widened_by" if target == "price" else "unsure_by", "why_unusual"]
-    assert re.search(r"area=5000 is [\d.]+ standard deviations away", rows[0]["why_unusual"])
+    assert re.search(r"area=5000 is more than [\d.]+ standard deviations away", rows[0]["why_unusual"])
     assert "town==west is a text that training never had" in rows[1]["why_unusual"]
     assert [row["unusual"] == "True" for row in rows] == [bool(row["why_unusual"]) for row in rows]
     assert sum(row["moved_by"].startswith("area=") for row in rows) > 20

@@ -211,12 +211,9 @@ def predict(
         from bayesify.serving.predicting import predict_table
         from bayesify.serving.questions import Questions, number_of
 
-        options = {"--quantiles": quantiles, "--above": above, "--below": below}
-        asked = Questions(
-            *([number_of(option, text) for text in names_of(given)] for option, given in options.items()),
-            costs,
-            explain,
-        )
+        given = {"--quantiles": quantiles, "--above": above, "--below": below}
+        numbers = [[number_of(option, text) for text in names_of(found)] for option, found in given.items()]
+        asked = Questions(numbers[0], numbers[1], numbers[2], costs, explain)
         model = ModelFolder.read(folder)
         for remark in model.remarks:
             say(errors, remark, soft_wrap=True)

@@ -209,10 +209,10 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     if not len(values):
         return Column(name, kind, num_missing=missing)
     knots = np.unique(np.quantile(values, np.linspace(0, 1, NUM_KNOTS), method="inverted_cdf"))
-    shares = np.searchsorted(values, knots, side="right") / len(values)
+    up_to = np.searchsorted(values, knots, side="right") / len(values)
     low, high = float(values[0]), float(values[-1])
     ends: tuple[Any, Any] = (date_of(low), date_of(high)) if kind == "date" else (low, high)
-    return Column(name, kind, *ends, (), int(column.nunique()), missing, tuple(knots.tolist()), tuple(shares.tolist()))
+    return Column(name, kind, *ends, (), int(column.nunique()), missing, tuple(knots.tolist()), tuple(up_to.tolist()))
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:

@@ -126,8 +126,8 @@ class Judged:
         both = np.concatenate([held.mean, held.values])
         low, high = np.quantile(both, [0.002, 0.998]) if len(both) > 1_000 else (both.min(), both.max())
         plot = Plot((low, high), (low, high), "predicted mean", f"true {target[:30]}", "Truth against prediction")
-        points = (np.clip(values[rows], low, high) for values in (held.mean, held.values))
-        return plot.points(*points, radius=2).line([low, high], [low, high], FAINT, dash="4 3", width=1.5)
+        guess, truth = (np.clip(values[rows], low, high) for values in (held.mean, held.values))
+        return plot.points(guess, truth, radius=2).line([low, high], [low, high], FAINT, dash="4 3", width=1.5)
 
     def _coverage(self) -> Plot:
         levels = np.linspace(0, 1, 21)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.predictive.regression import RegressionPredictive
@@ -132,7 +133,7 @@ class Questions:
 
     def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
         """Quantiles and probabilities of a regression's rows, [N] each, by the names of their columns."""
-        columns = {}
+        columns: dict[str, Tensor] = {}
         if self.quantiles:
             every = found.quantile([float(level) for level in self.quantiles])
             columns |= {f"quantile_{level:g}": values for level, values in zip(self.quantiles, every, strict=True)}

@@ -13,6 +13,7 @@ from bayesify.serving.folder import ModelFolder, read_kept_rows
 from bayesify.tables.columns import kind_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
+from bayesify.tables.targets import Task
 from bayesify.tables.written_numbers import DECIMAL_COMMAS
 
 if TYPE_CHECKING:
@@ -60,35 +61,38 @@ def update_table(
     """
     model = ModelFolder.read(folder)
     about, kept = model.about, read_kept_rows(folder)
+    task: Task = "classification" if about.task == "classification" else "regression"
     used = [column.name for column in about.columns]
-    for column in (*used, about.target):
-        if column not in frame.columns:
-            raise InputError(f"{name}: column {column!r} of {folder} is missing; give the columns of its training rows")
-    for known in about.columns:
-        kind = (
-            "text"
-            if known.kind == "text" or not frame[known.name].notna().any()
-            else kind_of(known.name, frame[known.name])
-        )
-        if kind != known.kind and frame[known.name].notna().any():
-            raise InputError(
-                f"{name}: column {known.name!r} holds {kind}s where the rows of {folder} have {known.kind}s; give rows like them"
-            )
+    _check_columns(about, frame, folder, name)
     others = [f"Column {column!r} is not used." for column in frame.columns if column not in (*used, about.target)]
     commas = {*about.commas, *frame.attrs.get(DECIMAL_COMMAS, ())}
     frame = frame[[*used, about.target]]
     every = frame if kept is None else _joined(kept, frame)
     every.attrs[DECIMAL_COMMAS] = [column for column in every.columns if column in commas]
     if kept is None:
-        _check_rows(about, frame, folder, name)
+        _check_rows(about, task, frame, folder, name)
     options = {
         key: value for key, value in model.estimator.get_params(deep=False).items() if key not in FITTED_ELSEWHERE
     }
     return fit_table(
         every, about.target, name=about.table if kept is None else f"{about.table} and {name}", notes=(*notes, *others),
-        method=str(about.choices["method"]), task=about.task, seed=about.seed, keep_rows=keep_rows or kept is not None,
+        method=str(about.choices["method"]), task=task, seed=about.seed, keep_rows=keep_rows or kept is not None,
         missing=tuple(dict.fromkeys((*about.missing, *missing))), verbose=verbose, **options,
     )  # fmt: skip
+
+
+def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:
+    """Refuse a table that lacks a column, or holds another kind of cells."""
+    for column in (*(column.name for column in about.columns), about.target):
+        if column not in frame.columns:
+            raise InputError(f"{name}: column {column!r} of {folder} is missing; give the columns of its training rows")
+    for known in about.columns:
+        if known.kind != "text" and frame[known.name].notna().any():
+            kind = kind_of(known.name, frame[known.name])
+            if kind != known.kind:
+                raise InputError(
+                    f"{name}: column {known.name!r} holds {kind}s where the rows of {folder} have {known.kind}s; give such rows"
+                )
 
 
 def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
@@ -97,10 +101,10 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
     return pandas.concat([kept.astype(object), frame.astype(object)], ignore_index=True).infer_objects()
 
 
-def _check_rows(about: About, frame: DataFrame, folder: Path, name: str) -> None:
+def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: str) -> None:
     """Refuse a table that does not begin with the rows that the model was trained on."""
     used = [column.name for column in about.columns]
-    values, inputs = read_rows(frame, about.target, name, about.task, ())[1:]
+    values, inputs = read_rows(frame, about.target, name, task, ())[1:]
     count = about.num_rows
     if len(values) <= count or fingerprint(inputs[used].iloc[:count], values[:count]) != about.fingerprint:
         raise InputError(

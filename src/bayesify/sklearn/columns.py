@@ -120,6 +120,15 @@ class Columns(Plain):
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
         return {name: rows for name, rows in found.items() if rows.any()}
 
+    def cut(self, features: Features) -> dict[str, np.ndarray]:
+        """Rows whose number lies so far outside the training rows that it is cut, [N], by column; see `Preparation`."""
+        found: dict[str, np.ndarray] = {}
+        for name, values, low, high in zip(
+            features.sources, features.numbers.T, self.preparation.low, self.preparation.high, strict=True
+        ):
+            found[name] = found.get(name, False) | (values < low) | (values > high)
+        return found
+
     def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
         """What the columns of one row of inputs hold, as texts, as far as inputs tell: [E]."""
         owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
@@ -132,10 +141,10 @@ class Columns(Plain):
             made = self.preparation(replace(schema, numbers=numbers, codes=codes), np.arange(len(codes)))
             same = np.flatnonzero((made == inputs)[:, owners == name].all(1)) - 1
             found[name] = "empty" if -1 in same else schema.levels[place][same[0]] if len(same) == 1 else "a rare text"
-        for place, (made, name) in enumerate(zip(schema.number_names, schema.sources, strict=True)):
+        for place, (part, name) in enumerate(zip(schema.number_names, schema.sources, strict=True)):
             value = inputs[self.preparation.kept[:place].sum()] if self.preparation.kept[place] else np.nan
             if name not in found:
-                found[name] = date_of(float(value)) if made != name and value == value else shown(value)
+                found[name] = date_of(float(value)) if part != name and value == value else shown(value)
         return {name: found[name] for name in self.used}
 
 

@@ -23,7 +23,7 @@ from bayesify.predictor import Predictor, Serializable
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.fitted import FittedTable
 from bayesify.sklearn.networks import ACTIVATIONS
-from bayesify.sklearn.reasons import Explanation, Groups, cell_text, explain_rows
+from bayesify.sklearn.reasons import Cells, Explanation, Groups, cells_as_text, explain_rows
 from bayesify.sklearn.recipe import TrainingTable, fit_further, fit_tables, merge_rows
 from bayesify.sklearn.rows import Rows, warn_of_copies
 from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
@@ -375,24 +375,16 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         """
         inputs, columns = self._inputs(X), self.fitted_.columns
         if columns is None:
-            names = list(map(str, getattr(self, "feature_names_in_", ()))) or [
-                f"x{place}" for place in range(self.n_features_in_)
-            ]
-            groups, unseen = Groups.of(names, names, {}), {}
-            rows = inputs
-
-            def typical_cells(row: np.ndarray) -> dict[str, str]:
-                return dict(zip(names, map(cell_text, row.tolist()), strict=True))
+            given = list(map(str, getattr(self, "feature_names_in_", ())))
+            names = given or [f"x{place}" for place in range(self.n_features_in_)]
+            table = Cells(Groups.of(names, names, {}), cells_as_text(inputs))
         else:
             features = columns.read(X, type(self).__name__)
             groups = Groups.of(columns.used, columns.preparation.owners(features), columns.schema.kinds)
-            unseen, typical_cells = columns.unseen(features), columns.cells_of
-            rows = X[list(columns.used)].to_numpy(object)
-        cells = np.array([[cell_text(cell) for cell in row] for row in rows.tolist()], dtype=object)
-        return explain_rows(
-            self.fitted_, inputs, groups, cells, typical_cells, unseen, level=level, share=share,
-            num_draws=self.prediction_draws,
-        )  # fmt: skip
+            own = X[list(columns.used)]
+            cells = cells_as_text(own.astype(object).where(own.notna(), None).to_numpy(object))
+            table = Cells(groups, cells, columns.unseen(features), columns.cut(features), columns.cells_of)
+        return explain_rows(self.fitted_, inputs, table, level=level, share=share, num_draws=self.prediction_draws)
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -142,13 +142,39 @@ class Groups:
         return found
 
 
+@dataclass(frozen=True)
+class Cells:
+    """What rows hold, for people.
+
+    Args:
+        groups: The columns of the inputs.
+        texts: What the columns of the rows hold, as texts, [N, D].
+        unseen: Columns with rows, [N], whose cell is unlike any in training, such as a new text.
+        cut: Columns with rows, [N], whose number lies so far outside that it was cut.
+        of_inputs: From inputs of one row to what its columns hold; the numbers themselves by default.
+    """
+
+    groups: Groups
+    texts: np.ndarray
+    unseen: Mapping[str, np.ndarray] = field(default_factory=dict)
+    cut: Mapping[str, np.ndarray] = field(default_factory=dict)
+    of_inputs: Callable[[np.ndarray], Mapping[str, str]] | None = None
+
+    def named(self, row: int, column: int) -> str:
+        """Name and cell, such as `area=118`."""
+        return f"{self.groups.names[column]}={self.texts[row, column]}"
+
+    def of(self, inputs: np.ndarray) -> Mapping[str, str]:
+        """What the columns of one row of inputs hold, as texts."""
+        if self.of_inputs is not None:
+            return self.of_inputs(inputs)
+        return dict(zip(self.groups.names, map(cell_text, inputs.tolist()), strict=True))
+
+
 def explain_rows(
     fitted: FittedTable,
     inputs: np.ndarray,
-    groups: Groups,
-    cells: np.ndarray,
-    typical_cells: Callable[[np.ndarray], Mapping[str, str]],
-    unseen: Mapping[str, np.ndarray],
+    cells: Cells,
     *,
     level: float,
     share: float,
@@ -159,15 +185,12 @@ def explain_rows(
     Args:
         fitted: What predicts.
         inputs: Rows as numbers, [N, E].
-        groups: The columns of these numbers.
-        cells: What the columns hold, as texts, [N, D].
-        typical_cells: What the columns of one row of inputs hold, as texts.
-        unseen: Columns with rows, [N], whose cell is unlike any in training, such as a new text.
+        cells: What the rows hold.
         level: Level of the intervals.
         share: Share of rows like the training rows that are called unusual.
         num_draws: Draws of the weights.
     """
-    neighbors = fitted.neighbors
+    neighbors, groups = fitted.neighbors, cells.groups
     assert neighbors is not None
 
     def measure(x: np.ndarray) -> np.ndarray:
@@ -190,10 +213,10 @@ def explain_rows(
         moves = np.take_along_axis(moves, guess[:, None], 2)
     if fitted.flat:
         moves, widens, others_move, others_widen = (part[..., 0] for part in (moves, widens, others_move, others_widen))
-    unusual = _why_unusual(neighbors, groups, inputs, values[:, -1], effects[..., -1], cells, unseen, share)
+    unusual = _why_unusual(neighbors, cells, inputs, values[:, -1], effects[..., -1], share)
     return Explanation(
-        groups.names, typical_cells(typical), base[0, :num_values], base[0, num_values:-1], moves, widens, others_move,
-        others_widen, unusual, cells,
+        groups.names, cells.of(typical), base[0, :num_values], base[0, num_values:-1], moves, widens, others_move,
+        others_widen, unusual, cells.texts,
     )  # fmt: skip
 
 
@@ -292,54 +315,56 @@ def _rank(
 
 
 def _why_unusual(
-    neighbors: Neighbors,
-    groups: Groups,
-    inputs: np.ndarray,
-    spreads: np.ndarray,
-    effects: np.ndarray,
-    cells: np.ndarray,
-    unseen: Mapping[str, np.ndarray],
-    share: float,
+    neighbors: Neighbors, cells: Cells, inputs: np.ndarray, spreads: np.ndarray, effects: np.ndarray, share: float
 ) -> tuple[str, ...]:
-    """Why each row is unusual, in words; empty where it is not."""
+    """Why each row is unusual, in words; empty where it is not.
+
+    Args:
+        neighbors: What tells unusual rows.
+        cells: What the rows hold.
+        inputs: The rows, [N, E].
+        spreads: Epistemic uncertainty of the rows, [N].
+        effects: Contributions of the columns to it, [N, D].
+        share: Share of rows like the training rows that are called unusual.
+    """
+    names = cells.groups.names
     far, unsure = neighbors.tails(inputs, torch.from_numpy(spreads.copy()))
     most = float(neighbors.spreads[min(len(neighbors.spreads) - 1, int((1 - share) * len(neighbors.spreads)))])
-    found = [
-        [_why_unseen(name, cells[row, groups.names.index(name)]) for name, rows in unseen.items() if rows[row]]
-        for row in range(len(inputs))
-    ]
-    for row in np.flatnonzero(far <= share):
-        lengths = groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]
-        found[row].append(_why_far(groups, lengths, cells[row]))
-    for row in np.flatnonzero(unsure <= share):
-        ratio = spreads[row] / max(most, 1e-300)
+    found: list[list[str]] = [[] for _ in inputs]
+    for name, rows in cells.unseen.items():
+        for row in np.flatnonzero(rows).tolist():
+            empty, cell = cells.texts[row, names.index(name)] == EMPTY, cells.named(row, names.index(name))
+            found[row].append(
+                f"{name} is empty, and never was in training" if empty else f"{cell} is a text that training never had"
+            )
+    for row in np.flatnonzero(far <= share).tolist():
+        found[row].append(_why_far(cells, row, cells.groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]))
+    for row in np.flatnonzero(unsure <= share).tolist():
         best = int(np.nan_to_num(effects[row]).argmax())
-        because = f", most because of {groups.names[best]}={cells[row, best]}" if effects[row, best] > 0 else ""
-        words = f"{shown(float(f'{ratio:.2g}'))} times as unsure as {100 * (1 - share):g} % of training rows"
+        because = f", most because of {cells.named(row, best)}" if effects[row, best] > 0 else ""
+        ratio = shown(float(f"{spreads[row] / max(most, 1e-300):.2g}"))
+        words = f"{ratio} times as unsure as {100 * (1 - share):g} % of training rows"
         found[row].append(f"draws of the network disagree, {words}{because}")
     return tuple("; ".join(reasons) for reasons in found)
 
 
-def _why_unseen(name: str, cell: str) -> str:
-    return (
-        f"{name} is empty, and never was in training"
-        if cell == EMPTY
-        else f"{name}={cell} is a text that training never had"
-    )
-
-
-def _why_far(groups: Groups, lengths: np.ndarray, cells: np.ndarray) -> str:
+def _why_far(cells: Cells, row: int, lengths: np.ndarray) -> str:
     """Which columns lie far from the nearest training rows, and how far in standard deviations."""
     part = np.square(lengths) / max(float(np.square(lengths).sum()), 1e-300)
     order = np.argsort(-part, kind="stable")
     count = min(NUM_TOLD, int(np.searchsorted(np.cumsum(part[order]), 0.75)) + 1)
-    words = [
-        f"{groups.names[one]}={cells[one]} is another text"
-        if groups.texts[one]
-        else f"{groups.names[one]}={cells[one]} is {lengths[one]:.1f} standard deviations away"
-        for one in order[:count]
-    ]
+    words = []
+    for one in order[:count].tolist():
+        rows = cells.cut.get(cells.groups.names[one])
+        least = "more than " if rows is not None and rows[row] else ""
+        how = "another text" if cells.groups.texts[one] else f"{least}{lengths[one]:.1f} standard deviations away"
+        words.append(f"{cells.named(row, one)} is {how}")
     return f"from the nearest training rows {', '.join(words)}"
+
+
+def cells_as_text(cells: np.ndarray) -> np.ndarray:
+    """Cells for people, in the same shape."""
+    return np.array([[cell_text(cell) for cell in row] for row in cells.tolist()], dtype=object).reshape(cells.shape)
 
 
 def cell_text(cell: Any) -> str:

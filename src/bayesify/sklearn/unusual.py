@@ -60,7 +60,9 @@ class Neighbors:
 
         It is the smaller of the two `tails`: near 0 for an unusual row.
         """
-        return np.minimum(*self.tails(inputs, spreads))
+        far, unsure = self.tails(inputs, spreads)
+        found: np.ndarray = np.minimum(far, unsure)
+        return found
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Twice the share of training rows that are at least as far from the others, or as uncertain, 1 at most: [N] each."""

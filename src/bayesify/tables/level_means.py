@@ -28,7 +28,8 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
         each = np.bincount(place.reshape(-1), weights=share)
         middle = torch.from_numpy(np.cumsum(each) - 0.5 * each)
         found[:, index] = torch.special.ndtri(middle).numpy()[place.reshape(-1)]
-    return found - share @ found
+    scores: np.ndarray = found - share @ found
+    return scores
 
 
 def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
