@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
-from bayesify import Laplace, likelihoods, posteriors, priors, subnetwork
+from bayesify import Laplace, posteriors, priors, subnetwork
 from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
 from bayesify.laplace import prior_precision
@@ -68,6 +68,8 @@ class Run:
     batch_statistics: str = "auto"
     own_epochs: int = 0
     """Those that the plain network had."""
+    findings: list[str] = field(default_factory=list)
+    """Codes of what `fit` told."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Data:
     """By kind, as many of each."""
     batch: int = BATCH_SIZE
     """Examples of a step."""
+    likelihood: Callable[[], Any] = Categorical
 
     def loader(self, batch: int | None = None) -> DataLoader[Any]:
         return DataLoader(TensorDataset(*self.train), batch_size=batch or self.batch, shuffle=True)
@@ -188,32 +191,32 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] 
 
 
 def _laplace(**options: Any) -> Callable[..., Any]:
-    return lambda net, data, run: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader(500))
+    return lambda net, data, run: Laplace(net, data.likelihood(), **options).fit(data.loader(500))
 
 
-def _bayesian(net: nn.Module, posterior: Any, run: Run) -> Any:
+def _bayesian(net: nn.Module, posterior: Any, data: Data, run: Run) -> Any:
     return bayesify.bayesianize(
-        net, posterior, likelihood=likelihoods.Categorical(), prior=run.prior, batch_statistics=run.batch_statistics
+        net, posterior, likelihood=data.likelihood(), prior=run.prior, batch_statistics=run.batch_statistics
     )
 
 
 def _fit(model: Any, data: Data, run: Run, epochs: int | None = None) -> Any:
     options = {"epochs": epochs or run.epochs, "seed": run.seed, "scheduler": run.scheduler, "progress": False}
-    bayesify.fit(model, data.loader(), **options)
+    run.findings.extend(bayesify.fit(model, data.loader(), **options).findings.codes)
     return model
 
 
 def _variational(make: Callable[[], Any]) -> Callable[..., Any]:
-    return lambda net, data, run: _fit(_bayesian(net, make(), run), data, run)
+    return lambda net, data, run: _fit(_bayesian(net, make(), data, run), data, run)
 
 
 def _function_space(net: nn.Module, data: Data, run: Run) -> Any:
-    return _fit(bayesify.FunctionSpaceVI(_bayesian(net, posteriors.MeanField(), run)), data, run)
+    return _fit(bayesify.FunctionSpaceVI(_bayesian(net, posteriors.MeanField(), data, run)), data, run)
 
 
 def _swag(net: nn.Module, data: Data, run: Run) -> Any:
     options = {"prior": run.prior, "seed": run.seed, "progress": False}
-    model = SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, run.learning_rate, **options)
+    model = SWAG(net, data.likelihood()).fit(data.loader(), run.epochs, run.learning_rate, **options)
     if not any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return model
     draws = model.draw(32, loader=data.loader(500))  # each with statistics of its own
@@ -221,12 +224,12 @@ def _swag(net: nn.Module, data: Data, run: Run) -> Any:
 
 
 def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
-    return TemperatureScaling(net, likelihoods.Categorical()).fit([data.held_out])
+    return TemperatureScaling(net, data.likelihood()).fit([data.held_out])
 
 
 def _ensemble(net: nn.Module, data: Data, run: Run) -> Any:
     """Trained as long as the network was: all its members but the first start at random."""
-    return _fit(_bayesian(net, posteriors.Ensemble(), run), data, run, run.own_epochs)
+    return _fit(_bayesian(net, posteriors.Ensemble(), data, run), data, run, run.own_epochs)
 
 
 REFERENCE_METHODS: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
@@ -289,7 +292,7 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
 
 def _plain(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
     """Trained by maximum likelihood: a point estimate without its prior."""
-    bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=likelihoods.Categorical())
+    bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=data.likelihood())
     bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, kl_weight=0.0, progress=False)
     return bnn.mean_network().eval()
 

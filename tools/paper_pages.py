@@ -148,8 +148,9 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        "MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions at "
-        f"their strongest, on the first 1,000 test images. The commands, with `--seed 1` and `--seed 2` for the other seeds:\n\n{listed}"
+        "MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions "
+        "at their strongest, on the first 1,000 test images. The commands, with `--seed 1` and `--seed 2` for the other seeds:"
+        f"\n\n{listed}"
     )
 
 
