@@ -27,8 +27,9 @@ class Smoke:
 
 
 @pytest.fixture(autouse=True)
-def brief(few_kept_draws: None) -> None:
-    """Experiments of a few steps end soon after them."""
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments of a few steps end soon after them: `fit` keeps four draws of networks with BatchNorm."""
+    monkeypatch.setattr("bayesify.training.loop.num_draws_within", lambda model: MAX_DRAWS)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("build")
 pytest.importorskip("hatchling")
 ROOT = Path(__file__).parents[2]
 
@@ -27,12 +26,25 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
+BUILD = """
+import os, sys, tarfile, tomllib
+from hatchling import build
+folder, root = sys.argv[1:]
+os.chdir(root)
+assert tomllib.load(open("pyproject.toml", "rb"))["build-system"]["build-backend"] == build.__name__
+source = os.path.join(folder, build.build_sdist(folder))
+with tarfile.open(source) as content:
+    content.extractall(os.path.join(folder, "unpacked"), filter="data")
+os.chdir(os.path.join(folder, "unpacked", os.path.basename(source).removesuffix(".tar.gz")))
+build.build_wheel(folder)
+"""
+"""What `python -m build` does in five processes: the source distribution, and the wheel from it."""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
-    run(
-        sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder
-    )  # the wheel from the sdist
+    run(sys.executable, "-c", BUILD, folder, ROOT, cwd=folder)
     return folder
 
 
@@ -117,7 +129,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_wheel_of_the_papers_holds_their_tables(tmp_path):
     papers = ROOT / "papers"
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, papers, cwd=tmp_path)
+    program = "import sys; from hatchling import build; build.build_wheel(sys.argv[1])"
+    run(sys.executable, "-c", program, tmp_path, cwd=papers)
     (wheel,) = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("bayesify_papers/")}
     kept = (path for path in (papers / "bayesify_papers").rglob("*") if path.suffix in (".py", ".toml", ".txt"))

@@ -48,7 +48,7 @@ def arguments(**changes: object) -> dict:
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
         "scheduler": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3], gamma=0.5),
         "kl_schedule": KLSchedule(zero_epochs=1, linear_epochs=1),
-        "validation": DataLoader(TensorDataset(data.x, data.y), batch_size=8),
+        "validation": DataLoader(TensorDataset(data.x, data.y), batch_size=12),
         "patience": 3,
         "num_draws": 2,
         "steps": Steps(accumulate=2, clip_norm=5.0),

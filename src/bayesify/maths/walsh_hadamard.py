@@ -158,10 +158,12 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     c = torch.zeros_like(left)
     for _ in range(steps):
         outer = left.unsqueeze(-1) * right.unsqueeze(-2)
-        c = dyadic_sums(matrix * outer) / dyadic_sums(outer.square()).clamp_min(tiny)
-        spread = dyadic(c) * right.unsqueeze(-2)
+        # Without gradients: each call of an autograd function costs more than these few numbers.
+        c = _DyadicSums.forward(matrix * outer) / _DyadicSums.forward(outer.square()).clamp_min(tiny)
+        values = _Dyadic.forward(c)
+        spread = values * right.unsqueeze(-2)
         left = (matrix * spread).sum(-1) / spread.square().sum(-1).clamp_min(tiny)
-        spread = dyadic(c) * left.unsqueeze(-1)
+        spread = values * left.unsqueeze(-1)
         right = (matrix * spread).sum(-2) / spread.square().sum(-2).clamp_min(tiny)
         # Only the product of the three scales matters: share it, so that none runs away.
         scale = [factor.square().mean(-1, keepdim=True).sqrt().clamp_min(tiny) for factor in (left, right)]
