@@ -28,7 +28,7 @@ CATEGORICAL = likelihoods.Categorical()
 
 WRONG: dict[str, tuple[Any, str]] = {
     "not_a_module": (lambda: Laplace(3, CATEGORICAL), "give a torch.nn.Module"),  # type: ignore[arg-type]
-    "structure": (lambda: Laplace(network(), CATEGORICAL, covariance="dense"), "'full', 'diagonal' or 'kronecker'"),  # type: ignore[arg-type]
+    "structure": (lambda: Laplace(network(), CATEGORICAL, covariance="dense"), "'full', 'diagonal', 'kronecker'"),  # type: ignore[arg-type]
     "curvature": (lambda: Laplace(network(), CATEGORICAL, curvature="hessian"), "'ggn' or 'empirical'"),  # type: ignore[arg-type]
     "precision": (lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0), "prior_precision=0.0; give a positive"),
     "memory": (lambda: Laplace(network(), CATEGORICAL, memory="lots"), "such as '1GiB'"),

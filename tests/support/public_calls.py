@@ -272,7 +272,8 @@ CALLS: dict[str, Call] = {
     ),
     "Laplace.draw": method(laplace, "draw", num_draws=2, generator=G),
     "Laplace.fit": method(
-        lambda: bayesify.Laplace(net(), likelihoods.Gaussian(0.1)), "fit", loader=LOADER, read_batch=None, progress=False
+        lambda: bayesify.Laplace(net(), likelihoods.Gaussian(0.1)), "fit", loader=LOADER, read_batch=None, progress=False,
+        checkpoint=None,
     ),
     "Laplace.output_covariance": method(laplace, "output_covariance", x=X, joint=False),
     "Laplace.predict": method(laplace, "predict", x=X, method="closed_form", num_draws=2, generator=G, memory="1GiB"),

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -104,6 +104,10 @@ class WeightCovariance(ABC):
     @abstractmethod
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
         """Deviations from the mean: [n, S]."""
+
+    def directions(self, count: int, generator: torch.Generator) -> Tensor:
+        """Deviations whose mean products stand for the covariance, [n, S]: `count` draws."""
+        return self.draw(count, generator)
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -474,6 +478,24 @@ class KroneckerCovariance(WeightCovariance):
             start = start.reshape(num_draws, block.layer.rows, block.layer.cols)
             matrix = out_vectors @ (start * self._spread(index).sqrt()) @ in_vectors.T
             found |= {name: value.reshape(num_draws, -1) for name, value in block.layer.from_matrix(matrix).items()}
+        return torch.cat([found[name] for name in self.subset.names], dim=-1)
+
+    def keep_eigenvectors(self) -> Self:
+        """Itself without the factors, once they are diagonalized: half of the memory, and nothing to store any more."""
+        self.diagonalize()
+        self.blocks = [replace(block, inputs=block.inputs[:0], slopes=block.slopes[:0]) for block in self.blocks]
+        return self
+
+    def times(self, vectors: Tensor) -> Tensor:
+        r"""$\Sigma v$ for vectors [n, S]: [n, S]."""
+        parts = self.subset.split(vectors)
+        found = {name: parts[name] * self._spread(name) for name in self.diagonal}
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            each = {part.name: parts[part.name].unflatten(-1, part.shape) for part in block.layer.weights}
+            turned = out_vectors.T @ block.layer.to_matrix(each) @ in_vectors * self._spread(index)
+            back = block.layer.from_matrix(out_vectors @ turned @ in_vectors.T)
+            found |= {name: value.reshape(len(vectors), -1) for name, value in back.items()}
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def dense(self) -> Tensor:

@@ -22,7 +22,7 @@ from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
-Structure = Literal["full", "diagonal", "kronecker"]
+Structure = Literal["full", "diagonal", "kronecker", "sampled"]
 """Structure of the curvature, and of the covariance that follows from it."""
 
 
@@ -166,11 +166,11 @@ class Pieces:
 
     def __iter__(self) -> Iterator[tuple[Linearization, Tensor, Tensor | None]]:
         data = DataTerm()
-        for piece, (args, kwargs) in self._read(data, self._rows):
+        for piece, (args, kwargs) in self.read(data, self._rows):
             point = self.jacobians.at(args, kwargs)
             data.add(self.loss.likelihood, point.outputs, piece)
             yield point, self.loss.vectors(point.outputs, piece), piece.weights
-        self._close(data)
+        self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
         """The same pass by the inputs of the network's last layer, without derivatives.
@@ -179,7 +179,7 @@ class Pieces:
             FeaturesEnd: If the network ends in another way in some batch, here or in another process.
         """
         data, ended = DataTerm(), False
-        for piece, (args, kwargs) in self._read(data, self._feature_rows):
+        for piece, (args, kwargs) in self.read(data, self._feature_rows):
             found = self.jacobians.features(args, kwargs)
             ended = found is None
             if found is None:
@@ -188,7 +188,7 @@ class Pieces:
             yield found, piece
         if float(sum_over_processes(torch.tensor(float(ended)))):
             raise FeaturesEnd
-        self._close(data)
+        self.close(data)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         return rows_at_once(
@@ -199,7 +199,7 @@ class Pieces:
         cost = self.jacobians.feature_cost(args, kwargs)
         return 1 if cost is None else feature_rows(cost, self.memory)
 
-    def _read(
+    def read(
         self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
     ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
         """Pieces of the batches, with their inputs; stops after `num_examples` of the data term."""
@@ -223,7 +223,8 @@ class Pieces:
             if self.num_examples is not None and data.num_data >= self.num_examples:
                 break
 
-    def _close(self, data: DataTerm) -> None:
+    def close(self, data: DataTerm) -> None:
+        """Keep the data term of a pass that is done, summed over processes."""
         if data.num_data == 0:
             raise ValueError("Laplace: the loader has no examples of positive weight; give a loader over at least one")
         data.sum_over_processes()

@@ -6,9 +6,10 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -25,6 +26,7 @@ from bayesify.laplace import tuning
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
     FullCovariance,
+    KroneckerCovariance,
     MarginalCovariance,
     WeightCovariance,
     check_budget,
@@ -51,6 +53,17 @@ from bayesify.laplace.linearized import (
     NUM_DIRECTIONS,
     Covariance,
     LinearizedNetwork,
+)
+from bayesify.laplace.sampled import (
+    MAX_EVIDENCE_EXAMPLES,
+    NUM_SCALE_SAMPLES,
+    DrawsFile,
+    DrawSolver,
+    Equations,
+    Sampled,
+    SampledCovariance,
+    find_factor,
+    whiten,
 )
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
@@ -98,6 +111,16 @@ def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weig
     return weights
 
 
+def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, sampled: bool) -> None:
+    """Raise `ValueError` for arguments that exclude each other."""
+    if marginal and covariance != "full":
+        raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+    if sampled and curvature == "empirical":
+        raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector; leave it out")
+    if covariance == "sampled" and curvature != "ggn":
+        raise ValueError(f"Laplace: covariance='sampled' with curvature={curvature!r}; it needs 'ggn'")
+
+
 @register_predictor
 class Laplace(Drawable):
     r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
@@ -112,11 +135,12 @@ class Laplace(Drawable):
             default `fit` chooses: all weights where a full covariance over them fits into `memory`, else the last layer, with a
             full covariance where that fits and Kronecker factors where it does not. `repr` says which. With a `covariance` but no
             subset it is `"all"`.
-        covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal); full
-            where a subset is given without one.
+        covariance: `"full"`, `"diagonal"`, `"kronecker"` (linear maps and convolutions; other weights get a diagonal), or
+            `"sampled"` (draws, with options as a `Sampled`); full where a subset is given without one.
         prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
             for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks. Where `fit` finds the
-            noise, that of the last layer is divided by the targets' variance, so that predictions follow the targets' unit.
+            noise, that of the last layer is divided by the targets' variance, so that predictions follow the targets' unit. For
+            `"sampled"` the default is a number times the curvature's diagonal, which `fit` finds by the evidence.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
             `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
@@ -155,7 +179,7 @@ class Laplace(Drawable):
         net: nn.Module,
         likelihood: Likelihood | str | Mapping[str, Any],
         subset: Any = "auto",
-        covariance: Structure | None = None,
+        covariance: Structure | Sampled | None = None,
         prior_precision: float | Mapping[str, float] | Literal["size"] | None = None,
         *,
         link: Link | None = None,
@@ -171,11 +195,10 @@ class Laplace(Drawable):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
         auto = isinstance(subset, str) and subset == "auto"
         self._chooses = auto and covariance is None and not marginal
-        covariance, subset = covariance or "full", "all" if auto else subset
-        if marginal and covariance != "full":
-            raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
-        if isinstance(num_samples, int) and curvature == "empirical":
-            raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector; leave it out")
+        self.sampling = covariance if isinstance(covariance, Sampled) else Sampled()
+        covariance = "sampled" if isinstance(covariance, Sampled) else covariance or "full"
+        subset = "all" if auto else subset
+        _check_choices(covariance, curvature, marginal, isinstance(num_samples, int))
         made = make_likelihood(likelihood)
         assert made is not None
         if curvature == "ggn" and made.no_curvature is not None:
@@ -198,6 +221,7 @@ class Laplace(Drawable):
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self._default = prior_precision is None  # until the weights are chosen
+        self._scales_by_curvature = covariance == "sampled" and self._default
         default = precisions.default_precision(self.weights, self.values, covariance, self.weights)
         given = default if self._default else prior_precision
         self.base_precision = precisions.check_precision(given, self.weights, self.values)
@@ -212,28 +236,38 @@ class Laplace(Drawable):
 
     @torch.no_grad()
     @checked
-    def fit(self, loader: Iterable[Any], *, read_batch: BatchReader | None = None, progress: bool = False) -> Self:
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        read_batch: BatchReader | None = None,
+        progress: bool = False,
+        checkpoint: str | Path | None = None,
+    ) -> Self:
         """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
 
         Args:
             loader: Yields batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the data.
             read_batch: A function from what the loader yields to inputs and targets.
             progress: Whether to show a progress bar.
+            checkpoint: File for `covariance="sampled"`, in which the draws so far are kept, and from which the same call continues.
 
         Returns:
             Itself.
 
         Raises:
-            ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
+            ValueError: If the subset is empty or larger than the network, the covariance exceeds the memory budget, or the
+                checkpoint is of another run.
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
+        self._check_sampling(checkpoint)
         first = parse_batch(first_batch(loader), read_batch).to(self.device)
         args, kwargs = checked_inputs(first.x)
         find_last = functools.cache(lambda: last_layer(self._runner, self.weights, args, kwargs, self.output))
         candidates = self._candidates(loader, read_batch, progress, find_last)
         chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
-        check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
+        self._check_memory(size)
         # The likelihood says what does not fit before any long computation.
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
@@ -244,26 +278,174 @@ class Laplace(Drawable):
         self.remarks = (*chosen_for, *candidates.remarks)
         default, self._default = self._default, False
         if default:
-            chosen = self.subset.names
-            self.base_precision = precisions.default_precision(self.weights, self.values, self.covariance, chosen)
-            if variance is not None:
-                with suppress(ValueError):  # where no layer is known to be the last one
-                    self.base_precision = self._in_unit(self.base_precision, variance, find_last(), (args, kwargs))
-        if self.covariance == "kronecker":
+            self.base_precision = self._default_precision(self.subset, variance, find_last, (args, kwargs))
+        if self.covariance in ("kronecker", "sampled"):
             self._check_whole(self.subset)
+        if self.covariance == "sampled":
+            self._solve_draws(loader, read_batch, checkpoint, progress)
+            return self
+        self._fit_covariance(loader, read_batch, first.x, default, progress)
+        if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
+            self._fit_noise()
+        return self
+
+    def _fit_covariance(
+        self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool
+    ) -> None:
+        """Add up the curvature of the chosen weights, and settle a precision that was not given."""
+        assert self.subset is not None
         found, self.data = self._curvature(
             self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
         )
         self.posterior = self._covariance_from(found, self.subset)
         if self.covariance == "kronecker":
             self.posterior.diagonalize()  # once, not in the first prediction
-        if self._is_sampled(first.x):
+        if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
-        if default and not self._is_sampled(first.x):
+        elif default:
             self._settle_precision(loader, read_batch)
-        if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
-            self._fit_noise()
-        return self
+
+    def _check_sampling(self, checkpoint: str | Path | None) -> None:
+        """Raise `ValueError` for what only draws take, or do not take."""
+        if checkpoint is not None and self.covariance != "sampled":
+            raise ValueError("Laplace.fit: checkpoint is for covariance='sampled'; leave it out")
+        if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
+            raise ValueError("Laplace.fit: covariance='sampled' runs in one process; give all data to one of them")
+        if self._scales_by_curvature:
+            self.base_precision = 1.0
+
+    def _check_memory(self, size: int) -> None:
+        """Raise `ValueError` if a covariance over so many weights does not fit into the memory budget."""
+        structure: Structure = "kronecker" if self.covariance == "sampled" else self.covariance
+        taken = self.sampling.count_bytes(size, self.dtype) if self.covariance == "sampled" else 0
+        if taken > self.memory:
+            raise ValueError(
+                f"Laplace: {self.sampling.num_draws} draws of {size:,} weights take {in_words(taken)}, more than "
+                f"memory={in_words(self.memory)}; give more memory=, or Sampled(num_draws=, at_once=) with smaller numbers"
+            )
+        check_budget(structure, size, self.weights, self.dtype, self.memory - taken)
+
+    def _solve_draws(
+        self, loader: Iterable[Any], read_batch: BatchReader | None, checkpoint: str | Path | None, progress: bool
+    ) -> None:
+        """Draws of the linearized posterior over the chosen weights; see `SampleThenOptimize`."""
+        subset = self.subset
+        assert subset is not None
+        prior = None if self._scales_by_curvature else self._prior(subset)
+        announced = self._announce("fit", self.sampling.count_passes())
+        file = None if checkpoint is None else DrawsFile(Path(checkpoint), self._draws_settings(subset))
+        facts, kept = (file.read() if file is not None else None) or ({}, {})
+        if facts:
+            found, self.data = below("curvature", kept), DataTerm(**facts["data"])
+            found = {name: value.to(self.device) for name, value in found.items()}
+        else:
+            found, self.data = self._curvature("kronecker", subset, loader, read_batch, progress=progress)
+        scale, preconditioner = whiten(subset, found, prior)
+        found = {} if file is None else {name: value.cpu() for name, value in found.items()}
+        with self._shown_draws(progress or announced) as advance:
+            equations = self._equations(subset, loader, read_batch, (scale, preconditioner), advance)
+            if facts:
+                equations.factor, equations.noise_ratio = facts["factor"], facts["noise_ratio"]
+                self.likelihood.load_state_dict(below("likelihood", kept))
+            elif prior is None:
+                self._find_draws_factor(equations, loader, read_batch)
+            common = {key: getattr(equations, key) for key in ("factor", "noise_ratio")} | {"data": vars(self.data)}
+            tensors = prefixed(curvature=found, likelihood=self.likelihood.state_dict())
+            keep = None if file is None else lambda more, own: file.write(common | more, tensors | own)
+            solver = DrawSolver(equations, self.sampling, keep)
+            if "done" in facts:
+                solver.continue_from(facts, kept)
+            self.posterior = solver.run()
+        self.data = self.data if facts else equations.pieces.data
+        if prior is None and self.sampling.settle:
+            self._narrow_draws(loader, read_batch)
+        self.remarks += (self._draws_remark(solver.residual),)
+
+    @contextmanager
+    def _shown_draws(self, show: bool) -> Iterator[Callable[[], None] | None]:
+        """Show how many passes over the data are done, on a terminal."""
+        columns = ("{task.description}", "bar", "percent", "left")
+        total = self.sampling.num_groups * (self.sampling.iterations + 1)
+        with Display(*columns, show=show, total=total, transient=False, description="draws") as bar:
+            yield (lambda: bar.update(advance=1)) if bar.shown else None
+
+    def _equations(
+        self,
+        subset: Subset,
+        loader: Iterable[Any],
+        read_batch: BatchReader | None,
+        prior: tuple[Tensor, KroneckerCovariance],
+        advance: Callable[[], None] | None = None,
+    ) -> Equations:
+        memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
+        loss = OutputCurvature(self.likelihood)
+        pieces = Pieces(loader, self._jacobians(subset.names), loss, memory, 0, read_batch)
+        at_once = min(self.sampling.at_once, self.sampling.num_draws)
+        return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance)
+
+    def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+        """Find the prior precision, and the noise where it was not given, by the evidence of at most some thousand examples."""
+        few, total = equations, self.data.total_weight
+        if self.data.num_data > MAX_EVIDENCE_EXAMPLES:
+            batches = [batch.to(self.device) for batch in first_batches(loader, MAX_EVIDENCE_EXAMPLES, read_batch)]
+            prior = equations.prior, equations.preconditioner
+            few = self._equations(equations.subset, batches, None, prior)
+            few.example_weight = total / total_count(batches)
+        find_factor(
+            few,
+            equations.subset.take(self.values).to(self.dtype),
+            total * self.outputs_per_example,
+            -(-self.sampling.iterations // 2),
+            self.sampling.tolerance,
+            finds_noise=self._finds_noise,
+        )
+        equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
+
+    def _narrow_draws(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+        """Scale the draws down as far as training rows ask, for classes; see `_settle_precision`."""
+        if self.likelihood.task != "classification":
+            return
+        network, (subset, posterior) = self._linearized(), self.fitted()
+        assert isinstance(posterior, SampledCovariance)
+        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
+        factors = [*reversed(precisions.SETTLING_FACTORS), 1 / precisions.POINT_FACTOR]
+        totals = torch.zeros(len(factors), dtype=torch.float64)
+        for batch in batches:
+            start = 0
+            for mean, (spread,) in network.sampled(batch.x, self.memory, self.seed, [posterior]):
+                rows = slice(start, start + len(mean))
+                start += len(mean)
+                for place, factor in enumerate(factors):
+                    made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
+                    totals[place] += batch.counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
+        losses = ((totals[-1] - totals[:-1]) / total_count(batches)).tolist()
+        limit = precisions.MAX_TRAINING_LOSS_RISE
+        narrowed = next((factor for factor, loss in zip(factors, losses, strict=False) if loss <= limit), factors[-2])
+        self.posterior = SampledCovariance(
+            subset, posterior.draws.mul_(math.sqrt(narrowed)), posterior.prior, posterior.factor, narrowed
+        )
+
+    def _draws_remark(self, residual: float) -> str:
+        """What was found, and how exact it is."""
+        _, posterior = self.fitted()
+        assert isinstance(posterior, SampledCovariance)
+        count = len(posterior.draws)
+        facts = [f"{count} draws", f"variances off by {math.sqrt(2 / count):.2g} of themselves"]
+        if self._scales_by_curvature:
+            facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
+        if posterior.narrowed < 1:
+            facts.append(f"covariance times {posterior.narrowed:.2g} for the sake of training rows")
+        return ", ".join([*facts, f"relative residual {residual:.2g}"])
+
+    def _draws_settings(self, subset: Subset) -> dict[str, Any]:
+        """What a run that continues another one has in common with it."""
+        named = {
+            "draws": asdict(self.sampling),
+            "seed": self.seed,
+            "weights": subset.size,
+            "num_samples": self.num_samples,
+        }
+        return named | {"network": self.fingerprint(), "prior_precision": self.base_precision}
 
     def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
         """All weights or the last layer, as the budget allows, and a remark that says why; see `subset`."""
@@ -303,6 +485,18 @@ class Laplace(Drawable):
         self.likelihood.set_noise(max(squares, MIN_RELATIVE_NOISE * size, 1e-30) / count)
         spread = size - columns / count * sum(total**2 for total in totals)
         return (spread if spread > MIN_RELATIVE_NOISE * size else size) / count or 1.0
+
+    def _default_precision(
+        self, subset: Subset, variance: float | None, last: Callable[[], Sequence[str]], inputs: tuple[Any, Any]
+    ) -> precisions.Precision:
+        """The precision of chosen weights that were given none, where targets have a variance; see `prior_precision`."""
+        if self._scales_by_curvature:
+            return 1.0
+        found = precisions.default_precision(self.weights, self.values, self.covariance, subset.names)
+        if variance is not None:
+            with suppress(ValueError):  # where no layer is known to be the last one
+                return self._in_unit(found, variance, last(), inputs)
+        return found
 
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
@@ -387,6 +581,7 @@ class Laplace(Drawable):
             )
 
         title = f"{structure} curvature"
+        few = NUM_SCALE_SAMPLES if self.covariance == "sampled" and self.num_samples is None else None
         if layer_of(over) is not None and self.curvature == "ggn" and not isinstance(self.num_samples, int):
             try:
                 pieces = read(None)
@@ -394,7 +589,7 @@ class Laplace(Drawable):
                     return last_layer_curvature(pieces, over, structure), pieces.data
             except FeaturesEnd:
                 pass
-        vectors = self._num_vectors
+        vectors = few or self._num_vectors
         announced = self._announce("fit", 2 * (vectors or self.outputs_per_example) * (self.curvature == "ggn"))
         pieces = read(vectors)
         with pieces.shown(title, progress or announced):
@@ -438,8 +633,12 @@ class Laplace(Drawable):
         """The weights that the curvature is of, for a posterior over some."""
         return Subset.trained(self.network, self.weights) if self.marginal else subset
 
-    def _covariance_from(self, curvature: Mapping[str, Tensor], subset: Subset) -> WeightCovariance:
+    def _covariance_from(
+        self, curvature: Mapping[str, Tensor], subset: Subset, factor: float = 1.0
+    ) -> WeightCovariance:
         """The Gaussian over a subset from the tensors of a curvature of this structure."""
+        if self.covariance == "sampled":
+            return SampledCovariance(subset, curvature["draws"], curvature["prior"], factor)
         curved = self._curved(subset)
         if self.marginal:
             return MarginalCovariance(subset, curved, curvature["curvature"], self._prior(curved))
@@ -589,6 +788,8 @@ class Laplace(Drawable):
 
     def _is_sampled(self, x: Any) -> bool:
         """Whether draws stand for the covariance of the outputs of a batch."""
+        if self.covariance == "sampled":
+            return True
         return self._samples_outputs and self._linearized().feature_cost(x) is None
 
     def _exact_passes(self, x: Any) -> int:
@@ -633,11 +834,13 @@ class Laplace(Drawable):
             generator: Source of randomness.
 
         Returns:
-            The draws. Their KL is that of the Gaussian to its prior, the same for each.
+            The draws. Their KL is that of the Gaussian to its prior, the same for each; NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
         weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
-        return Draws(self._runner, weights, self.kl().expand(num_draws))
+        known = not isinstance(posterior, SampledCovariance)
+        kl = self.kl() if known else torch.tensor(math.nan, dtype=self.dtype, device=self.device)
+        return Draws(self._runner, weights, kl.expand(num_draws))
 
     def kl(self) -> Tensor:
         r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
@@ -857,7 +1060,7 @@ class Laplace(Drawable):
         _, posterior = self.fitted()
         return {
             "likelihood": self.likelihood.config(),
-            "covariance": self.covariance,
+            "covariance": asdict(self.sampling) if self.covariance == "sampled" else self.covariance,
             "curvature": self.curvature,
             "num_samples": self.num_samples,
             "seed": self.seed,
@@ -885,6 +1088,8 @@ class Laplace(Drawable):
         """The fitted approximation over a copy of the network; weights that were frozen are frozen again."""
         given = dict(config)
         factor, data, outputs, names = (given.pop(key) for key in ("factor", "data", "outputs_per_example", "weights"))
+        if isinstance(given["covariance"], dict):
+            given["covariance"] = Sampled(**given["covariance"])
         net = copy_network(net, "load")
         for name in catalog(net).weights:
             net.get_parameter(name).requires_grad_(name in names)
@@ -894,7 +1099,7 @@ class Laplace(Drawable):
         laplace.data, laplace.outputs_per_example = DataTerm(**data), outputs
         laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
         curvature = {name: value.to(laplace.device) for name, value in below("posterior", state).items()}
-        laplace.posterior = laplace._covariance_from(curvature, laplace.subset).rescaled(factor)
+        laplace.posterior = laplace._covariance_from(curvature, laplace.subset, factor).rescaled(factor)
         return laplace
 
     def fingerprint(self) -> dict[str, str]:

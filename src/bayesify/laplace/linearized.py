@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians
 from bayesify.laplace.covariances import FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.curvature import FeaturesEnd, feature_rows, rows_at_once
 from bayesify.laplace.last_layer import layer_of, matrix_order
+from bayesify.laplace.sampled import SampledCovariance
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.gaussian import marginals
 from bayesify.predictive.spreads import LowRank, Spread
@@ -29,6 +31,9 @@ NUM_CURVATURE_SAMPLES = 16
 NUM_DIRECTIONS = 32
 r"""Draws of the weights whose effects R on more than `MAX_EXACT_OUTPUTS` outputs stand for their covariance, $R R^\top$. A variance
 is off by $\sqrt{2 / n}$ of itself, a quarter."""
+
+MAX_PULLED_WEIGHTS = 2**17
+"""Most weights whose derivatives are formed to move the outputs by draws; more of them take a forward derivative for each draw."""
 
 MAX_QUIET_PASSES = 300
 """Passes of the network over the data that a call may take before it says how many there will be."""
@@ -60,7 +65,8 @@ class LinearizedNetwork:
     @property
     def may_have_features(self) -> bool:
         """Whether the weights are those of one layer, which may be the network's last."""
-        return not isinstance(self.posterior, MarginalCovariance) and layer_of(self.posterior.subset) is not None
+        formless = isinstance(self.posterior, (MarginalCovariance, SampledCovariance))
+        return not formless and layer_of(self.posterior.subset) is not None
 
     def feature_cost(self, x: Any) -> FeatureCost | None:
         """What an example takes by the inputs of the last layer; `None` where derivatives are needed."""
@@ -152,9 +158,9 @@ class LinearizedNetwork:
     ) -> Iterator[tuple[Tensor, list[LowRank]]]:
         """Means of the outputs and covariances from `NUM_DIRECTIONS` draws of each of some Gaussians, piece by piece."""
         device = posteriors[0].prior.device
-        drawn = [own.draw(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
+        drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):
-            yield mean, [self._low_rank(mean, change / math.sqrt(NUM_DIRECTIONS)) for change in changes]
+            yield mean, [self._low_rank(mean, change / math.sqrt(len(change))) for change in changes]
 
     def _low_rank(self, mean: Tensor, changes: Tensor) -> LowRank:
         axis = self.likelihood.logit_axis(mean.ndim)
@@ -166,9 +172,7 @@ class LinearizedNetwork:
         """Outputs and their changes under several sets of offsets [S, n] of the chosen weights: [B, ...], then [S, B, ...] each."""
         args, kwargs = checked_inputs(x)
         rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
-        subset, network = self.posterior.subset, self.jacobians.runner.network
-        zeros = {name: torch.zeros_like(network.get_parameter(name)) for name in subset.names}
-        along = [subset.fill(one, zeros) for one in offsets]
+        along = [self.posterior.subset.spread(one) for one in offsets]
         for part in split_rows(args, kwargs, rows):
             found = [self.jacobians.push(*part, one) for one in along]
             yield found[0][0].to(self.dtype), *(change.to(self.dtype) for _, change in found)
@@ -176,8 +180,10 @@ class LinearizedNetwork:
     def moved(self, x: Any, budget: int, offsets: Tensor) -> Tensor:
         """Outputs under offsets [S, n] of the chosen weights: [S, B, ...]."""
         outputs = self.jacobians.cost(*checked_inputs(x)).outputs if self.feature_cost(x) is None else 0
-        if outputs > max(MAX_EXACT_OUTPUTS, len(offsets)):  # fewer directions than outputs
-            return torch.cat([mean + change for mean, change in self.pushed(x, budget, [offsets])], dim=1)
+        many = outputs > max(MAX_EXACT_OUTPUTS, len(offsets)) or (outputs and offsets.shape[1] > MAX_PULLED_WEIGHTS)
+        if many or isinstance(self.posterior, SampledCovariance):
+            with suppress(NotImplementedError):  # an operation without a forward derivative
+                return torch.cat([mean + change for mean, change in self.pushed(x, budget, [offsets])], dim=1)
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):

@@ -107,6 +107,20 @@ class Subset:
             moved += torch.einsum("kbn,sn->skb", self.gradients(gradients, name).detach(), part)
         return moved
 
+    def spread(self, offsets: Tensor) -> dict[str, Tensor]:
+        """Offsets [n, S] by name, [n, *shape], zero elsewhere; views where all entries of a weight are chosen."""
+        found = {}
+        for name, part in self.split(offsets).items():
+            shape, index = self.weights[name].shape, self.entries[name]
+            if index is not None:
+                part = part.new_zeros(len(part), self.weights[name].numel).index_copy(1, index.to(part.device), part)
+            found[name] = part.unflatten(-1, shape) if shape else part.squeeze(-1)
+        return found
+
+    def gather(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Chosen entries of [n, *shape] by name, laid end to end: [n, S]."""
+        return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
+
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole weights by name, [n, *shape], with offsets [n, S] added to the point estimates of the chosen entries."""
         filled = {}

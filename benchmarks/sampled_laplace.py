@@ -1,0 +1,210 @@
+"""Sampled linearized Laplace over all weights, next to last layer, Kronecker factors and a subnetwork.
+
+python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on CIFAR-10, which BAYESIFY_DATA names
+python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, made images: seconds and memory
+python -m benchmarks.sampled_laplace --out DIR --small           # all of it in a small setting on a CPU
+
+DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, whose deterministic network of the seed is taken; without it
+the network is trained. A run that was stopped goes on with the same command. Results are written when all cells of DIR are there.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
+from bayesify_papers.shared.image_problems import ImageProblem
+from bayesify_papers.shared.sources import SYNTHETIC, Source
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import likelihoods, metrics, models, subnetwork
+from bayesify.laplace import Sampled
+from benchmarks.runs import Row, cell, parser
+from benchmarks.timing import clock, record
+
+RECIPE = Recipe(
+    epochs=60,
+    batch=256,
+    depth=2,
+    width=64,
+    augment=True,
+    cutout=16,
+    schedule="one_cycle",
+    learning_rate=5e-3,
+    precision="bf16",
+)
+SMALL_RECIPE = Recipe(epochs=2, batch=50, depth=1, width=4)
+GROUP, NUM_GROUPS = 10, 2000
+"""Images whose labels are predicted together, drawn from two test images each (Osband et al. 2022), and how often."""
+
+
+class Timed:
+    """Batches in a fixed order; the seconds between the starts of passes add up in a file, over several slices."""
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int, path: Path) -> None:
+        self._batches = list(zip(x.split(batch), y.split(batch), strict=True))
+        self._path, self._last = path, time.perf_counter()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from self._batches
+        now = time.perf_counter()
+        self._path.write_text(str(self.seconds() + now - self._last))
+        self._last = now
+
+    def seconds(self) -> float:
+        """So far."""
+        return float(self._path.read_text()) if self._path.exists() else 0.0
+
+
+def joint_nll(log_probs: Tensor, y: Tensor) -> float:
+    """Mean over groups of -log p(labels of the group), from log probabilities [S, N, C] of draws."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(len(y), (NUM_GROUPS, 2), generator=generator)
+    index = pairs.gather(1, torch.randint(2, (NUM_GROUPS, GROUP), generator=generator)).to(y.device)  # [G, 10]
+    each = log_probs.gather(2, y.expand(len(log_probs), -1).unsqueeze(2)).squeeze(2)  # [S, N]
+    return float(-(each[:, index].sum(2).logsumexp(0) - torch.tensor(float(len(each))).log()).mean())
+
+
+def scores(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> dict[str, float]:
+    """Scores from outputs of draws, [S, B, C] for a batch."""
+    log_probs = torch.cat([predict(part) for part in x.split(500)], dim=1).log_softmax(-1)
+    made = likelihoods.Categorical().predictive(bayesify.predictive.base.Outputs(kept=log_probs))
+    found = metrics.evaluate(made, y)
+    return {**{key: found[key] for key in ("accuracy", "nll", "ece", "brier")}, "joint_nll": joint_nll(log_probs, y)}
+
+
+def trained_network(options: Any, problem: ImageProblem) -> nn.Module:
+    """The deterministic network of a folder, or one that is trained now."""
+    recipe, folder = SMALL_RECIPE if options.small else RECIPE, Path(options.trained or options.out)
+    about = folder / "run.json"
+    if options.trained and about.exists():
+        known = {field.name for field in fields(Recipe)}
+        recipe = Recipe(
+            **{key: value for key, value in json.loads(about.read_text())["settings"].items() if key in known}
+        )
+    network, _ = train(
+        SYSTEMS["deterministic"], recipe, problem, options.seed, folder / f"point-{options.seed}.safetensors"
+    )
+    return network.mean_network().eval()
+
+
+def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
+    """Rows of all methods on CIFAR-10, or on synthetic images."""
+    source = Source(SYNTHETIC, num_train=300) if options.small else Source("cifar10")
+    problem = ImageProblem(source, options.device)
+    net = trained_network(options, problem)
+    x = problem.scale(source.scored()["test"], problem.device)
+    y = problem.test_labels.to(problem.device)
+    memory = "1GiB" if options.small else options.memory
+    batch = 100 if options.small else options.batch
+
+    def made(name: str, **settings: Any) -> Row:
+        torch.cuda.reset_peak_memory_stats() if x.is_cuda else None
+        batches = Timed(problem.x, problem.y, batch, out / f"{name}.seconds")
+        laplace = bayesify.Laplace(net, likelihoods.Categorical(), memory=memory, **settings)
+        if settings.get("covariance") not in ("full", "kronecker"):
+            took = clock(lambda: laplace.fit(batches, checkpoint=out / f"{name}.draws"))
+            took = max(took, batches.seconds())
+        else:
+            took = clock(lambda: laplace.fit(batches))
+        predict_s = clock(lambda: laplace.predict(x[:500], options.draws, method="linearized_mc").outputs)
+        generator_seed = options.seed
+
+        def outputs(part: Tensor) -> Tensor:
+            generator = torch.Generator(x.device).manual_seed(generator_seed)
+            return laplace.predict(part, options.draws, method="linearized_mc", generator=generator).outputs
+
+        found: Row = {**scores(outputs, x, y), "about": repr(laplace), "fit_s": took, "predict_500_s": predict_s}
+        if x.is_cuda:
+            found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if laplace.covariance == "sampled":
+            found |= unnarrowed(laplace, outputs)
+        return found
+
+    def unnarrowed(laplace: bayesify.Laplace, outputs: Callable[[Tensor], Tensor]) -> Row:
+        """The same without what training rows ask for."""
+        laplace.temperature = 1 / laplace.fitted()[1].narrowed
+        return {f"evidence_alone_{key}": value for key, value in scores(outputs, x, y).items()}
+
+    sampled = Sampled(num_draws=options.draws, iterations=options.iterations, at_once=options.at_once)
+    size = 100 if options.small else 2000
+    runs: dict[str, dict[str, Any]] = {
+        "last_layer": {"subset": "last_layer", "covariance": "full"},
+        "sampled": {"covariance": sampled},
+        "subnetwork": {"subset": subnetwork.largest_variance(size, num_examples=500), "covariance": "full"},
+        "kronecker": {"subset": "all", "covariance": "kronecker", "num_samples": 2},
+    }
+    with torch.no_grad():
+        rows = {"network": cell(out / "network.json", lambda: scores(lambda part: net(part).unsqueeze(0), x, y), end)}
+    return rows | {name: cell(out / f"{name}.json", lambda n=name, s=s: made(n, **s), end) for name, s in runs.items()}
+
+
+def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
+    """Seconds and memory with 1,000 classes: copies of the network that the draws take, and the peak of all."""
+    classes, size, count = (20, 32, 16) if options.small else (1000, 224, 256)
+    torch.manual_seed(0)
+    net = models.resnet18("cifar", classes, width=4) if options.small else models.resnet50("imagenet", classes)
+    net = net.to(options.device).eval()
+    x = torch.randn(count, 3, size, size, device=options.device)
+    y = torch.randint(classes, (count,), device=options.device)
+    with torch.no_grad():  # features that differ between examples, as those of a trained network do
+        for module in net.train().modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0
+        net(x[:64])
+        net.eval()
+    one = sum(parameter.numel() * 4 for parameter in net.parameters())
+    sampled = Sampled(num_draws=8, iterations=3, at_once=2)
+
+    def row() -> Row:
+        batches = Timed(x, y, 32, out / "made.seconds")
+        laplace = bayesify.Laplace(net, likelihoods.Categorical(), covariance=sampled, memory=options.memory)
+        with torch.no_grad():
+            forward = min(clock(lambda: [net(part) for part in x.split(32)]) for _ in range(3))
+        if x.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        took = clock(lambda: laplace.fit(batches))
+        found: Row = {"classes": classes, "images": count, "network_mib": one / 2**20, "pass_s": forward, "fit_s": took}
+        found |= {"fit_passes": took / forward, "about": repr(laplace), "draws": sampled.num_draws}
+        found["copies_of_the_network_for_draws"] = sampled.count_bytes(one // 4, torch.float32) / one
+        if x.is_cuda:
+            found["peak_copies_with_activations"] = torch.cuda.max_memory_allocated() / one
+        few = x[: min(64, count)]
+        found["predict_s"] = min(clock(lambda: laplace.predict(few).probs) for _ in range(2))
+        return found
+
+    return {"made": cell(out / "made.json", row, end)}
+
+
+def main() -> None:
+    defaults = {
+        "out": "sampled_laplace",
+        "trained": "",
+        "made": False,
+        "seed": 0,
+        "draws": 16,
+        "iterations": 8,
+        "at_once": 8,
+    }
+    given = parser(__doc__, "small", "limit", **defaults, memory="48GiB", batch=500, device="cuda")
+    options = given.parse_args()
+    if options.small:
+        options.device, options.memory, options.draws, options.iterations, options.at_once = "cpu", "1GiB", 4, 2, 4
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    end = time.time() + options.limit
+    rows = {} if options.made else cifar(options, out, end)
+    if options.made or options.small:
+        rows |= made_images(options, out, end)
+    name = f"sampled_laplace{'_made' if options.made else ''}_{'cpu' if options.small else 'gpu'}"
+    if all(rows.values()):
+        record(name, rows, digits=4)
+
+
+if __name__ == "__main__":
+    main()
