@@ -18,7 +18,9 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.running.modes import outside_inference_mode
 from bayesify.weights.batch_statistics import BatchStatistics
 
-Numbers = Literal["gaussian", "heteroscedastic_gaussian", "student_t", "poisson", "negative_binomial", "quantiles"]
+Numbers = Literal[
+    "gaussian", "heteroscedastic_gaussian", "student_t", "poisson", "negative_binomial", "hurdle", "quantiles"
+]
 
 
 @overload

@@ -9,7 +9,16 @@ import pytest
 import scipy.stats
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    LogNormal,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    StudentT,
+)
 
 from bayesify import likelihoods
 from bayesify.configuration import make_likelihood
@@ -33,6 +42,7 @@ def made(name: str) -> Likelihood:
         "poisson": likelihoods.Poisson(),
         "negative_binomial": likelihoods.NegativeBinomial(NOISE),
         "negative_binomial_row_dispersion": likelihoods.NegativeBinomial(None),
+        "hurdle": likelihoods.Hurdle(),
         "quantiles": likelihoods.Quantiles([0.1, 0.4, 0.8]),
         "categorical": likelihoods.Categorical(),
         "bernoulli": likelihoods.Bernoulli(),
@@ -40,7 +50,25 @@ def made(name: str) -> Likelihood:
     return kinds[name].double()
 
 
+class HurdleReference(Distribution):
+    """Zero with a probability, and otherwise torch's log-normal distribution."""
+
+    def __init__(self, f: Tensor) -> None:
+        location, log_variance, logit = f.chunk(3, -1)
+        self.zero, self.amount = Bernoulli(logits=logit), LogNormal(location, (0.5 * log_variance).exp())
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        return (1 - self.zero.sample(sample_shape)) * self.amount.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        zero = value == 0
+        above = self.amount.log_prob(torch.where(zero, 1.0, value))
+        return self.zero.log_prob(zero.double()) + torch.where(zero, 0.0, above)
+
+
 def reference(name: str, f: Tensor) -> torch.distributions.Distribution:
+    if name == "hurdle":
+        return HurdleReference(f)
     if name.startswith("gaussian"):
         noise = torch.tensor(0.3 if name == "gaussian" else NOISE, dtype=torch.float64)
         return Normal(f, noise.sqrt())
@@ -72,10 +100,11 @@ NAMES = [
     "poisson",
     "negative_binomial",
     "negative_binomial_row_dispersion",
+    "hurdle",
     "categorical",
     "bernoulli",
 ]
-NUMBERS = NAMES[:9]
+NUMBERS = NAMES[:10]
 CURVED = [name for name in NAMES if name not in ("quantiles", "negative_binomial_row_dispersion")]
 
 
@@ -160,6 +189,14 @@ def summed_fisher(hessian: Callable[[Tensor], Tensor], distribution: Distributio
         standard = torch.tensor(scipy.stats.t(float(distribution.df.reshape(-1)[0])).ppf(levels)).unsqueeze(-1)
         values = distribution.loc + distribution.scale * standard
         weights = torch.full_like(values, 1 / 4000)
+    elif isinstance(
+        distribution, HurdleReference
+    ):  # zero, and normal quantiles of log amounts by Gauss and Hermite's rule
+        nodes, shares = (torch.tensor(part).unsqueeze(-1) for part in np.polynomial.hermite_e.hermegauss(3))
+        amounts = (distribution.amount.loc + distribution.amount.scale * nodes).exp()
+        values = torch.cat((torch.zeros(1, K, dtype=torch.float64), amounts))
+        zero = distribution.zero.probs
+        weights = torch.cat((zero.unsqueeze(0), (1 - zero) * shares / math.sqrt(2 * math.pi)))
     else:
         values = torch.arange(400, dtype=torch.float64).unsqueeze(-1).expand(-1, K)
         weights = distribution.log_prob(values).exp()
@@ -260,6 +297,11 @@ def test_no_curvature_is_said(name: str) -> None:
 def test_targets_that_are_no_counts(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"targets hold {value}; counts are whole numbers of at least 0"):
         made(name).log_prob(outputs(1, K), torch.tensor([[0.0, value, 1.0]]))
+
+
+def test_targets_that_are_no_amounts() -> None:
+    with pytest.raises(ValueError, match=r"targets hold -0.5; amounts are at least 0, use likelihoods.StudentT"):
+        made("hurdle").log_prob(outputs(1, 3 * K), torch.tensor([[0.0, -0.5, 1.0]]))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "poisson": {},
     "negative_binomial": {},
     "negative_binomial row": {"dispersion": None},
+    "hurdle": {},
     "quantiles": {"levels": [0.05, 0.25, 0.5, 0.75, 0.95]},
 }
 
@@ -36,6 +37,9 @@ def data(name: str, rows: int = 200) -> tuple[Tensor, Tensor]:
     noise = torch.randn(rows, 1, generator=generator)
     if name.startswith(("poisson", "negative")):
         return x, torch.poisson((1.5 * x + 0.7 * noise).exp(), generator=generator)
+    if name == "hurdle":
+        amount = (x + 0.5 * noise).exp()
+        return x, torch.where(torch.rand(rows, 1, generator=generator) < torch.sigmoid(2 * x), 0.0, amount)
     return x, 2 * x + (0.1 + 0.4 * x.abs()) * noise
 
 
@@ -82,7 +86,7 @@ def test_models_at_once_are_models_one_by_one(name: str) -> None:
             torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-10, msg=key)
 
 
-@pytest.mark.parametrize("name", ["student_t", "student_t row", "poisson", "negative_binomial"])
+@pytest.mark.parametrize("name", ["student_t", "student_t row", "poisson", "negative_binomial", "hurdle"])
 def test_laplace(name: str) -> None:
     x, y = data(name, 60)
     laplace = bayesify.Laplace(network(name), made(name)).fit([(x, y)])

@@ -5,6 +5,7 @@ from bayesify.likelihoods.bernoulli import Bernoulli
 from bayesify.likelihoods.categorical import Categorical
 from bayesify.likelihoods.counts import NegativeBinomial, Poisson
 from bayesify.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from bayesify.likelihoods.hurdle import Hurdle
 from bayesify.likelihoods.quantiles import Quantiles
 from bayesify.likelihoods.student_t import StudentT
 
@@ -14,6 +15,7 @@ __all__ = [
     "Categorical",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Hurdle",
     "Likelihood",
     "NegativeBinomial",
     "Poisson",
@@ -30,6 +32,7 @@ REGISTRY: dict[str, type[Likelihood]] = {
         Quantiles,
         Poisson,
         NegativeBinomial,
+        Hurdle,
         Categorical,
         Bernoulli,
     )

@@ -208,7 +208,8 @@ class TransformedPredictive(RegressionPredictive):
     Quantiles are those of z mapped back and exact, so are intervals and the distribution function; the log-density is that of z
     plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
     $|u| < 6$, z between some of them by cubic pieces: to about 1e-3 for mixtures of Gaussians. Of other families, whose tails may
-    have no mean on the scale of y, they are those of the middle 99.9 % where z is transformed. The score is that of the same
+    have no mean on the scale of y, they are those of the middle 99.9 % where z is transformed. The mean always lies inside these
+    99.9 %: beyond, a wide Gaussian of log y would leave it to tails that nobody has seen. The score is that of the same
     quantiles. How much of the variance is epistemic is as for z. Where the transform is a shift and a scale, all of it is exact.
 
     Args:
@@ -278,6 +279,7 @@ class TransformedPredictive(RegressionPredictive):
             square = scale.square()
             return shift + scale * self.inner.mean, square * self.inner.epistemic, square * self.inner.aleatoric
         p, y = self._knots
+        y = self._limited(p, y)
         half = 0.5 * p.diff(dim=0) / (p[-1] - p[0])
         weights = torch.cat((half[:1], half[1:] + half[:-1], half[-1:]))
         if (
@@ -288,9 +290,15 @@ class TransformedPredictive(RegressionPredictive):
             even = (fine.diff(dim=0).diff(dim=0).abs().amax(0) < 1e-3) & (y[0] > self._least.to(y))
             weights = torch.where(even, (density / density.sum(0)).to(weights), weights)
         mean = (weights * y).sum(0)
+        if self.transform.name != "none":
+            mean = mean.clamp(knot_at(0.0005, p, y), knot_at(0.9995, p, y))
         variance = (weights * (y - mean).square()).sum(0)
         share = (self.inner.epistemic / self.inner.variance).nan_to_num(0)
         return mean, variance * share, variance * (1 - share)
+
+    def _limited(self, p: Tensor, y: Tensor) -> Tensor:
+        """Quantiles y at probabilities p, [K, B, O] each, as they count in moments."""
+        return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
         """The probability of targets below y, from that of values below z."""
@@ -305,13 +313,24 @@ class TransformedPredictive(RegressionPredictive):
         return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:
-        """z of targets, from all of their digits."""
-        return self.transform.forward(match_targets(y, self.inner.mean).double()).to(self.inner.mean)
+        """z of targets, from all of their digits; exactly that of an atom at its target."""
+        at = match_targets(y, self.inner.mean).double()
+        z = self.transform.forward(at)
+        if self.family.least is not None:
+            z = torch.where(at == self._family_least.to(at), self.family.least, z)
+        return z.to(self.inner.mean)
+
+    @property
+    def _family_least(self) -> Tensor:
+        """The target of the family's atom; minus infinity where it has none: [O]."""
+        least = -math.inf if self.family.least is None else self.family.least
+        z = torch.full_like(self.transform.shift, least)
+        return z if self.family.least is None else self.transform.inverse(z)
 
     @property
     def _least(self) -> Tensor:
         """The least target, an atom; minus infinity where there is none: [O]."""
-        return self.transform.least
+        return torch.maximum(self.transform.least, self._family_least)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of targets, jointly with the probabilities of those that are atoms: [B].
@@ -373,6 +392,12 @@ class TransformedPredictive(RegressionPredictive):
         before = (inside - start) * (p[:-1].square() + p[:-1] * middle + middle.square())
         after = (end - inside) * ((1 - middle).square() + (1 - middle) * (1 - p[1:]) + (1 - p[1:]).square())
         return (before + after).sum(0) / 3 + (at - at.clamp(knots[0], knots[-1])).abs()
+
+
+def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
+    """The first of quantiles y [K, B, O] whose probability reaches a level: [B, O]."""
+    place = (p < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
+    return y.gather(0, place)[0]
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:

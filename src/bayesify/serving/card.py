@@ -33,6 +33,7 @@ LIKELIHOODS = {
     "categorical": "probabilities of classes",
     "poisson": "counts (Poisson)",
     "negative_binomial": "counts (negative binomial)",
+    "hurdle": "a probability of zero, and amounts above it (log-normal)",
 }
 TRANSFORMS = {
     "log": "the logarithm of the target",

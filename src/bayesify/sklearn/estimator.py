@@ -201,7 +201,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                 "out_of_fold": dict(fitted.report.out_of_fold),
                 "tried": dict(fitted.report.tried),
             }
-        return found | {"left_out": list(fitted.columns.notes) if fitted.columns is not None else []}
+        left_out = () if fitted.columns is None else fitted.columns.notes
+        return found | {"left_out": [*left_out, *fitted.report.notes]}
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

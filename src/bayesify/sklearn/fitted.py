@@ -37,13 +37,16 @@ class FitReport(Plain):
         out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
             for several targets.
         steps: Steps at which each member was best.
-        categories: What texts of many levels enter by, `"levels"` or `"means"`; empty where there are none.
+        notes: What failed, in sentences.
+        categories: What texts of many levels enter by, `"levels"` or `"means"`; empty where there are none, and `"nothing"` where
+            no column is used, because one distribution for all rows predicts better.
     """
 
     score: float | None = None
     tried: Mapping[str, float] = field(default_factory=dict)
     out_of_fold: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
     categories: str = ""
 
 

@@ -53,6 +53,13 @@ REAL_LIKELIHOODS = {
 """Likelihoods of numbers that the default method tries, the simplest first, with the transforms that each is tried with."""
 COUNT_LIKELIHOODS = ("negative_binomial", "poisson")
 """Likelihoods of whole numbers from 0 on, which are not transformed."""
+HURDLE = "hurdle"
+"""Likelihood of amounts that are often exactly zero."""
+UNSHIFTED_LIKELIHOODS = (*COUNT_LIKELIHOODS, HURDLE)
+"""Likelihoods that know where zero is: targets are neither shifted nor transformed."""
+MIN_ZERO_SHARE, MIN_AMOUNTS = 0.05, 3
+"""Share of targets that are exactly 0, and number of targets above it, from which on the hurdle is tried. It then is the simplest
+choice: the score of a trial hardly sees amounts that a row in twenty has."""
 MAX_SMALL_COUNT = 10
 """Counts are tried where a tenth of the targets lie at or below it; larger whole numbers are as good as real ones."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
@@ -85,6 +92,13 @@ CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300
 """What likelihood and transform are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
 ENCODING_MAX_ROWS = 6_000
 """Rows at most that choose how texts of many levels enter; fewer would leave a level with too few rows."""
+MAX_MEAN_RATIO = 1.5
+"""Tails of targets that are at least 0 count up to this multiple of the largest target in means."""
+MAX_TRIAL_RATIO, GOOD_CONSTANT_RATIO, MAX_CONSTANT_RATIO, MAX_CHOICES = 2.0, 0.75, 1.1, 2
+"""A choice has failed if its final score is above the first multiple of the trial's score and above the second one of the score
+of a guess that is the same for all rows, or above the third one of that. So many are trained before columns are given up."""
+NOTHING = "nothing"
+"""What networks see that predict one distribution for all rows."""
 MIN_GAIN_SHARE = 0.005
 """Share by which a score must be better to give up the simpler choice."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
@@ -196,12 +210,13 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
 
 
 def list_encodings(table: TrainingTable, settings: Settings) -> dict[str, Encoding]:
-    """Ways in which inputs can enter the network, by what texts of many levels enter by; the one with fewest inputs first."""
+    """Ways in which inputs can enter the network, by what texts of many levels enter by; the first for methods by name."""
     every = encode_inputs(table.rows, settings)
     levels, means = ((), ()) if table.columns is None else table.columns.preparation.alternatives
+    blank = {NOTHING: replace(every, left_out=tuple(range(table.rows.x.shape[1])))}
     if not levels or not means:
-        return {"": every}
-    return {"means": replace(every, left_out=levels), "levels": replace(every, left_out=means)}
+        return {"": every, **blank}
+    return {"means": replace(every, left_out=levels), "levels": replace(every, left_out=means), **blank}
 
 
 def _encoded(rows: Rows, encoding: Encoding) -> Rows:
@@ -226,14 +241,25 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
         if "log" in transforms:
             transforms.remove("log1p")
     if likelihood != AUTO:
-        return [(likelihood, other) for other in (["none"] if likelihood in COUNT_LIKELIHOODS else transforms)]
+        return [(likelihood, other) for other in (["none"] if likelihood in UNSHIFTED_LIKELIHOODS else transforms)]
     pairs = [
         (name, other)
         for name, tried in REAL_LIKELIHOODS.items()
         for other in transforms
         if other in tried or transform != AUTO
     ]
-    return pairs + [(name, "none") for name in COUNT_LIKELIHOODS if small and transform in (AUTO, "none")]
+    if transform not in (AUTO, "none"):
+        return pairs
+    if small:
+        return pairs + [(name, "none") for name in COUNT_LIKELIHOODS]
+    return [(HURDLE, "none"), *pairs] if one and _has_zeros(rows) else pairs
+
+
+def _has_zeros(rows: Rows) -> bool:
+    """Whether targets are amounts, some of which are exactly zero."""
+    zero = rows.y[:, 0] == 0
+    share = rows.weights[zero].sum() / rows.num_data
+    return bool((rows.y >= 0).all()) and share >= MIN_ZERO_SHARE and rows.weights[~zero].sum() >= MIN_AMOUNTS
 
 
 def make_likelihood(name: str) -> Likelihood:
@@ -245,7 +271,12 @@ def make_likelihood(name: str) -> Likelihood:
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
-    """The units in which a candidate is trained; counts keep theirs."""
+    """The units in which a candidate is trained; counts keep theirs, and amounts are counted in their geometric mean."""
+    if pair[0] == HURDLE:
+        logs, shares = np.log(np.where(rows.y > 0, rows.y, 1.0)), rows.weights[:, None] * (rows.y > 0)
+        return TargetUnits(
+            "none", np.zeros(rows.y.shape[1]), np.exp((shares * logs).sum(0) / shares.sum(0).clip(min=1e-300))
+        )
     scaled = pair[0] not in COUNT_LIKELIHOODS and (settings.standardize or settings.method is None)
     return TargetUnits.of(rows.y, rows.weights, pair[1], standardize=scaled)
 
@@ -358,40 +389,92 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
     """Members with the likelihood, transform and inputs that predict rows best that they have not seen, recalibrated on these."""
     name, num_classes = next(iter(encodings)), 0 if table.classes is None else len(table.classes)
     rows = _encoded(table.rows, encodings[name])
-    best, tried = (None, dict[str, float]()) if num_classes else _choose_pair(rows, settings)
-    if len(encodings) > 1:
+    ranked, tried = ([], dict[str, float]()) if num_classes else _rank_pairs(rows, settings)
+    if len(encodings) > 2:
         part = table.rows.thinned(ENCODING_MAX_ROWS, derive_seed(settings.seed, "encode"))
         scores = {}
-        for other, encoding in encodings.items():
-            encoded = _encoded(part, encoding)
-            if best is None:
+        for other in ("means", "levels"):
+            encoded = _encoded(part, encodings[other])
+            if not ranked:
                 scores[other] = _train_classes(encoded, num_classes, settings, brief=True).report.score or 0.0
             else:
-                scores[other] = _train_numbers(encoded, [best], settings, brief=True)[0].score
+                scores[other] = _train_numbers(encoded, ranked[:1], settings, brief=True)[0].score
         name = min(scores, key=scores.__getitem__)
         rows = _encoded(table.rows, encodings[name])
         tried |= {f"categories by {other}": score for other, score in scores.items()}
-    if best is None:
-        made = _train_classes(rows, num_classes, settings)
+    if ranked:
+        made = _train_ranked(rows, _encoded(table.rows, encodings[NOTHING]), ranked, settings, tried)
     else:
-        (chosen,) = _train_numbers(rows, [best], settings)
-        made = _recalibrated_out_of_fold(chosen, rows, best[0], settings)
-    return replace(made, report=replace(made.report, tried=tried, categories=name))
+        made = _train_classes(rows, num_classes, settings)
+    return replace(made, report=replace(made.report, tried=tried, categories=made.report.categories or name))
 
 
-def _choose_pair(rows: Rows, settings: Settings) -> tuple[Pair, dict[str, float]]:
-    """The likelihood and transform that predict rows best, and the scores of all that were tried."""
+def _train_ranked(
+    rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
+) -> _Trained:
+    """Members of the first of two likelihoods and transforms whose final score is what the trial promised.
+
+    A short trial on few rows can miss that the quantiles of a few rows explode. If both fail, networks without inputs are trained,
+    one distribution for all rows, and the best of all is taken.
+
+    Args:
+        rows: Encoded rows.
+        blank: The same rows with a single input, which is 0.
+        ranked: Likelihoods and transforms, the best first.
+        settings: The rest.
+        tried: Scores of the trial.
+    """
+    constant, found, failed = _constant_score(rows), list[tuple[float, str, Pair, _Numbers]](), list[str]()
+    for pair in ranked[:MAX_CHOICES]:
+        (one,) = _train_numbers(rows, [pair], settings)
+        found.append((one.score if np.isfinite(one.score) else np.inf, "", pair, one))
+        promised = max(MAX_TRIAL_RATIO * tried.get(", ".join(pair), np.inf), GOOD_CONSTANT_RATIO * constant)
+        if len(ranked) == 1 or found[-1][0] <= min(promised, MAX_CONSTANT_RATIO * constant):
+            break
+        failed.append(f"{', '.join(pair)} (CRPS {one.score:.4g})")
+    if len(failed) == len(found):
+        scores = [one.score for one in _train_numbers(blank, ranked, settings, brief=True)]
+        pair = ranked[int(np.argmin(scores))]
+        (one,) = _train_numbers(
+            blank, [pair], replace(settings, epochs=min(settings.epochs or CHOICE_MAX_STEPS, CHOICE_MAX_STEPS))
+        )
+        found.append((one.score, NOTHING, pair, one))
+    _, categories, pair, chosen = min(found, key=lambda entry: entry[0])
+    made = _recalibrated_out_of_fold(chosen, rows, pair[0], settings)
+    if not failed:
+        return made
+    said = " as one distribution for all rows" if categories else ""
+    note = (
+        f"Likelihoods that failed on rows not seen: {'; '.join(failed)}, where one guess for all rows has {constant:.4g}. "
+        f"Taken was {', '.join(pair)}{said} (CRPS {chosen.score:.4g})."
+    )
+    warnings.warn(f"{settings.owner}: {note}", stacklevel=8)
+    return replace(made, report=replace(made.report, notes=(note,), categories=categories))
+
+
+def _constant_score(rows: Rows) -> float:
+    """CRPS, as `pinball` has it, of the distribution of all targets as the prediction for every row."""
+    total = 0.0
+    for column in rows.y.T:
+        order = np.argsort(column, kind="stable")
+        share = np.cumsum(rows.weights[order]) / rows.num_data
+        for level in PINBALL_LEVELS:
+            error = column - column[order][np.searchsorted(share, level * (1 - 1e-12))]
+            total += float(np.average(2 * np.maximum(level * error, (level - 1) * error), weights=rows.weights))
+    return total / len(PINBALL_LEVELS)
+
+
+def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, float]]:
+    """Likelihoods and transforms, those that predict rows best first, and the scores of all that were tried."""
     pairs, tried = list_candidates(rows, settings), dict[str, float]()
-    best = pairs[0]
     if len(pairs) > 1:
         part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
         found = _train_numbers(part, pairs, settings, brief=True)
         scores = {pair: one.score for pair, one in zip(pairs, found, strict=True)}
-        best = min(scores, key=scores.__getitem__)
-        if scores[best] > (1 - MIN_GAIN_SHARE) * scores[pairs[0]]:
-            best = pairs[0]
+        simple = [pairs[0]] if (1 - MIN_GAIN_SHARE) * scores[pairs[0]] < min(scores.values()) else []
+        pairs = list(dict.fromkeys((*simple, *sorted(pairs, key=scores.__getitem__))))
         tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
-    return best, tried
+    return pairs, tried
 
 
 def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: bool = False) -> _Trained:
@@ -535,12 +618,10 @@ def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, bri
         likelihood = make_likelihood(pair[0])
         if settings.noise is not None:
             likelihood = Gaussian((settings.noise / np.square(own.scale)).tolist(), learn=False)
-        counts = pair[0] in COUNT_LIKELIHOODS
-        mean = TargetUnits.of(rows.y, rows.weights, pair[1]).shift if counts else None
         units.append(own)
         likelihoods.append(likelihood)
         targets.append(own(rows.y).float())
-        biases.append(None if mean is None else torch.from_numpy(mean).clamp_min(1e-2).log().float())
+        biases.append(_start_bias(rows, pair, own))
     y, folds = torch.from_numpy(rows.y), _folds(rows, settings)
     num_outputs = y.shape[1] * max(likelihood.outputs_per_target for likelihood in likelihoods)
     shape = shape_network(rows, num_outputs, settings, classes=False)
@@ -556,6 +637,20 @@ def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, bri
     return result
 
 
+def _start_bias(rows: Rows, pair: Pair, units: TargetUnits) -> Tensor | None:
+    """What the last layer starts at, so that its first outputs fit all rows together; `None` for 0."""
+    if pair[0] in COUNT_LIKELIHOODS:
+        return torch.from_numpy(TargetUnits.of(rows.y, rows.weights, pair[1]).shift).clamp_min(1e-2).log().float()
+    if pair[0] != HURDLE:
+        return None
+    above, share = rows.y > 0, rows.weights[:, None]
+    logs = np.log(np.where(above, rows.y / units.scale, 1.0))
+    amounts = (share * above).sum(0).clip(min=1e-300)
+    spread, zeros = (share * above * np.square(logs)).sum(0) / amounts, (share * ~above).sum(0)
+    start = np.concatenate((0 * spread, np.log(spread.clip(min=1e-2)), np.log(zeros.clip(min=1e-2) / amounts)))
+    return torch.from_numpy(start).float()
+
+
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
     """CRPS by 19 quantiles, a weighted mean over rows; summed over targets."""
     error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
@@ -566,20 +661,22 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
 
 def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings) -> _Trained:
     """With probabilities recalibrated on rows that members have not seen, and the members as one network."""
-    y, counts, folds = torch.from_numpy(rows.y), likelihood in COUNT_LIKELIHOODS, _folds(rows, settings)
+    y, atoms, folds = torch.from_numpy(rows.y), likelihood in UNSHIFTED_LIKELIHOODS, _folds(rows, settings)
     plain, every = chosen.units.predictive(chosen.found), chosen.trained.every[chosen.group]
     u = plain.cdf(y)
-    if counts:  # what a whole number leaves open is drawn
+    if atoms:  # what a value of positive probability leaves open is drawn
         generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
-        below = plain.cdf((y - 1).clamp_min(0)) * (y > 0)
+        below = plain.below(y)
         u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
     recalibrated = y.shape[1] == 1 and settings.noise is None
     recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
-    if recalibrated and not counts and len(every) > 2:
+    if recalibrated and not atoms and len(every) > 2:
         places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
         recalibration = Recalibration.of(places, rows.weights)
-    floor = None if rows.y.min() < 0 or y.shape[1] > 1 else 0.5 * float(rows.y.min())
-    units, scores, judged = replace(chosen.units, recalibration=recalibration, floor=floor), Scores(), list[HeldOut]()
+    bounded = rows.y.min() >= 0 and y.shape[1] == 1
+    floor, ceiling = (0.5 * float(rows.y.min()), MAX_MEAN_RATIO * float(rows.y.max())) if bounded else (None, None)
+    units = replace(chosen.units, recalibration=recalibration, floor=floor, ceiling=ceiling)
+    scores, judged = Scores(), list[HeldOut]()
     for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
         own, others = folds == fold, folds != fold
         of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if recalibrated else Recalibration()

@@ -18,7 +18,7 @@ from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.sklearn.estimator import BayesianEstimator
-from bayesify.sklearn.recipe import COUNT_LIKELIHOODS, NUMBER_LIKELIHOODS, TrainingTable
+from bayesify.sklearn.recipe import COUNT_LIKELIHOODS, NUMBER_LIKELIHOODS, UNSHIFTED_LIKELIHOODS, TrainingTable
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.settings import AUTO, EffortName, Settings
 from bayesify.sklearn.units import TRANSFORMS
@@ -46,7 +46,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
-            `"student_t"`, `"quantiles"`, or `"poisson"` and `"negative_binomial"` for counts.
+            `"student_t"`, `"quantiles"`, `"poisson"` and `"negative_binomial"` for counts, or `"hurdle"` for amounts with zeros.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
         activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (half of the units each); `"silu_relu"` by default,
             `"tanh"` for methods by name.
@@ -202,16 +202,18 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
                 f"BayesianRegressor: target_transform={self.target_transform!r} does not take "
                 f"the target {y.min():g}; choose another, or 'auto'"
             )
-        if self.likelihood in COUNT_LIKELIHOODS:
-            wrong = y[(y < 0) | (y != np.round(y))]
+        if self.likelihood in UNSHIFTED_LIKELIHOODS:
+            counts = self.likelihood in COUNT_LIKELIHOODS
+            wrong = y[(y < 0) | (counts & (y != np.round(y)))]
             if len(wrong):
+                words = "counts" if counts else "is for amounts of at least 0"
                 raise ValueError(
-                    f"BayesianRegressor: likelihood={self.likelihood!r} counts, and a target is {wrong[0]:g}; choose another"
+                    f"BayesianRegressor: likelihood={self.likelihood!r} {words}, and a target is {wrong[0]:g}; choose another"
                 )
             if self.target_transform not in (AUTO, "none"):
                 raise ValueError(
                     f"BayesianRegressor: target_transform={self.target_transform!r} with "
-                    f"likelihood={self.likelihood!r}; counts take 'none'"
+                    f"likelihood={self.likelihood!r}; {'counts' if counts else 'amounts'} take 'none'"
                 )
 
     @property

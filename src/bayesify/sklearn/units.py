@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify.arguments.plain import Plain
 from bayesify.predictive.regression import RegressionPredictive, match_targets
-from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
+from bayesify.predictive.transformed import TargetTransform, TransformedPredictive, knot_at
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.tables.errors import check_magnitude
 
@@ -33,6 +33,7 @@ class TargetUnits(Plain):
         scale: [O], positive.
         recalibration: Recalibration of the probabilities.
         floor: No quantile lies below it; `None` for none.
+        ceiling: What lies above it counts as the ceiling in means and variances; `None` for none.
     """
 
     transform: str
@@ -40,6 +41,7 @@ class TargetUnits(Plain):
     scale: np.ndarray
     recalibration: Recalibration = field(default_factory=Recalibration)
     floor: float | None = None
+    ceiling: float | None = None
 
     @classmethod
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
@@ -72,14 +74,16 @@ class TargetUnits(Plain):
         """The distribution of y for that of z."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
-        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor)
+        ceiling = math.inf if self.ceiling is None else self.ceiling
+        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor, ceiling)
 
 
 class UnitsPredictive(TransformedPredictive):
     r"""The distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$ for z of a given predictive, recalibrated.
 
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`; where all targets were above a floor, what lies below is put
-    at the floor. The rest is as for `TransformedPredictive`.
+    at the floor. Tails beyond a ceiling that no training row came near do not decide a mean: mean and variance are those of
+    $\min(Y, c)$, with c the ceiling or, where it is larger, the median of Y. The rest is as for `TransformedPredictive`.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -88,6 +92,7 @@ class UnitsPredictive(TransformedPredictive):
         transform: t, one of `TRANSFORMS`.
         recalibration: G.
         floor: No quantile lies below it.
+        ceiling: Limit of what counts in means and variances.
     """
 
     def __init__(
@@ -98,8 +103,10 @@ class UnitsPredictive(TransformedPredictive):
         transform: str = "none",
         recalibration: Recalibration | None = None,
         floor: float = -math.inf,
+        ceiling: float = math.inf,
     ) -> None:
         super().__init__(inner, TargetTransform.scaled(transform, shift, scale))
+        self._ceiling = ceiling
         self._recalibration = recalibration or Recalibration()
         self._floor = math.ceil(floor) if self.family.discrete and math.isfinite(floor) else floor
 
@@ -108,8 +115,11 @@ class UnitsPredictive(TransformedPredictive):
 
     @property
     def _affine(self) -> bool:
-        unbounded = self._floor <= 0 if self.family.discrete else self._floor == -math.inf
-        return super()._affine and not self._recalibration.said and unbounded
+        unbounded = self._floor <= (0.0 if self.family.discrete else float(self._family_least.min()))
+        return super()._affine and not self._recalibration.said and unbounded and self._ceiling == math.inf
+
+    def _limited(self, p: Tensor, y: Tensor) -> Tensor:
+        return y if self._ceiling == math.inf else torch.minimum(y, knot_at(0.5, p, y).clamp_min(self._ceiling))
 
     @property
     def outputs(self) -> Tensor:
@@ -133,7 +143,7 @@ class UnitsPredictive(TransformedPredictive):
 
     @property
     def _least(self) -> Tensor:
-        return self.transform.least.clamp_min(self._floor)
+        return super()._least.clamp_min(self._floor)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of targets, jointly with the probability of a floor where they lie at it: [B].

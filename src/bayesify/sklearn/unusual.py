@@ -97,7 +97,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
         known: In order, [M].
     """
     count = len(known)
-    share = (count - torch.searchsorted(known, values) + 1).double() / (count + 1)
+    values = values.double() * (1 - 1e-9)  # what is equal up to rounding is no larger
+    share = (count - torch.searchsorted(known.double(), values) + 1).double() / (count + 1)
     top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
     beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha

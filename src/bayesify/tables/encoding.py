@@ -33,7 +33,7 @@ class Encoding(Plain):
         std: [D], 1 where an input does not vary.
         bounds: For each input its bounds in order; empty where it gets no piecewise encoding.
         soft_limit: Whether scaled numbers are limited.
-        left_out: Inputs that do not enter, because others stand for them.
+        left_out: Inputs that do not enter, because others stand for them; without any left, a single 0 enters.
     """
 
     mean: np.ndarray
@@ -76,7 +76,8 @@ class Encoding(Plain):
             if len(bounds) and index not in self.left_out:
                 low, high = bounds[:-1], bounds[1:]
                 parts.append(np.clip((inputs[:, [index]] - low) / (high - low), 0.0, 1.0))
-        return np.concatenate(parts, axis=1)
+        found = np.concatenate(parts, axis=1)
+        return found if found.shape[1] else np.zeros((len(inputs), 1))
 
 
 def _bounds(column: np.ndarray, weights: np.ndarray) -> np.ndarray:

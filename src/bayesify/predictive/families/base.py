@@ -32,6 +32,8 @@ class Family(ABC):
 
     discrete: ClassVar[bool] = False
     """Whether the numbers are whole."""
+    least: ClassVar[float | None] = None
+    """The least number, where it has a probability of its own and all others are spread above it."""
     light_tailed: ClassVar[bool] = False
     """Whether exp(Y) has all moments."""
 
