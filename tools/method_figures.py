@@ -40,7 +40,7 @@ def main() -> None:
             for problem in run.problems(seed):
                 if (name, problem.name, seed) in done:
                     continue
-                epochs = CHAIN_STEPS if name == "hmc" else run.EPOCHS
+                epochs = CHAIN_STEPS if METHODS[name].is_chain else run.EPOCHS
                 outcome = run.run(METHODS[name], problem, seed=seed, epochs=epochs, budget=None)
                 print(name, problem.name, seed, f"{outcome.seconds:.1f} s", outcome.note, flush=True)
                 if outcome.failed:

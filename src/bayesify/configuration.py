@@ -29,6 +29,7 @@ CALLED_AS = {
     "ivon": "baselines.IVON",
     **dict.fromkeys(("nng", "noisy_kfac", "noisy_natural_gradient"), "baselines.NoisyKFAC"),
     **dict.fromkeys(("hmc", "nuts"), "baselines.nuts"),
+    **dict.fromkeys(("sghmc", "csghmc"), "baselines.sghmc"),
     **dict.fromkeys(("microcanonical", "mclmc", "mile"), "baselines.microcanonical"),
     **dict.fromkeys(("deep_gp", "dgp"), "deep_gp.DeepGP"),
     **dict.fromkeys(("function_space", "fsvi"), "FunctionSpaceVI"),

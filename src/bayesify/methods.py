@@ -13,7 +13,7 @@ from typing import Any
 from bayesify import posteriors
 from bayesify.arguments.plugins import GROUP, plain_name, plugins
 from bayesify.arguments.suggestions import suggest
-from bayesify.baselines.from_task import fit_hmc, fit_swag, natural_gradient_fit
+from bayesify.baselines.from_task import fit_hmc, fit_microcanonical, fit_sghmc, fit_swag, natural_gradient_fit
 from bayesify.baselines.ivon import IVON
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.vogn import VOGN
@@ -125,6 +125,10 @@ METHODS: dict[str, Method] = {
                aliases=("noisy_kfac", "noisy_natural_gradient"), slow=True, draws_in_steps=True),
         Method("hmc", "Hamiltonian Monte Carlo", "Hoffman & Gelman 2014", "K P", fit=fit_hmc, aliases=("nuts",), slow=True,
                extra="pyro", is_chain=True),
+        Method("microcanonical", "Microcanonical sampling", "Sommer et al. 2025; Robnik et al. 2025", "K P", fit=fit_microcanonical,
+               aliases=("mclmc", "mile"), slow=True, is_chain=True),
+        Method("sghmc", "Cyclical SGHMC", "Chen et al. 2014; Zhang et al. 2020", "K P", fit=fit_sghmc, aliases=("csghmc",),
+               starts_at_point=True),
         Method("deep_gp", "Deep Gaussian process", "Ober & Aitchison 2021", "M (D + sum of widths) + M per layer",
                fit=fit_deep_gp, make=make_deep_gp, options={"learning_rate": 0.02}, aliases=("dgp",), slow=True,
                draws_in_steps=True),

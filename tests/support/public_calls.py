@@ -377,6 +377,10 @@ CALLS: dict[str, Call] = {
         baselines.microcanonical, bnn=Make(lambda: bnn("ensemble")), x=X, y=Y, example_weights=torch.ones(8), num_draws=1,
         num_warmup=1, thin=1, adjust=True, max_steps=1, seed=0,
     ),
+    "baselines.sghmc": of(
+        baselines.sghmc, bnn=Make(lambda: bnn("point")), loader=LOADER, epochs=1, cycles=1, num_draws=1, learning_rate=0.01,
+        friction=0.1, explore=0.3, num_data=8, seed=0, progress=False,
+    ),
     "baselines.Chains": of(
         baselines.Chains, draws=Make(lambda: bnn().draw(2)), likelihood=GAUSSIAN, output=None, log_density=torch.zeros(2, 1),
         energy_error=torch.zeros(2), acceptance=torch.ones(2),

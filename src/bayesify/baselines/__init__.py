@@ -7,6 +7,7 @@ from bayesify.baselines.ivon import IVON
 from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
+from bayesify.baselines.sghmc import sghmc
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN
@@ -22,4 +23,5 @@ __all__ = [
     "fit_members",
     "microcanonical",
     "nuts",
+    "sghmc",
 ]

@@ -13,6 +13,7 @@ from bayesify.baselines.ivon import IVON
 from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
+from bayesify.baselines.sghmc import sghmc
 from bayesify.baselines.swag import SWAG, gentle_rate
 from bayesify.baselines.vogn import VOGN
 from bayesify.conversion import bayesianize
@@ -47,6 +48,13 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
     rate = gentle_rate(learning_rate, swag.likelihood) / mean
     epochs = max(2, task.epochs // 2)
     return swag.fit(task.loader, epochs, rate, prior=task.prior, num_data=task.num_data, seed=task.seed, progress=False)
+
+
+def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
+    """All epochs to the maximum a posteriori, and as many of `sghmc`."""
+    trained = train_point(task)
+    given = {"num_data": task.num_data, "seed": task.seed, "progress": False}
+    return sghmc(trained, task.loader, task.epochs, num_draws=num_draws, **given)
 
 
 def natural_gradient_fit(
