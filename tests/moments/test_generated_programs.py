@@ -132,6 +132,50 @@ def test_repeated_tokens_share_their_row() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
+class Largest(nn.Module):
+    """The largest of the tokens in each channel, with a layer and an activation before it; positions may have noise too."""
+
+    def __init__(self, function, layer: bool, places: bool) -> None:
+        super().__init__()
+        self.embed, self.last, self.function = nn.Embedding(7, 6), nn.Linear(6, 2), function
+        self.layer = nn.Linear(6, 6) if layer else nn.Identity()
+        self.places = nn.Embedding.from_pretrained(torch.zeros(6, 6), freeze=not places)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[1]).expand_as(x))
+        h = self.function(self.layer(self.embed(x) + places))
+        return self.last(F.adaptive_max_pool1d(h.transpose(1, 2), 1).squeeze(-1))
+
+
+@pytest.mark.parametrize(
+    ("function", "random_layer", "places"),
+    [
+        (nn.Identity(), False, False),
+        (nn.Identity(), True, False),
+        (torch.tanh, False, False),
+        (torch.tanh, True, False),
+        (F.leaky_relu, True, False),
+        (nn.Identity(), False, True),
+    ],
+)
+def test_the_largest_of_repeated_tokens_counts_each_once(function, random_layer: bool, places: bool) -> None:
+    """The largest of a, b, a and b is that of a and b, unless their positions have noise of their own."""
+    torch.manual_seed(1)
+    net = Largest(function, random_layer, places)
+    chosen: dict[str, posteriors.Posterior] = {"embed": posteriors.MeanField(init_std=0.4)}
+    chosen |= {"layer": posteriors.MeanField(init_std=0.2)} if random_layer else {}
+    chosen |= {"places": posteriors.MeanField(init_std=0.3)} if places else {}
+    bnn = bayesify.bayesianize(net, chosen, likelihood=likelihoods.Gaussian(0.01)).eval()
+    tokens = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2], [3, 3, 3, 3, 3, 5]])
+    n = 4000
+    found = bnn.predict(tokens, method="moments")
+    drawn = bnn.predict(tokens, n, generator=torch.Generator().manual_seed(0))
+    std = drawn.epistemic.sqrt()
+    margin = 3 / n**0.5
+    assert ((found.mean - drawn.mean).abs() / std).max() < MAX_MEAN_GAP + margin
+    assert (found.epistemic.sqrt() / std).log().abs().exp().max() < MAX_STD_RATIO * (1 + margin)
+
+
 def test_positions_share_a_kernel() -> None:
     """Of a random convolution and the average over its positions, the variance is that of the kernel at the average patch."""
     layer = nn.Conv2d(2, 3, 3).double()

@@ -218,8 +218,9 @@ class _Network:
         whole = Plan(_flat(value), size)
         if whole.cost > budget and value.doubt != UNKNOWN and self._serves(args, kwargs):
             whole = Plan(_flat(value), size, budget)
-        found, estimated = covariance(whole, flat)
-        share = float((estimated / found.diagonal(dim1=1, dim2=2).clamp_min(1e-30)).max())
+        found, sure = covariance(whole, flat)
+        all_noise, estimated = (part.diagonal(dim1=1, dim2=2) for part in (found, found - sure))
+        share = float((estimated / all_noise.clamp_min(1e-30)).max())
         if share > MAX_ESTIMATED_SHARE:
             reason = (
                 f"up to {share:.0%} of an output's variance (at most {MAX_ESTIMATED_SHARE:.0%}) is noise that is not linear, "

@@ -260,8 +260,8 @@ class Plan:
 
 
 def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance of each example's outputs, [B, O, O], by one reverse pass for each, and the variance in it, [B, O], that rests on
-    an estimate of how positions vary together.
+    """Covariance of each example's outputs, [B, O, O], by one reverse pass for each, and the part of it, [B, O, O], that does not
+    rest on an estimate of how positions vary together.
 
     Args:
         plan: Plan of the outputs.
@@ -272,14 +272,13 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
         for order, parts in found.items():
             for index, part in enumerate(parts):
                 kept[order, index].append(part)
-    total = torch.zeros(*like.shape, like.shape[1], dtype=like.dtype, device=like.device)
-    estimated = torch.zeros_like(like)
+    sure = torch.zeros(*like.shape, like.shape[1], dtype=like.dtype, device=like.device)
+    estimated = torch.zeros_like(sure)
     for order, index in list(kept):
         stacked = torch.stack(kept.pop((order, index))).transpose(0, 1)  # [B, O, F]
-        total += stacked @ stacked.mT
-        if index >= plan.noises[order].num_sure:
-            estimated += stacked.square().sum(-1)
-    return total, estimated
+        part = sure if index < plan.noises[order].num_sure else estimated
+        part += stacked @ stacked.mT
+    return sure + estimated, sure
 
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from bayesify.moments.pointwise import combined
 from bayesify.moments.responses import Node, Spread
 from bayesify.moments.tensors import (
     ESTIMATED,
+    MAX_GAP_OF_COPIES,
     UNKNOWN,
     Moments,
     NoRule,
@@ -337,7 +338,10 @@ def _largest_of(
 ) -> tuple[Tensor, ...]:
     """Mean, variance, what of it is not linear, and the gain of each position of the windows."""
     spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
-    found, spread, gains = _maximum([part.contiguous() for part in windows(mean, lowest)], spreads, share)
+    means = [part.contiguous() for part in windows(mean, lowest)]
+    if share.ndim > mean.ndim:
+        means, spreads = _without_copies(means, spreads, share)
+    found, spread, gains = _maximum(means, spreads, share)
     moved = [gain * part.sqrt() for gain, part in zip(gains, spreads, strict=True)]
     if share.ndim > mean.ndim:
         return found, spread, (spread - _covary(moved, moved, share)).clamp_min_(0), *gains
@@ -346,6 +350,21 @@ def _largest_of(
         common, apart = common.add_(part), apart.addcmul_(part, part)
     rest = spread - torch.lerp(apart, common.square_(), share.expand_as(apart))
     return found, spread, rest.clamp_min_(0), *gains
+
+
+def _without_copies(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Positions of a window, where each that is the same random number as an earlier one is so low that it never counts.
+
+    Two at a time, the largest of a and b and the largest of b and a would pass for two numbers, and their largest for more than
+    either.
+    """
+    mean, variance = torch.stack(means, -1), torch.stack(variances, -1)
+    gap = (mean.unsqueeze(-1) - mean.unsqueeze(-2)).square()
+    larger = torch.maximum(variance.unsqueeze(-1), variance.unsqueeze(-2))
+    moved = variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * share * larger
+    same = (gap + moved.abs() <= MAX_GAP_OF_COPIES * larger).tril(-1).any(-1)  # [..., K]
+    low = (mean - 10 * variance.sqrt()).amin(-1, keepdim=True) - 1
+    return list(torch.where(same, low, mean).unbind(-1)), list(torch.where(same, 0.0, variance).unbind(-1))
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:

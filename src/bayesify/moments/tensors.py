@@ -372,6 +372,13 @@ NUM_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 4, 128
 """Channels by which positions are compared, and units of an example up to which they are."""
 
 
+MAX_GAP_OF_COPIES = 1e-4
+"""Mean square of the difference of two positions, over their variance, up to which they are the same random number."""
+
+MIN_SURE_SHARE_OF_COPIES = 0.1
+"""Share of their variance that must be known for sure in one of the compared channels to say so."""
+
+
 def correlations(value: Value) -> Tensor | None:
     """Correlation of each two positions of maps [B, C, ...] by linear responses, a mean over some channels, [B, P, P]; nothing
     where that is too much work."""
@@ -382,11 +389,23 @@ def correlations(value: Value) -> Tensor | None:
     plan = Plan(node, size)
     if size > MAX_COMPARED_UNITS or plan.cost > 10 * MAX_SETTLED_COST * rows:
         return None
-    whole = covariance(plan, value.mean.new_empty(rows, size))[0]
-    blocks = whole.view(rows, len(chosen), math.prod(sizes), len(chosen), math.prod(sizes))
-    found = blocks.diagonal(dim1=1, dim2=3)  # [B, P, P, c]
-    std = found.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
-    return (found / (std.unsqueeze(1) * std.unsqueeze(2)).clamp_min(1e-30)).mean(-1).clamp(-1, 1)
+    whole, sure = (
+        part.view(rows, len(chosen), math.prod(sizes), len(chosen), math.prod(sizes)).diagonal(dim1=1, dim2=3)
+        for part in covariance(plan, value.mean.new_empty(rows, size))
+    )  # [B, P, P, c]
+    scale, sure_scale = (_scales(part) for part in (whole, sure))
+    known = scale > 1e-30  # channels without noise, such as those behind ReLU, say nothing
+    found = (torch.where(known, whole / scale, 0.0).sum(-1) / known.sum(-1).clamp_min(1)).clamp(-1, 1)
+    # Positions that answer alike to all noise that is known for sure are the same number, and so is their other noise.
+    alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
+    enough = known & (sure_scale > MIN_SURE_SHARE_OF_COPIES * scale)
+    return torch.where(alike.all(-1) & enough.any(-1), 1.0, found)
+
+
+def _scales(covariance: Tensor) -> Tensor:
+    """Products of the standard deviations of each two positions, [B, P, P, c]."""
+    std = covariance.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
+    return std.unsqueeze(1) * std.unsqueeze(2)
 
 
 class SameSizes(Exception):
