@@ -17,6 +17,7 @@ from bayesify.likelihoods.objectives import exact_copy
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.point import Point
 from bayesify.predictor import Batch
+from bayesify.running.generators import own_generators
 from bayesify.running.runner import Runner
 from bayesify.training.arguments import Update
 from bayesify.training.batches import BatchReader, check_repeatable, count_batches, count_examples, parse_batch
@@ -131,7 +132,8 @@ def sghmc(
     steps = epochs * count_batches(loader)
     groups = [{"params": [value], "scale": float(std[name])} for name, value in values.items()]
     if learning_rate is None:
-        first = next(batch for batch in (parse_batch(item, read_batch).weighed() for item in loader) if len(batch))
+        with own_generators():
+            first = parse_batch(next(iter(loader)), read_batch)
         learning_rate = STABLE_RATE / _largest_curvature(moving, first, groups, total)
     cycle_steps = max(min(steps, LEAST_CYCLE_STEPS), math.ceil(steps / cycles))
     keeping = _Keeping(values, num_draws, steps, cycle_steps, explore)
