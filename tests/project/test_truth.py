@@ -76,3 +76,38 @@ def test_a_distribution_has_no_distance_from_itself() -> None:
 def test_all_methods_but_references_compete() -> None:
     assert len(truth.competitors()) >= 16
     assert not {"hmc", "microcanonical"} & set(truth.competitors())
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    from tools.truth_page import PAGE, page
+
+    text = PAGE.read_text()
+    assert page(text) == text, "run python -m tools.truth_page"
+
+
+def test_figures_and_table_of_some_rows() -> None:
+    from tools.truth_page import contents, heat_map, times
+
+    near, far = {"wasserstein": 0.5, "correlation": 1.0}, {"wasserstein": 5.0, "correlation": 10.0}
+    facts = {
+        "problem": "linear",
+        "seed": 0,
+        "seconds": 2.0,
+        "floors": {"wasserstein": 0.5, "correlation": 1.0},
+        "spread": {"inside": 1.0, "outside": 0.5},
+    }
+    rows = [
+        {**facts, "method": "laplace", "apart": False, "distances": near},
+        {**facts, "method": "point", "apart": False, "distances": far},
+    ]
+    rows.append({**facts, "method": "deep_gp", "apart": True, "distances": near})
+    rows.append({**facts, "method": "nng", "apart": False, "distances": {}, "note": "ValueError: no"})
+    truths = {"linear": {"closed_form": True, "proven": True, "seconds": 0.0}}
+    text = contents({"rows": rows, "truths": truths, "command": "run"})
+    assert "| `laplace` | 1.0 | 1.0 | 1.0 | 1.00 | 0.50 |" in text
+    assert "| `point` | 10.0 | 10.0 | 10.0 |" in text
+    assert text.index("`point`") < text.index("| `deep_gp` | apart |")
+    assert "Not run: `nng` on linear: ValueError: no." in text
+    for figure in (heat_map(rows[:3]), times(rows[:3])):
+        assert figure.startswith("<svg")
+        assert "laplace" in figure
