@@ -136,9 +136,7 @@ def test_reasons_name_the_column_that_is_odd_and_do_not_depend_on_other_rows(kin
     assert "area is empty, and never was in training" in found.unusual[3]
     assert "sold=2031-01-01 is more than" in found.unusual[4]
     assert found.typical["town"] == "north"
-    assert found.typical["sold"] in set(
-        map(str, frame()["sold"].dt.date[23:37])
-    )  # a date in the middle, with its weekday
+    assert found.typical["sold"] in set(map(str, frame()["sold"].dt.date[29:31]))
     alone = model.explain(new.iloc[:1])
     np.testing.assert_allclose(alone.moves, found.moves[:1], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(alone.widens, found.widens[:1], rtol=1e-6, atol=1e-9)

@@ -129,8 +129,12 @@ class Groups:
             if text:
                 patterns, counts = part.unique(dim=0, return_counts=True)
                 found[own] = patterns[counts.argmax()]
-            else:
-                found[own] = part[(part - part.median(0).values).abs().sum(1).argmin()]
+                continue
+            # The number itself, or the days of a date, and marks of empty cells: seasons and weekdays come with the days.
+            marks = (neighbors.center[own] == 0) & (neighbors.scale[own] == 1)
+            marks[0] = True
+            away = (part - part.median(0).values)[:, marks].abs().sum(1)
+            found[own] = part[away.argmin()]
         typical: np.ndarray = (neighbors.center + neighbors.scale * found).numpy()
         return typical
 
