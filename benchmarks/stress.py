@@ -11,6 +11,8 @@ that are at least 0), and its row is not `unusual`. The score is compared with t
 import argparse
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -128,12 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--effort", default="quick", choices=("full", "quick"))
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     found = []
-    for seed in range(arguments.tables):
-        found.append(run(seed, arguments.effort))
-        print(rounded(found[-1], 3), flush=True)
+    with ProcessPoolExecutor(arguments.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for one in pool.map(run, range(arguments.tables), [arguments.effort] * arguments.tables):
+            found.append(one)
+            print(rounded(one, 3), flush=True)
     for kind in KINDS:
         part = [one for one in found if one["kind"] == kind]
         ratio = float(np.exp(np.mean([np.log(one["crps_over_constant"]) for one in part]))) if part else float("nan")
