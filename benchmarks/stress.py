@@ -92,7 +92,7 @@ def simulate(seed: int) -> tuple[str, pandas.DataFrame, np.ndarray, pandas.DataF
 
 def score(model: BayesianRegressor, frame: pandas.DataFrame, y: np.ndarray, train: np.ndarray) -> dict[str, Any]:
     """How far means lie outside the training targets, and scores of new rows."""
-    mean, quantiles = model.predict(frame), model.predict_quantiles(frame, LEVELS)
+    mean, quantiles = model.predict(frame), model.predict_quantiles(frame, LEVELS.tolist())
     low, high = train.min(), train.max()
     room = (MAX_RATIO - 1) * (high if low >= 0 else high - low)
     beyond = np.maximum(mean - high, low - mean) / max(room, 1e-300)

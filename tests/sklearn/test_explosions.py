@@ -48,7 +48,7 @@ def test_amounts_with_zeros_have_a_hurdle():
 @pytest.mark.parametrize("seed", [1, 13])
 @pytest.mark.filterwarnings("ignore:BayesianRegressor")
 def test_no_mean_explodes(seed):
-    """Some tables of the stress benchmark; all 200 are in benchmarks/results/stress.json."""
+    """Two tables of the stress benchmark, which has 200."""
     _, frame, y, new, new_y = stress.simulate(seed)
     model = BayesianRegressor(**QUICK).fit(frame, y)
     assert stress.score(model, new, new_y, y)["exploded"] == 0

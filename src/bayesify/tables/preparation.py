@@ -125,8 +125,8 @@ class Preparation(Plain):
         """Two sets of inputs for categories of many levels, either of which may do: those of levels, and those of means."""
         of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)
         place = len(self.medians) + len(self.marked)
-        for own, known in zip(self.levels, self.means or [()] * len(self.levels), strict=True):
-            of_levels[place : place + len(own) + 1] = len(known) > 0
+        for index, own in enumerate(self.levels):
+            of_levels[place : place + len(own) + 1] = bool(self.means) and len(self.means[index]) > 0
             place += len(own) + 1
         of_means[place:] = True
         levels, means = (np.flatnonzero(part[self.kept]).tolist() for part in (of_levels, of_means))
