@@ -192,8 +192,9 @@ class Maker:
             act = ACTIVATIONS[self.choice.choice(("relu", "tanh", "gelu"))]
             self.add("residual", lambda x, inner: x + act(inner(x)), nn.Linear(size, size))
         elif kind == "pre-activation":
-            step = lambda x, inner: x + inner(F.relu(x, inplace=True))  # noqa: E731
-            self.add("pre-activation in place", step, nn.Linear(size, size))
+            self.add(
+                "pre-activation in place", lambda x, inner: x + inner(F.relu(x, inplace=True)), nn.Linear(size, size)
+            )
         elif kind == "join":
             if self.choice.random() < 0.4:
                 self.add("cat h, h", lambda x: torch.cat((x, x), 1))
@@ -325,15 +326,21 @@ class Maker:
         elif kind == "residual":
             self.add("residual of tokens", lambda x, inner: x + F.gelu(inner(x)), nn.Linear(size, size))
         elif kind == "attention" and size % 4 == 0:
-            step = lambda x, inner: inner(x, x, x, need_weights=False)[0]  # noqa: E731
-            self.add("attention", step, nn.MultiheadAttention(size, 2, batch_first=True))
+            self.add(
+                "attention",
+                lambda x, inner: inner(x, x, x, need_weights=False)[0],
+                nn.MultiheadAttention(size, 2, batch_first=True),
+            )
         elif kind == "encoder" and size % 4 == 0:
             before = self.choice.random() < 0.5
             layer = nn.TransformerEncoderLayer(size, 2, 16, 0.0, batch_first=True, norm_first=before)
             self.apply("encoder layer", layer)
         elif kind == "sdpa":
-            step = lambda x, *parts: F.scaled_dot_product_attention(*(part(x) for part in parts))  # noqa: E731
-            self.add("sdpa", step, *(nn.Linear(size, width) for _ in range(3)))
+            self.add(
+                "sdpa",
+                lambda x, *parts: F.scaled_dot_product_attention(*(part(x) for part in parts)),
+                *(nn.Linear(size, width) for _ in range(3)),
+            )
             self.shape = (length, width)
         else:
             self._over_tokens(kind, width)
@@ -354,11 +361,13 @@ class Maker:
             self.add("flatten tokens", lambda x: x.flatten(1))
             self.shape = (length * size,)
         elif kind == "mixer":
-            step = lambda x, inner: inner(x.transpose(1, 2)).transpose(1, 2)  # noqa: E731
-            self.add("mixer", step, nn.Linear(length, length))
+            self.add("mixer", lambda x, inner: inner(x.transpose(1, 2)).transpose(1, 2), nn.Linear(length, length))
         elif kind == "conv" and length >= 3:
-            step = lambda x, inner: inner(x.transpose(1, 2)).transpose(1, 2)  # noqa: E731
-            self.add("conv of tokens", step, nn.Conv1d(size, width, 3, padding=1))
+            self.add(
+                "conv of tokens",
+                lambda x, inner: inner(x.transpose(1, 2)).transpose(1, 2),
+                nn.Conv1d(size, width, 3, padding=1),
+            )
             self.shape = (length, width)
         elif kind == "place":
             places = torch.randn(length, size) * 0.3
@@ -376,14 +385,20 @@ class Maker:
             self.add("unbind", lambda x: (lambda a, b: a * torch.sigmoid(b))(*x.unflatten(-1, (2, -1)).unbind(2)))
             self.shape = (length, size // 2)
         elif kind == "heads":
-            step = lambda x, layer: F.scaled_dot_product_attention(*layer(x).unflatten(-1, (3, -1)).unbind(2))  # noqa: E731
-            self.add("sdpa by unbind", step, nn.Linear(size, 3 * width))
+            self.add(
+                "sdpa by unbind",
+                lambda x, layer: F.scaled_dot_product_attention(*layer(x).unflatten(-1, (3, -1)).unbind(2)),
+                nn.Linear(size, 3 * width),
+            )
             self.shape = (length, width)
         elif kind == "itself":
             self.add("sdpa of itself", lambda x: F.scaled_dot_product_attention(x, x, x))
         elif kind == "weights" and size % 4 == 0:
-            step = lambda x, layer: layer(x, x, x)[1].mean(1, keepdim=True).transpose(1, 2) * x  # noqa: E731
-            self.add("attention weights", step, nn.MultiheadAttention(size, 2, batch_first=True))
+            self.add(
+                "attention weights",
+                lambda x, layer: layer(x, x, x)[1].mean(1, keepdim=True).transpose(1, 2) * x,
+                nn.MultiheadAttention(size, 2, batch_first=True),
+            )
 
 
 KINDS = ("vector", "maps", "tokens", "words")
