@@ -474,3 +474,19 @@ def test_a_last_linear_map_without_a_layer_is_refused(name: str) -> None:
         ValueError, match=r"is used without a call of its layer.*subset=\['(w|table.weight|body.weight)'"
     ):
         laplace.fit([(x, torch.randn_like(net(x)))])
+
+
+def test_few_passes_come_before_the_data_and_none_before_a_prediction() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 300)).eval()
+    sizes: list[int] = []
+    net[0].register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    x, y = torch.randn(40, 1, 5, 5), torch.randint(300, (40,))
+    laplace = bayesify.Laplace(net, "categorical", subset="last_layer", covariance="kronecker")
+    laplace.fit([(x[:20], y[:20]), (x[20:], y[20:])])
+    assert sizes[-2:] == [20, 20]
+    assert len(sizes) <= 5 + 2  # the layer, the likelihood, derivatives twice, and memory, of a few examples each
+    assert max(sizes[:-2]) <= 6
+    sizes.clear()
+    laplace.predict(x)
+    assert sizes == [40]

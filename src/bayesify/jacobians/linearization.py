@@ -98,6 +98,7 @@ class Jacobians:
         self.output = output
         self.check_deterministic()
         self._certified: dict[bool, Uses] = {}
+        self._ending: dict[bool, Uses] = {}
         self._costs: dict[Any, Cost] = {}
         self._feature_costs: dict[Any, FeatureCost] = {}
         self._may_end = True  # with the layer of the weights, as far as is known
@@ -156,6 +157,18 @@ class Jacobians:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
 
+    def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Uses:
+        """The rules that hold for a layer whose outputs are the network's, of which one order of the examples is enough to see.
+
+        A network that puts its examples in order ends in numbers of its own, which are not those of the layer.
+        """
+        several = batch_size(args, kwargs) > 1
+        if several not in self._certified and several not in self._ending:
+            few = spread_rows(args, kwargs, NUM_WITNESSES)
+            with full_float32() if torch.cuda.is_available() else nullcontext():
+                self._ending[several] = self._agreeing(self._candidates, *few, {})
+        return self._certified[several] if several in self._certified else self._ending[several]
+
     def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
         """One plain pass of the network over a batch, where all derivatives follow from the inputs of its last layer.
 
@@ -165,7 +178,7 @@ class Jacobians:
         """
         if not self._may_end:
             return None
-        uses = self._known_uses(args, kwargs, {})
+        uses = self._known_end(args, kwargs)
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
@@ -179,7 +192,7 @@ class Jacobians:
             return None
         if key not in self._feature_costs:
             few_args, few_kwargs = next(split_rows(args, kwargs, PROBED_ROWS))
-            self._known_uses(args, kwargs, {})
+            self._known_end(args, kwargs)
             with CountBytes() as counter:
                 found = self.features(few_args, few_kwargs)
             if found is None:
