@@ -95,9 +95,10 @@ class Chains(FixedDraws):
         """Outputs of all draws, or class probabilities where the likelihood has classes: [C, T, B, ...]."""
         args, kwargs = checked_inputs(x)
         outputs = self.draws.outputs(args, kwargs, output=self.output, keep=True).kept
+        assert outputs is not None
         axis = self.likelihood.logit_axis(outputs.ndim)
-        outputs = outputs if axis is None else outputs.softmax(axis)
-        return outputs.unflatten(0, tuple(self.log_density.shape))
+        values: Tensor = outputs if axis is None else outputs.softmax(axis)
+        return values.reshape(*self.log_density.shape, *values.shape[1:])
 
     def diagnostics(self, x: Any) -> Diagnostics:
         """Whether the chains agree about the functions at inputs, and about the log density.

@@ -53,8 +53,9 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     """All epochs to the maximum a posteriori, and as many of `sghmc`."""
     trained = train_point(task)
-    given = {"num_data": task.num_data, "seed": task.seed, "progress": False}
-    return sghmc(trained, task.loader, task.epochs, num_draws=num_draws, **given)
+    return sghmc(
+        trained, task.loader, task.epochs, num_draws=num_draws, num_data=task.num_data, seed=task.seed, progress=False
+    )
 
 
 def natural_gradient_fit(

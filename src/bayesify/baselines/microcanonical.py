@@ -120,7 +120,8 @@ class Microcanonical:
         turned = toward * (1 - shrink) * (1 + shrink + cosine * (1 - shrink)) + 2 * shrink * self.direction
         self.direction = turned / turned.norm(dim=1, keepdim=True)
         gained = angle - math.log(2) + (1 + cosine + (1 - cosine) * shrink.square()).log()
-        return (self.size - 1) * gained[:, 0]
+        found: Tensor = (self.size - 1) * gained[:, 0]
+        return found
 
     def _move(self) -> Tensor:
         """One step of all chains; its energy error, [C]."""
@@ -138,7 +139,8 @@ class Microcanonical:
 
     def _fresh_direction(self) -> Tensor:
         drawn = self._normal()
-        return drawn / drawn.norm(dim=1, keepdim=True)
+        found: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
+        return found
 
     def _refresh(self) -> None:
         """Turn the directions by noise that forgets them after the length L."""

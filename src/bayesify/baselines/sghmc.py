@@ -129,7 +129,8 @@ def sghmc(
     check_repeatable(loader)
     std = bnn.prior.draw(1).require_fixed("sghmc").std
     total = count_examples(loader, read_batch) if num_data is None else num_data
-    steps = epochs * count_batches(loader)
+    with own_generators():
+        steps = epochs * (count_batches(loader) or sum(1 for _ in loader))
     groups = [{"params": [value], "scale": float(std[name])} for name, value in values.items()]
     if learning_rate is None:
         with own_generators():
