@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bayesify import Laplace, likelihoods, subnetwork
+from bayesify.laplace import Sampled
 
 pytestmark = pytest.mark.gpu
 
@@ -67,3 +68,15 @@ def test_many_outputs_are_sampled() -> None:
     made = Laplace(net, likelihoods.Categorical(), ["0.weight"]).fit([(x, y)])
     assert "200 outputs sampled" in repr(made)
     assert torch.equal(made.predict(x).probs, made.predict(x).probs)
+
+
+@pytest.mark.filterwarnings("ignore:Laplace.fit:UserWarning")
+def test_draws_over_all_weights_have_the_covariance_of_the_cpu() -> None:
+    net, x, y = problem()
+    options = Sampled(num_draws=512, iterations=60, at_once=512, tolerance=1e-6)
+    there = Laplace(net.cuda(), likelihoods.Categorical(), covariance=options, prior_precision=2.0).fit([(x, y)])
+    exact = Laplace(net.cpu(), likelihoods.Categorical(), "all", "full", prior_precision=2.0).fit([(x, y)])
+    truth = exact.output_covariance(x).diagonal(dim1=1, dim2=2)
+    found = there.output_covariance(x.cuda()).diagonal(dim1=1, dim2=2).cpu()
+    # A variance of n draws has a standard error of sqrt(2 / n) of itself.
+    assert ((found - truth).abs() <= 5 * truth * (2 / 512) ** 0.5).all()

@@ -225,7 +225,7 @@ class Jacobians:
             return found[0].detach(), as_float(found[1].detach())
 
         directions = {name: offsets[name].to(center[name]) for name in self.names}
-        together = torch.func.vmap(push, out_dims=(None, 0), randomness="same")
+        together = torch.func.vmap(push, out_dims=(None, 0), randomness="same")  # type: ignore[arg-type]
         found = self._together("pushes", lambda: together(directions))
         if found is not None:
             return found
@@ -239,7 +239,9 @@ class Jacobians:
 
         A pass backwards for each vector, without gradients of single examples.
         """
-        outputs, back = torch.func.vjp(lambda weights: self._call(weights, args, kwargs)(self.runner), self._center())
+        outputs, back = torch.func.vjp(lambda weights: self._call(weights, args, kwargs)(self.runner), self._center())[
+            :2
+        ]
 
         def pull(vector: Tensor) -> dict[str, Tensor]:
             found: dict[str, Tensor] = back(vector.to(outputs.dtype))[0]

@@ -248,7 +248,8 @@ def whiten(subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor | None
     weights alike in units of the prior and weights before a normalization may have any size.
     """
     given = {} if prior is None else subset.split(prior)
-    scale, whitened = {}, {}
+    scale: dict[str, Tensor] = {}
+    whitened: dict[str, Tensor] = {}
     for layer in group_layers(subset.weights[name] for name in subset.names):
         if f"inputs/{layer.name}" not in curvature:
             continue
