@@ -63,8 +63,8 @@ class Run:
     epochs: int = NUM_EPOCHS
     prior: Any = None
     scheduler: str | None = None
-    learning_rate: float = 1e-2
-    """Of SWAG."""
+    learning_rate: float | None = None
+    """Of SWAG; its own by default."""
     batch_statistics: str = "auto"
     own_epochs: int = 0
     """Those that the plain network had."""
@@ -194,7 +194,7 @@ def _laplace(**options: Any) -> Callable[..., Any]:
     return lambda net, data, run: Laplace(net, data.likelihood(), **options).fit(data.loader(500))
 
 
-def _bayesian(net: nn.Module, posterior: Any, data: Data, run: Run) -> Any:
+def bayesian(net: nn.Module, posterior: Any, data: Data, run: Run) -> Any:
     return bayesify.bayesianize(
         net, posterior, likelihood=data.likelihood(), prior=run.prior, batch_statistics=run.batch_statistics
     )
@@ -207,16 +207,17 @@ def _fit(model: Any, data: Data, run: Run, epochs: int | None = None) -> Any:
 
 
 def _variational(make: Callable[[], Any]) -> Callable[..., Any]:
-    return lambda net, data, run: _fit(_bayesian(net, make(), data, run), data, run)
+    return lambda net, data, run: _fit(bayesian(net, make(), data, run), data, run)
 
 
 def _function_space(net: nn.Module, data: Data, run: Run) -> Any:
-    return _fit(bayesify.FunctionSpaceVI(_bayesian(net, posteriors.MeanField(), data, run)), data, run)
+    return _fit(bayesify.FunctionSpaceVI(bayesian(net, posteriors.MeanField(), data, run)), data, run)
 
 
 def _swag(net: nn.Module, data: Data, run: Run) -> Any:
     options = {"prior": run.prior, "seed": run.seed, "progress": False}
     model = SWAG(net, data.likelihood()).fit(data.loader(), run.epochs, run.learning_rate, **options)
+    run.findings.extend(model.history.findings.codes)
     if not any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return model
     draws = model.draw(32, loader=data.loader(500))  # each with statistics of its own
@@ -229,7 +230,7 @@ def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
 
 def _ensemble(net: nn.Module, data: Data, run: Run) -> Any:
     """Trained as long as the network was: all its members but the first start at random."""
-    return _fit(_bayesian(net, posteriors.Ensemble(), data, run), data, run, run.own_epochs)
+    return _fit(bayesian(net, posteriors.Ensemble(), data, run), data, run, run.own_epochs)
 
 
 REFERENCE_METHODS: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
@@ -276,7 +277,7 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
 
     def plain() -> runs.Row:
         start = time.perf_counter()
-        own = _plain(net, data, seed, epochs)
+        own = plain_network(net, data, seed, epochs)
 
         @torch.no_grad()
         def predict(x: Tensor) -> Any:
@@ -290,7 +291,7 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
     return net.eval(), data, row
 
 
-def _plain(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
+def plain_network(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
     """Trained by maximum likelihood: a point estimate without its prior."""
     bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=data.likelihood())
     bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, kl_weight=0.0, progress=False)
@@ -371,7 +372,7 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     if "prior" in told:
         run = replace(run, prior=PRIORS[told["prior"]]())
     run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", NUM_EPOCHS)))
-    run = replace(run, learning_rate=float(told.get("swag", run.learning_rate)))
+    run = replace(run, learning_rate=float(told["swag"]) if "swag" in told else None)
     run = replace(run, batch_statistics=told.get("statistics", "auto"), epochs=int(told.get("scratch", run.epochs)))
     std, factor = (starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD), prior_precision.FACTOR_PER_LAYER
     starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD = (float(told.get("std", share)) for share in std)

@@ -9,8 +9,8 @@ blocks with GroupNorm on scikit-learn's digits, a segmentation of discs and squa
 are made or come with scikit-learn. Methods, epochs and the interface are those of `benchmarks.defaults`, which chose nothing here.
 
 A classifier keeps the bounds of `benchmarks.defaults`; those on images of another kind count for the digits alone, and the NLL of a
-segmentation is that of a pixel. A regression keeps an RMSE of at most 1.05 of the network's, an NLL of at most 0.02 above its own, and
-85 to 95 % of the test targets in intervals of 90 %. `told` lists the codes of `fit`'s findings.
+segmentation is that of a pixel. A regression keeps an RMSE of at most 1.05 of the network's, an NLL of at most 0.02 above its own,
+and 85 to 95 % of the test targets in intervals of 90 %. `told` lists the codes of `fit`'s findings.
 """
 
 import math
@@ -202,7 +202,7 @@ def measure(name: str, seed: int, method: str, unit: float, folder: Path) -> run
     net = make()
     path = folder / f"{name}-{seed}.pt"
     if not path.exists():
-        plain = defaults._plain(net, data, seed, epochs)
+        plain = defaults.plain_network(net, data, seed, epochs)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(plain.state_dict(), path)
     net.load_state_dict(torch.load(path))
@@ -225,7 +225,7 @@ def _fitted(net: nn.Module, method: str, data: defaults.Data, run: defaults.Run)
     """The method's predictor; the plain network is a point estimate at its own weights, whose noise is that of its residuals."""
     if method != "network":
         return METHODS[method](net, data, run)
-    bnn = defaults._bayesian(net, posteriors.Point(), data, run)
+    bnn = defaults.bayesian(net, posteriors.Point(), data, run)
     if data.likelihood is Gaussian:
         with torch.no_grad():
             bnn.likelihood = Gaussian(float((net(data.train[0]) - data.train[1]).square().mean()))

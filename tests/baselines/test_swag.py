@@ -275,3 +275,42 @@ def test_tracked_statistics_of_instance_normalization_are_those_of_each_draw():
         own[1].momentum = 1.0
         own.train()(x)
         torch.testing.assert_close(outputs, own.eval()(x))
+
+
+@pytest.mark.parametrize("unit", [0.01, 100.0])
+def test_the_unit_of_the_targets_does_not_matter(unit):
+    def fitted(unit):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        x = torch.randn(200, 3)
+        y = x.sin().sum(1, keepdim=True) + 0.3 * torch.randn(200, 1)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        for _ in range(100):
+            optimizer.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for parameter in net[-1].parameters():
+                parameter.mul_(unit)
+        loader = DataLoader(TensorDataset(x, unit * y), 50)
+        swag = baselines.SWAG(net, likelihoods.Gaussian()).fit(loader, 4, seed=0, progress=False)
+        return swag.predict(x, generator=torch.Generator().manual_seed(0))
+
+    plain, scaled = fitted(1.0), fitted(unit)
+    torch.testing.assert_close(scaled.mean / unit, plain.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scaled.variance / unit**2, plain.variance, rtol=1e-2, atol=1e-5)
+
+
+def test_a_fit_that_ends_worse_than_the_network_is_told():
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    y = x @ torch.tensor([[1.0], [-1.0], [0.5]]) + 0.1 * torch.randn(200, 1)
+    net = nn.Sequential(nn.Linear(3, 1))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1.0, -1.0, 0.5]]))
+        net[0].bias.zero_()
+    loader = DataLoader(TensorDataset(x, y), 20)
+    with pytest.warns(UserWarning, match="worse than the network that was given"):
+        swag = baselines.SWAG(net, likelihoods.Gaussian()).fit(loader, 3, 0.015, momentum=0.0, seed=0, progress=False)
+    assert "worse_than_start" in swag.history.findings.codes
+    assert not baselines.SWAG(net, likelihoods.Gaussian()).fit(loader, 3, seed=0, progress=False).history.findings

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -20,16 +22,23 @@ from bayesify.maths.gamma import as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.findings import joined
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import checked_inputs, explain_shape_errors, select_output
+from bayesify.running.last_layer import last_layer
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.arguments import Update
 from bayesify.training.batch_statistics import statistics_of
-from bayesify.training.batches import BatchReader, check_repeatable, count_examples, parse_batch
+from bayesify.training.batches import BatchReader, check_repeatable, count_examples, first_batches, parse_batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
+from bayesify.training.noise import MAX_EXAMPLES, MIN_VARIANCE
+from bayesify.training.random_streams import loader_generators_kept
+from bayesify.training.rules import Score, worse_than_start
+from bayesify.training.validation import Totals, predict_plain
 from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
@@ -38,9 +47,15 @@ MAX_LOSS_RISE = 10.0
 """Nats per example by which the loss may rise."""
 
 
-def gentle_rate(rate: float, likelihood: Likelihood) -> float:
-    """A learning rate of SGD, in proportion smaller under a Gaussian noise variance below 0.1: the loss is that much steeper."""
-    return rate * min(1.0, 10 * float(likelihood.noise.detach().min())) if isinstance(likelihood, Gaussian) else rate
+DEFAULT_RATE = 1e-2
+"""Learning rate of SGD before `gentle_rate`."""
+
+
+def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
+    """A learning rate of SGD, in proportion smaller under a Gaussian noise variance below a tenth of the targets': the loss is that
+    much steeper. `spread` is the targets' variance."""
+    noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
+    return rate * min(1.0, 10 * noise / spread)
 
 
 @register_predictor
@@ -157,12 +172,15 @@ class SWAG(Drawable):
         """Train the copy of the network on with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
-        learn is trained along. Where rows stand for w examples on average, so does the gradient: divide the learning rate by w.
+        learn is trained along; the noise of `Gaussian()` starts at the network's mean squared residual. `history.findings` tells
+        where the mean of the iterates is worse than the network on training batches (not with BatchNorm). Where rows stand for w
+        examples on average, so does the gradient: divide the learning rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data, at the end of each of which an iterate is collected.
-            learning_rate: Of SGD; large enough that the iterates move about; default: `gentle_rate(0.01, likelihood)`.
+            learning_rate: Of SGD; large enough that the iterates move about; default: `gentle_rate(0.01, likelihood)`, for the
+                last layer of a regression times the variance of the targets, so that their unit does not matter.
             momentum: Of SGD.
             prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
             weight_decay: Of SGD, the same for all weights; in place of a prior.
@@ -180,26 +198,80 @@ class SWAG(Drawable):
             ValueError: If an argument is out of range, a weight decay is given next to a prior or example weights, or a loss is not
                 finite or rises.
         """
-        if prior is not None and weight_decay:
-            raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
-        groups = self._groups(prior, weight_decay, total)
-        rate, iterating = learning_rate or gentle_rate(1e-2, self.likelihood), _Iterating(self, not weight_decay)
-        self.history = fit(
-            iterating,
-            loader,
-            epochs=epochs,
-            num_data=total,
-            optimizer=lambda _: optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=rate, momentum=momentum),
-            read_batch=read_batch,
-            update=_Collecting(self, collect_every, skip_epochs),
-            **options,
-        )
+        groups, iterating = self._groups(prior, weight_decay, total), _Iterating(self, not weight_decay)
+        first = self._first_batches(loader, read_batch)
+        spread, start = self._settle_noise(self._score(first)), self._score(first)
+        rate = learning_rate or gentle_rate(DEFAULT_RATE, self.likelihood, spread)
+        if learning_rate is None and optimizer is None:
+            groups = self._with_rates(groups, rate, spread, first)
+        make, update = optimizer or partial(torch.optim.SGD, lr=rate), _Collecting(self, collect_every, skip_epochs)
+        groups = groups if optimizer else [{**group, "momentum": momentum} for group in groups]
+        made = {"optimizer": lambda _: make(groups), "update": update, "read_batch": read_batch}
+        self.history = fit(iterating, loader, epochs=epochs, num_data=total, **made, **options)
         if iterating.rise(total, self.history[-1]["nll"]) > MAX_LOSS_RISE:
             raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
+        self._compare(start, first)
         return self
 
+    def _with_rates(
+        self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
+    ) -> list[dict[str, Any]]:
+        """Groups with learning rates: the last layer's follows the targets' variance `spread`, as its weights do."""
+        last = self._last_layer(first) if spread != 1 and first else ()
+        ids = {id(self.network.get_parameter(name)) for name in last}
+        rest = 1.0 if last else min(1.0, spread)
+        return [{**group, "lr": rate * (spread if id(group["params"][0]) in ids else rest)} for group in groups]
+
+    def _compare(self, start: Score | None, batches: Sequence[Batch]) -> None:
+        """Tell if the mean of the iterates is worse than the network that was given."""
+        if start is None or not self.count or tracking_layers(self.network):
+            return
+        now = self._score(batches, self.mean_network().eval())
+        found = worse_than_start(start, now, held_out=False) if now is not None else []
+        self.history.findings = joined([self.history.findings, found])
+        for finding in found:
+            warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
+
+    def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
+        """The first batches whose examples count; the loader and all generators are left as they were."""
+        if isinstance(loader, Iterator):
+            return []
+        device = self._reference.device
+        with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
+            found = first_batches(loader, MAX_EXAMPLES, read_batch)
+        return [batch for batch in found if float(batch.counts.sum()) > 0]
+
+    @torch.no_grad()
+    def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
+        """The score of the network, or of another one, in evaluation mode."""
+        network, totals = network or copy.deepcopy(self.network).eval(), Totals()
+        for batch in batches:
+            batch = batch.to(self._reference.device)
+            with explain_shape_errors(*checked_inputs(batch.x)):
+                made = predict_plain(network, batch.x, self.likelihood, self.output)
+            totals.add(made, batch)
+        return totals.score() if totals.total > 0 else None
+
+    def _settle_noise(self, start: Score | None) -> float:
+        """Set the noise that nobody has given to the mean squared residual; returns the targets' variance, 1 if it is not known."""
+        if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
+            return 1.0
+        if not self.likelihood.is_settled:
+            self.likelihood.set_noise(max(start.rmse**2, MIN_VARIANCE))
+        return start.guess**2
+
+    def _last_layer(self, batches: Sequence[Batch]) -> Sequence[str]:
+        """Names of the weights of the last layer, none if there is no such layer."""
+        args, kwargs = checked_inputs(batches[0].to(self._reference.device).x)
+        try:
+            return last_layer(Runner(self.network, self.weights), self.weights, args, kwargs, self.output, owner="SWAG")
+        except ValueError:
+            return ()
+
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
+        if prior is not None and weight_decay:
+            raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         decay = dict.fromkeys(self.weights, weight_decay)
         if prior is not None:
             std = make_prior(prior).bind(self.weights).draw(1).std

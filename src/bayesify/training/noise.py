@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.likelihoods import Gaussian
@@ -57,8 +57,13 @@ class LearnedNoise:
     """
 
     def __init__(self, model: Trainable, epochs: int) -> None:
-        bnn = model.module
-        likelihood = bnn.likelihood if isinstance(bnn, BayesianNetwork) else None
+        bnn, likelihood = model.module, None
+        if isinstance(bnn, BayesianNetwork):
+            likelihood = bnn.likelihood
+        elif (
+            isinstance(bnn, nn.ModuleDict) and "likelihood" in bnn
+        ):  # a plain network that trains next to its likelihood
+            likelihood = bnn["likelihood"]
         self._model, self._epochs = model, epochs
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
         self._numbers = 1
@@ -85,11 +90,10 @@ class LearnedNoise:
         likelihood, bnn = self._likelihood, self._model.module
         if likelihood is None or not batches:
             return
-        assert isinstance(bnn, BayesianNetwork)
         weights = torch.cat([batch.counts for batch in batches])
         targets = torch.cat([batch.y.reshape(len(batch), -1) for batch in batches]).double().cpu()
         self._numbers = targets.shape[1]
-        if likelihood.is_settled:
+        if likelihood.is_settled or not isinstance(bnn, BayesianNetwork):
             return
         shares = (weights / weights.sum()).unsqueeze(-1)
         spread = float((shares * (targets - (shares * targets).sum(0)).square()).sum() / self._numbers)
