@@ -79,6 +79,8 @@ SUBSETS: dict[str, Any] = {
     "magnitude": subnetwork.largest_magnitude(9),
 }
 WHOLE = ("all", "last_layer")
+EXACT = [name for name in get_args(Structure) if name != "sampled"]
+"""Draws are other numbers for repeated rows; tests/laplace/test_sampled.py compares weighted rows with the dense posterior."""
 """Subsets of whole weights, which Kronecker factors need."""
 
 
@@ -91,7 +93,7 @@ def summary(made: bayesify.Laplace) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.parametrize("covariance", get_args(Structure))
+@pytest.mark.parametrize("covariance", EXACT)
 def test_laplace(covariance: Any, task: str) -> None:
     """Covariance and evidence of every subset and curvature, and of convolutions."""
     for subset in WHOLE if covariance == "kronecker" else SUBSETS:
@@ -116,7 +118,7 @@ def test_prior_precision_of_laplace(method: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:tune_prior_precision")
 @pytest.mark.parametrize("kind", ["Poisson", "NegativeBinomial", "StudentT"])
-@pytest.mark.parametrize("covariance", get_args(Structure))
+@pytest.mark.parametrize("covariance", EXACT)
 def test_prior_precision_of_laplace_by_draws(kind: str, covariance: Any) -> None:
     """Where a density has no closed form, the draws that judge a row are the same however often the row is there."""
     found = []
@@ -441,7 +443,7 @@ COVERED = {
     "BayesianClassifier", "BayesianRegressor", "BayesianEstimator",  # `test_estimators`
     "BayesianNetwork", "DeepGP", "FunctionSpaceVI", "RandomFeatureGP", "InducingPointGP",  # `Trainable.terms` calls theirs
     "NaturalGradient", "LayerwiseTrainer", "VOGN", "IVON", "NoisyKFAC", "LayerPass",  # `test_natural_gradients`
-    "nuts",  # `test_methods_from_a_task`
+    "nuts", "microcanonical",  # `test_methods_from_a_task`
     "expected_log_likelihood", "integrated_log_likelihood",  # what all objectives are made of
 }  # fmt: skip
 """What the tests above go through."""

@@ -128,7 +128,7 @@ def test_our_table_2_beside_the_papers() -> None:
         "seconds",
     ]
     assert shown[4].split()[:5] == ["yacht", "WHVI", "1", "50", "20"]
-    assert shown[4].split()[7:] == ["0.96", "(0.2)", "-1.1", "-"]
+    assert shown[4].split()[7:] == ["0.96", "(0.2)", "-1.4", "-"]
 
 
 def test_kinds_of_settings_are_tables_of_their_own() -> None:

@@ -172,8 +172,8 @@ class SWAG(Drawable):
         """Train the copy of the network on with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
-        learn is trained along; the noise of `Gaussian()` starts at the network's mean squared residual. `history.findings` tells
-        where the mean of the iterates is worse than the network on training batches (not with BatchNorm). Where rows stand for w
+        learn is trained along. The noise of `Gaussian()` starts at the mean squared residual, and `history.findings` tells
+        if the mean of the iterates ends worse than the network on training batches (not with BatchNorm). Where rows stand for w
         examples on average, so does the gradient: divide the learning rate by w.
 
         Args:
@@ -234,8 +234,9 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches whose examples count; the loader and all generators are left as they were."""
-        if isinstance(loader, Iterator):
+        """The first batches whose examples count, where the noise is to be found; all generators are left as they were."""
+        gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
+        if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
         device = self._reference.device
         with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
