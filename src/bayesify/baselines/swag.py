@@ -207,7 +207,7 @@ class SWAG(Drawable):
             groups = self._with_rates(groups, rate, spread, first)
         make, update = optimizer or partial(torch.optim.SGD, lr=rate), _Collecting(self, collect_every, skip_epochs)
         groups = groups if optimizer else [{**group, "momentum": momentum} for group in groups]
-        made = {"optimizer": lambda _: make(groups), "update": update, "read_batch": read_batch}
+        made: dict[str, Any] = {"optimizer": lambda _: make(groups), "update": update, "read_batch": read_batch}
         self.history = fit(iterating, loader, epochs=epochs, num_data=total, **made, **options)
         if iterating.rise(total, self.history[-1]["nll"]) > MAX_LOSS_RISE:
             raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class LearnedNoise:
     """
 
     def __init__(self, model: Trainable, epochs: int) -> None:
-        bnn, likelihood = model.module, None
+        bnn, likelihood = model.module, cast(nn.Module | None, None)
         if isinstance(bnn, BayesianNetwork):
             likelihood = bnn.likelihood
         elif (
