@@ -3,7 +3,7 @@
     python -m benchmarks.truth sample --problem gap --part 0 --seconds 480     # chains of one problem on one core; again: go on
     python -m benchmarks.truth collect                                         # chains and closed forms to benchmarks/results/truth
     python -m benchmarks.truth run --workers 2                                 # all methods on all problems, three seeds
-    python -m benchmarks.truth show
+    python -m tools.truth_page                                                 # the page from the results
 
 `sample` keeps its chains in build/truth/PROBLEM-PART.pt; parts of a problem are chains with other seeds, for other cores. `collect`
 writes PROBLEM.npz: draws of functions at fixed inputs, which are all that `run` needs. Networks, priors and likelihoods are in
