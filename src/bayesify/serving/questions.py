@@ -1,4 +1,4 @@
-"""What can be asked of each prediction beside its mean and interval: quantiles, probabilities of limits, decisions, reasons."""
+"""What people ask of a prediction besides its mean and interval: quantiles, probabilities of limits, decisions, reasons."""
 
 from __future__ import annotations
 

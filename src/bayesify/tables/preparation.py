@@ -23,7 +23,7 @@ else decides a whole score."""
 
 @dataclass(frozen=True)
 class Preparation(Plain):
-    """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level, means of many levels.
+    """How rows become inputs: medians for missing numbers with a mark, one input per frequent level, means of many levels.
 
     A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
     A category of more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`; 0
