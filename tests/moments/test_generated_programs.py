@@ -147,17 +147,9 @@ class Largest(nn.Module):
         return self.last(F.adaptive_max_pool1d(h.transpose(1, 2), 1).squeeze(-1))
 
 
-@pytest.mark.parametrize(
-    ("function", "random_layer", "places"),
-    [
-        (nn.Identity(), False, False),
-        (nn.Identity(), True, False),
-        (torch.tanh, False, False),
-        (torch.tanh, True, False),
-        (F.leaky_relu, True, False),
-        (nn.Identity(), False, True),
-    ],
-)
+@pytest.mark.parametrize("function", [nn.Identity(), F.relu, F.leaky_relu, torch.tanh, F.silu])
+@pytest.mark.parametrize("random_layer", [False, True])
+@pytest.mark.parametrize("places", [False, True])
 def test_the_largest_of_repeated_tokens_counts_each_once(function, random_layer: bool, places: bool) -> None:
     """The largest of a, b, a and b is that of a and b, unless their positions have noise of their own."""
     torch.manual_seed(1)
@@ -167,13 +159,26 @@ def test_the_largest_of_repeated_tokens_counts_each_once(function, random_layer:
     chosen |= {"places": posteriors.MeanField(init_std=0.3)} if places else {}
     bnn = bayesify.bayesianize(net, chosen, likelihood=likelihoods.Gaussian(0.01)).eval()
     tokens = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2], [3, 3, 3, 3, 3, 5]])
-    n = 4000
+    n = 2000
     found = bnn.predict(tokens, method="moments")
     drawn = bnn.predict(tokens, n, generator=torch.Generator().manual_seed(0))
     std = drawn.epistemic.sqrt()
     margin = 3 / n**0.5
     assert ((found.mean - drawn.mean).abs() / std).max() < MAX_MEAN_GAP + margin
     assert (found.epistemic.sqrt() / std).log().abs().exp().max() < MAX_STD_RATIO * (1 + margin)
+
+
+@pytest.mark.parametrize("function", [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sequential(nn.Tanh(), nn.ReLU())])
+def test_the_largest_of_a_rising_function_is_that_of_the_largest(function: nn.Module) -> None:
+    x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    found = []
+    for inner in ((function, nn.MaxPool2d(2)), (nn.MaxPool2d(2), function)):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), *inner, nn.Flatten(), nn.Linear(36, 2))
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(init_std=0.3), likelihood=likelihoods.Gaussian(0.01))
+        found.append(bnn.predict(x, method="moments"))
+    torch.testing.assert_close(found[0].mean, found[1].mean)
+    torch.testing.assert_close(found[0].epistemic, found[1].epistemic)
 
 
 def test_positions_share_a_kernel() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,32 @@ def elementwise(
     name: str,
     closed_form: Callable[[Tensor, Tensor], Found] | None = None,
     count: int = NUM_QUADRATURE_POINTS,
+    rises: bool = False,
 ) -> Moments:
-    """A function of each unit, by a closed form for Gaussian units or by quadrature."""
+    """A function of each unit, by a closed form for Gaussian units or by quadrature.
+
+    Args:
+        x: Units.
+        function: The function.
+        name: Its name.
+        closed_form: Mean, variance and gain from the units' means and variances; by quadrature where there is none.
+        count: Points of the quadrature.
+        rises: Whether the function never falls.
+    """
     value = nonlinear(value_of(x), name)
+    made = _elementwise(value, function, closed_form, count)
+    if not rises:
+        return made
+    again = partial(elementwise, function=function, name=name, closed_form=closed_form, count=count, rises=True)
+    return units(replace(value_of(made), before=(value, again)))
+
+
+def _elementwise(
+    value: Value,
+    function: Callable[[Tensor], Tensor],
+    closed_form: Callable[[Tensor, Tensor], Found] | None,
+    count: int,
+) -> Moments:
     if value.affine:
         closed = closed_form or (lambda mean, variance: quadrature(mean, variance, function, count))
         found = in_pieces(closed, value.mean, value.variance)
@@ -121,7 +144,7 @@ def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tens
 
 @Moments.rule(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 def _relu(x: Moments, inplace: bool = False) -> Moments:
-    return elementwise(x, F.relu, "relu", lambda mean, variance: _leaky(mean, variance, 0.0))
+    return elementwise(x, F.relu, "relu", lambda mean, variance: _leaky(mean, variance, 0.0), rises=True)
 
 
 @Moments.rule(F.leaky_relu)
@@ -130,7 +153,33 @@ def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False)
     def function(units: Tensor) -> Tensor:
         return F.leaky_relu(units, negative_slope)
 
-    return elementwise(x, function, "leaky_relu", lambda mean, variance: _leaky(mean, variance, negative_slope))
+    closed = partial(_leaky, slope=negative_slope)
+    return elementwise(x, function, "leaky_relu", closed, rises=negative_slope >= 0)
+
+
+_BOUNDED = {"hardtanh", "clamp", "clamp_min"}
+_RISING = {
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "elu",
+    "selu",
+    "celu",
+    "logsigmoid",
+    "softsign",
+    "exp",
+    "relu6",
+    "hardsigmoid",
+}
+_NEARLY_RISING = {"gelu", "silu", "mish", "hardswish"}
+"""Functions that fall by less than 0.4, below 0."""
+
+
+def _rises(name: str, *args: Any) -> bool:
+    """Whether a function never falls, or hardly, and is the same for all units."""
+    if name in _BOUNDED:
+        return not any(isinstance(part, Tensor) for part in args)
+    return name in _RISING | _NEARLY_RISING and not any(isinstance(part, (int, float)) and part < 0 for part in args)
 
 
 def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:
@@ -142,7 +191,8 @@ def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:
             raise NoRule(f"{name} with a random argument has no rule")
         kwargs.pop("inplace", None)
         kept = args[:-1] if args and isinstance(args[-1], bool) else args
-        return elementwise(x, lambda units: plain(units, *kept, **kwargs), name, count=count)
+        rises = _rises(name.rstrip("_"), *kept, *kwargs.values())
+        return elementwise(x, lambda units: plain(units, *kept, **kwargs), name, count=count, rises=rises)
 
     Moments.rule(function)(own)
 

@@ -17,7 +17,6 @@ from bayesify.moments.pointwise import combined
 from bayesify.moments.responses import Node, Spread
 from bayesify.moments.tensors import (
     ESTIMATED,
-    MAX_GAP_OF_COPIES,
     UNKNOWN,
     Moments,
     NoRule,
@@ -293,6 +292,9 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
         return_indices: bool = False,
     ) -> Moments:
         value = nonlinear(_maps(x), "maximum pooling")
+        if value.before is not None and not return_indices:
+            inside, function = value.before
+            return function(own(units(inside), size, stride, padding, dilation, ceil_mode))
         sizes, spaces = _each(size, dims), value.mean.shape[2:]
         kernel, steps, sides = sizes, _each(size if stride in (None, []) else stride, dims), _each(padding, dims)
         if is_adaptive:
@@ -340,31 +342,53 @@ def _largest_of(
     spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
     means = [part.contiguous() for part in windows(mean, lowest)]
     if share.ndim > mean.ndim:
-        means, spreads = _without_copies(means, spreads, share)
+        return _most_alike_first(torch.stack(means, -1), torch.stack(spreads, -1).sqrt(), share)
     found, spread, gains = _maximum(means, spreads, share)
-    moved = [gain * part.sqrt() for gain, part in zip(gains, spreads, strict=True)]
-    if share.ndim > mean.ndim:
-        return found, spread, (spread - _covary(moved, moved, share)).clamp_min_(0), *gains
     common, apart = torch.zeros_like(found), torch.zeros_like(found)
-    for part in moved:
-        common, apart = common.add_(part), apart.addcmul_(part, part)
+    for gain, part in zip(gains, spreads, strict=True):
+        moved = gain * part.sqrt()
+        common, apart = common.add_(moved), apart.addcmul_(moved, moved)
     rest = spread - torch.lerp(apart, common.square_(), share.expand_as(apart))
     return found, spread, rest.clamp_min_(0), *gains
 
 
-def _without_copies(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Positions of a window, where each that is the same random number as an earlier one is so low that it never counts.
+def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
+    """As `_largest_of`, with the correlation of each two of K positions: the two of highest correlation become their largest, until
+    one is left.
 
-    Two at a time, the largest of a and b and the largest of b and a would pass for two numbers, and their largest for more than
-    either.
+    In another order, the largest of a and b and the largest of their copies would pass for two numbers.
+
+    Args:
+        mean: [..., K].
+        std: As the mean.
+        share: [..., K, K].
     """
-    mean, variance = torch.stack(means, -1), torch.stack(variances, -1)
-    gap = (mean.unsqueeze(-1) - mean.unsqueeze(-2)).square()
-    larger = torch.maximum(variance.unsqueeze(-1), variance.unsqueeze(-2))
-    moved = variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * share * larger
-    same = (gap + moved.abs() <= MAX_GAP_OF_COPIES * larger).tril(-1).any(-1)  # [..., K]
-    low = (mean - 10 * variance.sqrt()).amin(-1, keepdim=True) - 1
-    return list(torch.where(same, low, mean).unbind(-1)), list(torch.where(same, 0.0, variance).unbind(-1))
+    shape, count = mean.shape[:-1], mean.shape[-1]
+    mean, std = mean.flatten(0, -2), std.flatten(0, -2)
+    first = std.unsqueeze(-1) * share.flatten(0, -3) * std.unsqueeze(-2)
+    both, gains = first.clone(), torch.eye(count, dtype=mean.dtype, device=mean.device).repeat(len(mean), 1, 1)
+    mean, rows = mean.clone(), torch.arange(len(mean), device=mean.device)
+    left = torch.ones_like(mean, dtype=torch.bool)
+    upper = torch.ones(count, count, dtype=torch.bool, device=mean.device).triu(1)
+    for _ in range(count - 1):
+        spread = both.diagonal(dim1=1, dim2=2).clamp_min(1e-30).sqrt()
+        alike = both / (spread.unsqueeze(1) * spread.unsqueeze(2))
+        alike = alike.masked_fill(~(left.unsqueeze(1) & left.unsqueeze(2) & upper), -math.inf)
+        chosen = alike.flatten(1).argmax(1)
+        one, two = chosen // count, chosen % count
+        found, variance, part = _larger(
+            mean[rows, one], mean[rows, two], both[rows, one, one], both[rows, two, two], both[rows, one, two]
+        )
+        part = part.unsqueeze(1)
+        gains[rows, one] = part * gains[rows, one] + (1 - part) * gains[rows, two]
+        mixed = part * both[rows, one] + (1 - part) * both[rows, two]
+        both[rows, one], both[rows, :, one] = mixed, mixed
+        mean[rows, one], both[rows, one, one], left[rows, two] = found, variance, False
+    moved = (gains[:, :1] @ first @ gains[:, :1].mT).flatten()
+    rest = (both[:, 0, 0] - moved).clamp_min(0)  # what is left is the first: a pair takes the place of its earlier one
+    return *(part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest)), *gains[:, 0].view(*shape, count).unbind(
+        -1
+    )
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
@@ -398,42 +422,39 @@ def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tenso
     return (one * other).sqrt() * found + ((1 - one) * (1 - other)).sqrt() * found.square()
 
 
-def _covary(one: list[Tensor], other: list[Tensor], share: Tensor) -> Tensor:
-    """Covariance of two sums of units with these deviations and correlations [..., K, L]."""
-    return (torch.stack(one, -1).unsqueeze(-2) @ share @ torch.stack(other, -1).unsqueeze(-1)).squeeze(-1).squeeze(-1)
-
-
 def _each(part: Any, dims: int) -> list[int]:
     return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
 
 
-def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    r"""Mean and variance of the largest of Gaussians, and each one's gain, two at a time; with one correlation, or one for each
-    two of them, [..., K, K].
+def _larger(
+    one: Tensor, two: Tensor, one_variance: Tensor, two_variance: Tensor, both: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Mean and variance of the larger of two Gaussians, and the gain of the first.
 
-    With $\theta^2 = v_1 + v_2 - 2 c$ and $\alpha = (m_1 - m_2) / \theta$ the mean of two is
+    With $\theta^2 = v_1 + v_2 - 2 c$ and $\alpha = (m_1 - m_2) / \theta$ the mean is
     $m_1 \Phi(\alpha) + m_2 \Phi(-\alpha) + \theta \varphi(\alpha)$ (Clark 1961).
     """
-    if len(means) == 1:
-        return means[0], variances[0], [torch.ones_like(means[0])]
-    half, each = len(means) // 2, share.ndim > means[0].ndim
-    shares = (share[..., :half, :half], share[..., half:, half:]) if each else (share, share)
-    one, one_variance, one_gains = _maximum(means[:half], variances[:half], shares[0])
-    two, two_variance, two_gains = _maximum(means[half:], variances[half:], shares[1])
     gap = one - two
-    if each:
-        moved = [gain * part.sqrt() for gain, part in zip((*one_gains, *two_gains), variances, strict=True)]
-        both = _covary(moved[:half], moved[half:], share[..., :half, half:])
-    else:
-        both = share * (one_variance * two_variance).sqrt()
     theta = (one_variance + two_variance - 2 * both).clamp_min(1e-30).sqrt()
     alpha = (gap / theta).clamp(-10, 10)
     first = torch.special.ndtr(alpha)
     bump = theta * torch.exp(-0.5 * alpha.square()) / math.sqrt(2 * math.pi)
     above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # over the second's mean
     second = (gap.square() + one_variance) * first + two_variance * (1 - first) + gap * bump
+    return two + above, (second - above.square()).clamp_min(0), first
+
+
+def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Mean and variance of the largest of Gaussians with one correlation, and each one's gain, two at a time."""
+    if len(means) == 1:
+        return means[0], variances[0], [torch.ones_like(means[0])]
+    half = len(means) // 2
+    one, one_variance, one_gains = _maximum(means[:half], variances[:half], share)
+    two, two_variance, two_gains = _maximum(means[half:], variances[half:], share)
+    both = share * (one_variance * two_variance).sqrt()
+    found, variance, first = _larger(one, two, one_variance, two_variance, both)
     gains = [*(first * gain for gain in one_gains), *((1 - first) * gain for gain in two_gains)]
-    return two + above, (second - above.square()).clamp_min(0), gains
+    return found, variance, gains
 
 
 _largest(1, False, torch.max_pool1d, F.max_pool1d)
@@ -508,6 +529,7 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
             channels=channels,
             doubt=doubt,
             lanes=_viewed(value.lanes, mean.shape),
+            before=_inside(value, lambda inside: own(inside, *args, **kwargs)),
         )
         return view(x, made)
 
@@ -562,7 +584,14 @@ def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
     channels = tuple(value.channels[axis] for axis in order)
     mean, variance = value.mean.permute(order), value.variance.permute(order)
     lanes = None if value.lanes is None else value.lanes.permute(order)
-    return view(x, value.derived(mean, variance, lambda change: change.permute(order), channels=channels, lanes=lanes))
+    before = _inside(value, lambda inside: _permute(inside, order))
+    changes = {"channels": channels, "lanes": lanes, "before": before}
+    return view(x, value.derived(mean, variance, lambda change: change.permute(order), **changes))
+
+
+def _inside(value: Value, change: Callable[[Moments], Moments]) -> Any:
+    """What an activation was made of, after a change of shape; see `Value.before`."""
+    return value.before and (value_of(change(units(value.before[0]))), value.before[1])
 
 
 @Moments.rule(Tensor.transpose, torch.transpose)

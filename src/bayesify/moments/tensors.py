@@ -67,6 +67,7 @@ class Value:
         base: Units that these are an elementwise function of.
         chain: That function.
         affine: Whether it is one plus a constant.
+        before: Units that a function that rises made these of, and that function; the largest of these is that of their largest.
     """
 
     mean: Tensor
@@ -82,6 +83,7 @@ class Value:
     base: Value | None = None
     chain: Callable[[Tensor], Tensor] | None = None
     affine: bool = True
+    before: tuple[Value, Callable[[Moments], Moments]] | None = None
 
     @property
     def batch(self) -> int:
@@ -121,7 +123,7 @@ class Value:
         """Units that a linear function makes of these."""
         node = Node(mean.shape, (self.node,), push)
         lanes = self.lanes if mean.shape == self.mean.shape else None
-        changes = {"base": None, "chain": None, "affine": True, "lanes": lanes, **changes}
+        changes = {"base": None, "chain": None, "affine": True, "before": None, "lanes": lanes, **changes}
         return replace(self, mean=mean, variance=variance, node=node, **changes)
 
 
