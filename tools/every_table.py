@@ -150,16 +150,23 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     def pairs(numbers: Mapping[Key, float]) -> list[Comparison]:
         return ranking.compare(numbers, axes, _more_is_better, names)
 
-    about = [
-        row
+    about = {
+        key: row
         for key, row in rows.items()
         if fits(ranking.when, dict(zip(axes, (*key, *more), strict=True)))
         and key[axes.index(ranking.axis)] in (*ranking.above, *ranking.below)
-    ]
-    runs = sorted({row["runs"] for row in about})
+    }
+    runs = sorted({row["runs"] for row in about.values()})
     facts = [f"seeds or splits: {' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}"] if runs else []
-    facts += sorted({row["recipe"] for row in about if "recipe" in row})
-    shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), ", ".join(facts))
+    recipes: dict[str, list[str]] = {}
+    for key, row in about.items():
+        recipes.setdefault(row.get("recipe", ""), []).append(names.get(key[axes.index(ranking.axis)], ""))
+    facts += [
+        f"{', '.join(dict.fromkeys(systems))}: {recipe}" if len(recipes) > 1 else recipe
+        for recipe, systems in recipes.items()
+        if recipe
+    ]
+    shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), "; ".join(facts))
     printed = pairs(theirs)
     if among := pairs(same) or printed:
         which = "the paper, in the same comparisons" if pairs(same) else "the paper"
@@ -335,18 +342,24 @@ def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[
 
 
 def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Key, list[Cell]]:
-    """Rows of one recipe, where rows name theirs: the one with the most numbers of the paper's systems, then the newest."""
-    known = {key: rows for key, rows in found.items() if not set(key).isdisjoint(table.get("labels", {}))}
-    recipes = {row["recipe"] for rows in known.values() for row in rows if "recipe" in row}
-    if not recipes:
+    """Rows of one recipe for each system, where rows name theirs: the one with the most seeds, then the newest.
+
+    Seeds of different recipes are never averaged. Systems may have recipes of their own, as the paper's have.
+    """
+    if not any("recipe" in row for rows in found.values() for row in rows):
         return dict(found)
-
-    def worth(recipe: str) -> tuple[int, str]:
-        own = [[row["date"] for row in rows if row["recipe"] == recipe] for rows in known.values()]
-        return sum(map(bool, own)), max(date for dates in own for date in dates)
-
-    chosen = max(sorted(recipes), key=worth)
-    kept = {key: [row for row in rows if row["recipe"] == chosen] for key, rows in found.items()}
+    at = table["axes"].index("system")
+    seeds: dict[tuple[str, str], set[Any]] = {}
+    newest: dict[tuple[str, str], str] = {}
+    for key, rows in found.items():
+        for row in rows:
+            pair = key[at], row["recipe"]
+            seeds.setdefault(pair, set()).add(row.get("seed"))
+            newest[pair] = max(newest.get(pair, ""), row["date"])
+    chosen = dict(
+        sorted(seeds, key=lambda pair: (len(seeds[pair]), newest[pair], pair))
+    )  # the last one of a system stays
+    kept = {key: [row for row in rows if row["recipe"] == chosen[key[at]]] for key, rows in found.items()}
     return {key: rows for key, rows in kept.items() if rows}
 
 

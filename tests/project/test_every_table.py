@@ -253,31 +253,43 @@ def test_checks_follow_the_files(tmp_path, monkeypatch):
 
 
 def test_a_resnet_18_is_never_compared_with_a_resnet_50(tmp_path, monkeypatch):
-    """The same file is picked up by its settings, not by its name."""
+    """The same file is picked up by its settings, not by its name; seeds are averaged within the recipe that has the most."""
     stored = json.loads((ROOT / "papers/results/inducing_weights/cifar10_resnet18_0.json").read_text())
     folder = tmp_path / "papers/results/inducing_weights"
+    alone = {"scores": {"deterministic": stored["scores"]["deterministic"]}, "date": "2020-01-01", "seed": 2}
     for name, settings, more in (
-        ("cifar10_resnet50/0", {"bottleneck": True, "epochs": 300}, {"seed": 0}),
-        ("cifar10_resnet50/1", {"bottleneck": True, "epochs": 300}, {"seed": 1}),
-        ("cifar10_older", {"bottleneck": True, "epochs": 400}, {"seed": 2, "date": "2020-01-01"}),
-        ("cifar10_held_out", {"bottleneck": True, "epochs": 300}, {"seed": 3, "validation": 100}),
-        ("cifar10_named_resnet50", {"epochs": 300}, {"seed": 4}),
+        ("cifar10_resnet50_one_cycle_0.json", {"bottleneck": True, "epochs": 300}, {"seed": 0}),
+        ("cifar10_resnet50/1/results.json", {"bottleneck": True, "epochs": 300}, {"seed": 1}),
+        ("cifar10_older/results.json", {"bottleneck": True, "epochs": 400}, {"seed": 2, "date": "2020-01-01"}),
+        ("cifar10_held_out/results.json", {"bottleneck": True, "epochs": 300}, {"seed": 3, "validation": 100}),
+        ("cifar10_named_resnet50/results.json", {"epochs": 300}, {"seed": 4}),
+        ("cifar10_of_its_own.json", {"bottleneck": True, "epochs": 200, "point_optimizer": "sgd"}, alone),
     ):
-        path = folder / name / "results.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({**stored, **more, "settings": {**stored["settings"], **settings}}))
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {**stored, **more, "settings": {**stored["settings"], **settings}}
+        if more is not alone:
+            del (scores := dict(content["scores"]))["deterministic"]
+            content["scores"] = scores
+        path.write_text(json.dumps(content))
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     found = tables.ours_of(GRIDS["table5"])
-    assert {key[0] for key in found} == {"deterministic", "ffg_u", "ensemble_u"}
-    assert {row["runs"] for row in found.values()} == {
-        2
-    }  # seeds 0 and 1: not those of another recipe, of held-out images, or of a ResNet-18
+    runs = {key[0]: row["runs"] for key, row in found.items()}
+    assert runs == {"ffg_u": 2, "ensemble_u": 2, "deterministic": 1}  # systems may have recipes of their own
     assert {row["runs"] for row in tables.ours_of(GRIDS["resnet18"]).values()} == {1}
     assert all(
         row["ours"] == pytest.approx(100 * stored["scores"][key[0]]["test"]["accuracy"])
         for key, row in found.items()
         if key[1] == "accuracy"
     )
+    filled = Counter(
+        cell["table"].partition(":")[0]
+        for table in LISTED["tables"]
+        if table.get("read") == "inducing_weights.classification"
+        for cell in tables.cells(table)
+        if cell["ours"] is not None
+    )
+    assert filled == {"Tables 2 and 5": 12, "Table 11": 15, "Table 12": 15, "Table 7": 4, "Table 15": 5, "Table 16": 5}
 
 
 COMMANDS = {one["command"] for own in CONTENT.values() for one in own if one["command"]}

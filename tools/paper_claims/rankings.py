@@ -89,7 +89,7 @@ class Ranking:
         """What of the claim has no number in the settings that it is about, by its name."""
         at = axes.index(self.axis)
         there = {key[at] for key in numbers if fits(self.when, dict(zip(axes, key, strict=True)))}
-        lacking = [name for name in (*self.above, *self.below) if name not in there]
+        lacking = [name for name in dict.fromkeys((*self.above, *self.below)) if name not in there]
         return [f"{self.axis} {name}" if name.isdigit() else names.get(name, name) for name in lacking]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify_papers.inducing_weights.scores import means_by_severity
+from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
@@ -31,14 +32,15 @@ def network_name(settings: Mapping[str, Any]) -> str:
     return kind if whole and width == 64 else f"{kind if whole else 'small ResNet'}, width {width}"
 
 
-def recipe_in_words(settings: Mapping[str, Any]) -> str:
-    """How a run was trained; systems are ranked among runs that were trained alike."""
+def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
+    """How a system was trained in a run; seeds of one recipe are averaged."""
     parts = [f"{settings.get('epochs')} epochs in batches of {settings.get('batch')}"]
     parts += ["mirrored and shifted images"] * bool(settings.get("augment"))
     parts += [f"squares of {settings['cutout']} pixels cut out"] if settings.get("cutout") else []
     parts += ["one cycle of the learning rate"] * (settings.get("schedule") == "one_cycle")
     parts += ["averaged parameters"] * bool(settings.get("average"))
-    parts += ["point estimates by SGD"] * (settings.get("point_optimizer") == "sgd")
+    point = (SYSTEMS | BASELINES)[system].point
+    parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
     return ", ".join(parts)
 
 
@@ -60,8 +62,9 @@ def classification(folder: Path) -> list[Row]:
     def add(setting: dict[str, str], metric: str, ours: float, *path: str, place: int | None = None) -> None:
         theirs = paper.find(*path) if known else None
         number = theirs if theirs is None or place is None else theirs[place]
-        facts = {"seed": content.get("seed"), "recipe": recipe_in_words(settings)}
-        seconds = content["seconds"].get(setting["system"].removesuffix(f"_{size}"))
+        trained = setting["system"].removesuffix(f"_{size}")
+        facts = {"seed": content.get("seed"), "recipe": recipe_in_words(settings, trained)}
+        seconds = content["seconds"].get(trained)
         rows.append({**row({**about, **setting}, metric, ours, number), **facts, "seconds": seconds})
 
     for system, scores in content["scores"].items():
