@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import cifar10_page
 from tools import paper_pages as pages
 from tools.paper_claims import subnetwork as claims
 
@@ -17,6 +18,29 @@ def test_the_page_shows_the_committed_results(name):
     page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
     assert pages.filled(page, ROOT / "papers" / "results" / name.replace("-", "_"), name) == page
     assert all(pages.START.format(table) in page for table in pages.PAGES[name])
+
+
+def test_the_plot_of_cifar10_and_its_page_are_current():
+    page = cifar10_page.PAGE.read_text()
+    assert cifar10_page.filled(page) == page, "run python -m tools.cifar10_page"
+    assert cifar10_page.drawing() == cifar10_page.PLOT.read_text(), "run python -m tools.cifar10_page"
+
+
+def test_the_plot_of_cifar10_takes_new_networks_and_no_held_out_images(tmp_path, monkeypatch):
+    stored = json.loads((cifar10_page.RESULTS / "cifar10_resnet18_one_cycle_0.json").read_text())
+    for name, more in (
+        ("cifar10_resnet50_one_cycle_0", {"settings": {**stored["settings"], "bottleneck": True}}),
+        ("cifar10_resnet18_one_cycle_held", {"validation": 5000}),
+        ("cifar10_resnet18_one_cycle_1", {}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**stored, **more}))
+    monkeypatch.setattr(cifar10_page, "RESULTS", tmp_path)
+    assert [point.name for point in cifar10_page.ours()] == ["FFG-U, ResNet-18", "FFG-U, ResNet-50"]
+    test = stored["scores"]["ffg_u"]["test"]
+    assert {(point.accuracy, point.nll) for point in cifar10_page.ours()} == {(100 * test["accuracy"], test["nll"])}
+    drawn = cifar10_page.drawing()
+    assert drawn.count("<circle") == 2 + sum(point.inside for *_, own in cifar10_page.others() for point in own)
+    assert "ResNet-50</text>" in drawn
 
 
 def test_a_table_is_made_again_between_its_marks(tmp_path):
