@@ -43,7 +43,8 @@ def parser(doc: str | None, *shared: str, **defaults: Any) -> argparse.ArgumentP
         elif isinstance(value, (list, tuple)):
             made.add_argument(_flag(name), nargs="+", type=type(value[0]), default=list(value))
         else:
-            made.add_argument(_flag(name), **{**OPTIONS.get(name, {}), "type": type(value), "default": value})
+            told = "" if "nargs" in OPTIONS.get(name, {}) else OPTIONS.get(name, {}).get("help", "")
+            made.add_argument(_flag(name), type=type(value), default=value, help=told or None)
     return made
 
 

@@ -31,6 +31,7 @@ from bayesify.draws import Draws
 from bayesify.laplace.laplace import Laplace
 from bayesify.maths.convergence import effective_sample_size, split_r_hat
 from bayesify.methods import Method, all_methods, get_method
+from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Ensemble
 from bayesify.predictor import Batch, Predictor
 from bayesify.running.generators import own_generators
@@ -40,6 +41,7 @@ from bayesify.training.maximum_a_posteriori import search_point
 from bayesify.training.task import TrainingTask
 from benchmarks.runs import Row, cell, many, parser
 from benchmarks.timing import record, rounded
+from benchmarks.truth_densities import slope_of
 from benchmarks.truth_distances import distances, floors, spread_ratios
 from benchmarks.truth_problems import PROBLEMS, Problem
 
@@ -59,10 +61,17 @@ APART = ("deep_gp", "function_space")
 """Methods whose prior is not the network's, which have no rank."""
 SECONDS_BETWEEN_FILES = 30.0
 LIMIT_R_HAT = 1.05
+MAX_KEPT = 1_500_000
+"""Numbers that the file of a part holds at most."""
+KEPT, TOLD = ("functions", "densities"), ("energy_error", "acceptance", "step", "length")
+"""What a part stores of its chains."""
 
 
 class Part:
     """Chains of one problem in one process, and their file.
+
+    Functions are kept after every `thin` trajectories. When they are too many for a small file, every other one goes and `thin`
+    doubles.
 
     Args:
         problem: The problem.
@@ -74,37 +83,38 @@ class Part:
 
     def __init__(self, problem: Problem, part: int, folder: Path, members: int = MEMBERS, warmup: int = WARMUP) -> None:
         self.problem, self.path = problem, folder / f"{problem.name}-{part}.pt"
-        with own_generators(seed=1000 + part):
-            bnn = bayesianize(problem.make(), Ensemble(members), likelihood=problem.likelihood, prior=problem.prior)
         stored = torch.load(self.path) if self.path.exists() else None
         start = time.process_time()
-        if stored is None:
-            search_point(bnn, [(problem.x, problem.y)], num_data=len(problem.y), epochs=POINT_EPOCHS, seed=part)
+        bnn = trained_members(problem, part, members, 1 if stored else POINT_EPOCHS)
         self.sampler, self.shapes = sampler_of(bnn, Batch(problem.x, problem.y), seed=part)
+        self.sampler.slope = slope_of(problem, self.sampler.scale)  # type: ignore[method-assign]
+        self.sampler.log_density, self.sampler.gradient = self.sampler.slope(self.sampler.position)
         self.runner = Runner(bnn.network, bnn.weights)
-        self.functions: list[Tensor] = []  # [C, I, O] after each trajectory
+        self.functions: list[Tensor] = []  # [C, I, O] each
         self.densities: list[Tensor] = []
+        self.thin, self.trajectories = 1, 0
         self.seconds = 0.0
         if stored is None:
-            self.sampler.warm_up(warmup)
+            if warmup:
+                self.sampler.warm_up(warmup)
             self.seconds = time.process_time() - start
         else:
             self.sampler.set_state(stored["sampler"])
             self.functions, self.densities = list(stored["functions"].unbind(1)), list(stored["densities"].unbind(1))
-            self.seconds = stored["seconds"]
+            self.seconds, self.thin, self.trajectories = stored["seconds"], stored["thin"], stored["trajectories"]
 
     def advance(self) -> None:
         """One trajectory of each chain, with the functions after it."""
         self.sampler.advance()
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        parts = (self.sampler.position * self.sampler.scale).split(sizes, dim=1)
-        weights = {
-            name: value.unflatten(1, shape) for (name, shape), value in zip(self.shapes.items(), parts, strict=True)
-        }
-        with torch.no_grad():
-            outputs = Draws(self.runner, weights, torch.zeros(len(self.sampler.position)))(self.problem.inputs)
-        self.functions.append(outputs)
+        self.trajectories += 1
+        if self.trajectories % self.thin:
+            return
+        self.functions.append(
+            functions_at(self.problem, self.runner, self.shapes, self.sampler.position * self.sampler.scale)
+        )
         self.densities.append(self.sampler.log_density)
+        if len(self.functions) * self.functions[0].numel() > MAX_KEPT:
+            self.functions, self.densities, self.thin = self.functions[1::2], self.densities[1::2], 2 * self.thin
 
     def write(self) -> None:
         """Store the chains so that they can go on."""
@@ -112,6 +122,8 @@ class Part:
         tensors = {"functions": torch.stack(self.functions, 1), "densities": torch.stack(self.densities, 1)}
         told = {
             "seconds": self.seconds,
+            "trajectories": self.trajectories,
+            "thin": self.thin,
             "energy_error": float(self.sampler.energy_error.mean()),
             "acceptance": float(self.sampler.acceptance.mean()),
             "step": self.sampler.step,
@@ -119,6 +131,22 @@ class Part:
         }
         torch.save({**tensors, **told, "sampler": self.sampler.state()}, self.path.with_suffix(".new"))
         self.path.with_suffix(".new").replace(self.path)
+
+
+def trained_members(problem: Problem, part: int, members: int, epochs: int) -> BayesianNetwork:
+    """An ensemble from which chains start."""
+    with own_generators(seed=1000 + part):
+        bnn = bayesianize(problem.make(), Ensemble(members), likelihood=problem.likelihood, prior=problem.prior)
+    search_point(bnn, [(problem.x, problem.y)], num_data=len(problem.y), epochs=epochs, seed=part)
+    return bnn
+
+
+def functions_at(problem: Problem, runner: Runner, shapes: dict[str, tuple[int, ...]], weights: Tensor) -> Tensor:
+    """Outputs [S, I, O] at the inputs of a problem from weights [S, P] in the order of `shapes`."""
+    parts = weights.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    named = {name: value.unflatten(1, shape) for (name, shape), value in zip(shapes.items(), parts, strict=True)}
+    with torch.no_grad():
+        return Draws(runner, named, torch.zeros(len(weights)))(problem.inputs)
 
 
 def sample(
@@ -143,14 +171,12 @@ def sample(
 def joined(name: str, folder: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Functions [C, T, I, O] and log densities [C, T] of all parts of a problem, and what the parts say."""
     parts = [torch.load(path) for path in sorted(folder.glob(f"{name}-*.pt"))]
-    steps = min(part["densities"].shape[1] for part in parts)
+    thin = max(part["thin"] for part in parts)
+    kept = [{key: part[key][:, thin // part["thin"] - 1 :: thin // part["thin"]] for key in KEPT} for part in parts]
+    steps = min(one["densities"].shape[1] for one in kept)
     skipped = int(SKIPPED_SHARE * steps)
-    functions, densities = (
-        torch.cat([part[key][:, skipped:steps] for part in parts]) for key in ("functions", "densities")
-    )
-    told = {
-        key: float(np.mean([part[key] for part in parts])) for key in ("energy_error", "acceptance", "step", "length")
-    }
+    functions, densities = (torch.cat([one[key][:, skipped:steps] for one in kept]) for key in KEPT)
+    told = {key: float(np.mean([part[key] for part in parts])) for key in (*TOLD, "trajectories")}
     return functions, densities, {**told, "seconds": round(sum(part["seconds"] for part in parts), 1)}
 
 
@@ -165,7 +191,7 @@ def diagnose(problem: Problem, functions: Tensor, densities: Tensor, told: dict[
     r_hat, effective = split_r_hat(values), effective_sample_size(values)
     return {
         "chains": len(values),
-        "trajectories": values.shape[1],
+        "kept": values.shape[1],
         "r_hat": round(float(r_hat.max()), 4),
         "r_hat_95": round(float(r_hat.quantile(0.95)), 4),
         "effective_draws": round(float(effective.min()), 1),

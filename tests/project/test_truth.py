@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from bayesify.baselines.microcanonical import sampler_of
+from bayesify.conversion import bayesianize
+from bayesify.posteriors import Ensemble
+from bayesify.predictor import Batch
 from benchmarks import truth
+from benchmarks.truth_densities import slope_of
 from benchmarks.truth_distances import distances, floors
 from benchmarks.truth_problems import PROBLEMS
 
@@ -111,3 +116,14 @@ def test_figures_and_table_of_some_rows() -> None:
     for figure in (heat_map(rows[:3]), times(rows[:3])):
         assert figure.startswith("<svg")
         assert "laplace" in figure
+
+
+@pytest.mark.parametrize("name", sorted(HERE))
+def test_densities_written_out_are_those_of_the_sampler(name: str) -> None:
+    problem = PROBLEMS[name]()
+    bnn = bayesianize(problem.make(), Ensemble(3), likelihood=problem.likelihood, prior=problem.prior)
+    sampler, _ = sampler_of(bnn, Batch(problem.x, problem.y), seed=0)
+    positions = 0.5 * torch.randn(sampler.position.shape, generator=torch.Generator().manual_seed(0))
+    (density, slope), (other, wanted) = slope_of(problem, sampler.scale)(positions), sampler.slope(positions)
+    torch.testing.assert_close(density - density[0], other - other[0], rtol=1e-4, atol=0.02)
+    torch.testing.assert_close(slope, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
