@@ -14,7 +14,7 @@ from bayesify_papers.function_space.trainings import Training
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.rows import show
-from bayesify_papers.shared.scores import classification_scores, separation
+from bayesify_papers.shared.scores import classification_scores, reliability_curve, separation
 from bayesify_papers.shared.sources import as_labels
 
 PAPER = published("function_space")
@@ -39,8 +39,11 @@ def evaluate(folder: Path, data: str | None = None) -> int:
     spent = about.get("seconds", {})
     rows = {row: {**summarize(entries), "seconds": seconds(row, spent)} for row, entries in found.items()}
     lines = requirement(rows) if settings["dataset"] == "fashion_mnist" else []
-    histograms = {row: entries[0]["histogram"] for row, entries in found.items()}
-    content = {**about, "rows": rows, "requirement": lines, "histograms": histograms}
+    curves = {
+        name: {row: entries[0][key] for row, entries in found.items()}
+        for name, key in (("histograms", "histogram"), ("reliability", "reliability"))
+    }
+    content = {**about, "rows": rows, "requirement": lines, **curves}
     records.write(folder / "results.json", content)
     print("\n\n".join([show(images(folder)), *lines]))
     return 0
@@ -68,7 +71,7 @@ def score_all(folder: Path, dataset: str, data: str | None) -> dict[str, list[di
 
 
 def score_one(made: dict[str, predictions.StoredPrediction], labels: Tensor) -> dict[str, Any]:
-    """Scores and histograms of one prediction."""
+    """Scores, histograms of entropy and the reliability curve (figure 5) of one prediction."""
     scores = classification_scores(made["test"], labels) | separation(made)
     top = float(np.log(made["test"].class_probs.shape[-1]))
     histogram = {
@@ -77,12 +80,12 @@ def score_one(made: dict[str, predictions.StoredPrediction], labels: Tensor) -> 
         ]
         for name, prediction in made.items()
     }
-    return {**scores, "histogram": histogram}
+    return {**scores, "histogram": histogram, "reliability": reliability_curve(made["test"], labels)}
 
 
 def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over seeds of every number."""
-    keys = [key for key in entries[0] if key != "histogram"]
+    keys = [key for key in entries[0] if key not in ("histogram", "reliability")]
     return {
         "seeds": len(entries),
         "mean": {key: statistics.fmean(entry[key] for entry in entries) for key in keys},

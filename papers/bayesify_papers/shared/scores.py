@@ -28,6 +28,23 @@ def classification_scores(prediction: ClassificationPredictive, labels: Tensor) 
     }
 
 
+def reliability_curve(prediction: ClassificationPredictive, labels: Tensor) -> dict[str, list[float | None]]:
+    """Confidence, accuracy and number of images by bins of confidence of equal width, `None` in bins without an image.
+
+    Args:
+        prediction: Of B images.
+        labels: [B], on the device of the prediction.
+    """
+    found = metrics.reliability(prediction, labels)
+    return {
+        "count": found.count.tolist(),
+        **{
+            key: [round(value, 5) if math.isfinite(value) else None for value in getattr(found, key).tolist()]
+            for key in ("confidence", "accuracy")
+        },
+    }
+
+
 def separation(made: Mapping[str, ClassificationPredictive]) -> dict[str, float]:
     """AUROC of the set `ood/...` against `test`, by entropy and by mutual information, from ranks."""
     (outside,) = (prediction for name, prediction in made.items() if name.startswith("ood/"))

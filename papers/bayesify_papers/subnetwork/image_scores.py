@@ -10,6 +10,7 @@ import torch
 from bayesify import metrics
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.rows import Row, show
+from bayesify_papers.shared.scores import reliability_curve
 from bayesify_papers.shared.sources import as_labels
 
 REJECTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -23,8 +24,9 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
         folder: What `shifted_images.run` wrote.
 
     Returns:
-        By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `ood` with AUROC by entropy and by maximum
-        probability, and `rejection` with accuracies at `REJECTED_SHARES` when every other image counts as an error.
+        By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `reliability` with the curve of each set, `ood`
+        with AUROC by entropy and by maximum probability, and `rejection` with accuracies at `REJECTED_SHARES` when every other
+        image counts as an error.
 
     Raises:
         FileNotFoundError: If there are no predictions.
@@ -36,12 +38,13 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
-    scores: dict[str, Any] = {"shifted": {}, "ood": {}, "rejection": {}}
+    scores: dict[str, Any] = {"shifted": {}, "reliability": {}, "ood": {}, "rejection": {}}
     plain = next(prediction for name, prediction in made.items() if name.startswith("shifted/"))
     for name, prediction in made.items():
         kind, _, rest = name.partition("/")
         if kind == "shifted":
             scores["shifted"][rest] = metrics.evaluate(prediction, labels)
+            scores["reliability"][rest] = reliability_curve(prediction, labels)
             continue
         ranked = metrics.ood(plain, prediction)
         scores["ood"][rest] = {key: ranked[key] for key in ("auroc_entropy", "auroc_max_probability")}

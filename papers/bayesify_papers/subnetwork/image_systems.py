@@ -26,7 +26,7 @@ from bayesify.baselines import SWAG, VOGN
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import Dropout, MeanField
-from bayesify_papers.shared.batches import MemoryBatches
+from bayesify.training import Checkpointing
 from bayesify_papers.shared.published import published
 from bayesify_papers.subnetwork import image_training
 from bayesify_papers.subnetwork.image_training import Recipe, batches
@@ -135,6 +135,17 @@ class Workshop:
         path = self.folder / f"network-{self.seed + member}.safetensors"
         options = {"num_classes": self.num_classes, "seed": self.seed + member}
         return image_training.trained(path, self.recipe, self.x, self.y, **options)
+
+    def checkpoint(self, name: str, epochs: int, steps: int) -> Checkpointing:
+        """Where a training run of some epochs goes on after an interruption, written about twenty times.
+
+        Args:
+            name: What is trained.
+            epochs: Epochs of the whole run; runs of other lengths have other files.
+            steps: Steps of an epoch.
+        """
+        path = self.folder / f"{name}-{epochs}-{self.seed}.safetensors"
+        return Checkpointing(path, every=max(1, epochs // 20) * steps)
 
     @property
     def precision(self) -> Literal["float32", "bf16"]:
@@ -294,37 +305,42 @@ def _probs(made: Predictive) -> Tensor:
 
 
 def _subnetwork(shop: Workshop) -> Iterator[Variant]:
-    settings, start = shop.settings, time.perf_counter()
+    settings = shop.settings
     if settings.select == "swag":
-        chosen = subnetwork.from_indices(moving_weights(shop))
+        indices, seconds = moving_weights(shop)
+        yield from _laplace(shop, "subnetwork", subnetwork.from_indices(indices), select_seconds=round(seconds, 1))
     else:
         chosen = subnetwork.largest_variance(settings.size, num_examples=settings.num_select, skip_flat=False)
-    yield from _laplace(shop, "subnetwork", chosen, select_seconds=round(time.perf_counter() - start, 1))
+        yield from _laplace(shop, "subnetwork", chosen)
 
 
 def _sgd_goes_on(
-    shop: Workshop, loader: MemoryBatches, epochs: int, learning_rate: float, *, weight_decay: float, rank: int
-) -> SWAG:
-    """Iterates of SGD at a constant learning rate from the MAP estimate on."""
+    shop: Workshop, name: str, batch: int, epochs: int, learning_rate: float, *, weight_decay: float, rank: int
+) -> tuple[SWAG, float]:
+    """Iterates of SGD at a constant learning rate from the MAP estimate on, and its seconds; it goes on from its checkpoint."""
+    loader = batches(shop.x, shop.y, batch, shop.recipe)
     options: dict[str, Any] = {"momentum": shop.recipe.momentum, "precision": shop.precision, "seed": shop.seed}
+    options |= {"weight_decay": weight_decay, "checkpoint": shop.checkpoint(name, epochs, len(loader))}
     swag = SWAG(shop.map_estimate, Categorical(), rank=rank)
-    return swag.fit(loader, epochs, learning_rate, weight_decay=weight_decay, progress=False, **options)
+    swag.fit(loader, epochs, learning_rate, progress=False, **options)
+    return swag, sum(swag.history.column("seconds"))
 
 
-def moving_weights(shop: Workshop) -> Tensor:
-    """The weights that vary most while SGD goes on from the MAP estimate, as indices into all parameters laid end to end.
+def moving_weights(shop: Workshop) -> tuple[Tensor, float]:
+    """The weights that vary most while SGD goes on from the MAP estimate, and the seconds of that SGD.
 
-    Only those of convolutions and of the last layer, [S].
+    The weights are indices into all parameters laid end to end, [S], of convolutions and of the last layer alone.
     """
     settings = shop.settings
-    loader = batches(shop.x, shop.y, settings.select_batch, shop.recipe)
     how: dict[str, Any] = {"weight_decay": settings.select_weight_decay, "rank": 0}
-    variances = _sgd_goes_on(shop, loader, settings.select_epochs, settings.select_learning_rate, **how).variance()
+    rate = settings.select_learning_rate
+    swag, seconds = _sgd_goes_on(shop, "selection", settings.select_batch, settings.select_epochs, rate, **how)
+    variances = swag.variance()
     scores = [
         (variances[name] if parameter.ndim > 1 else torch.full_like(parameter, -torch.inf)).detach().reshape(-1)
         for name, parameter in shop.map_estimate.named_parameters()
     ]
-    return torch.cat(scores).topk(settings.size).indices
+    return torch.cat(scores).topk(settings.size).indices, seconds
 
 
 def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
@@ -339,14 +355,15 @@ def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
 
 def _dropout(shop: Workshop) -> Iterator[Variant]:
     """Masks between the two convolutions of each block, rate 0.1 (appendix C.3), trained from the start."""
-    recipe, start = replace(shop.recipe, batch=min(shop.settings.apart_batch, len(shop.x))), time.perf_counter()
+    recipe = replace(shop.recipe, batch=min(shop.settings.apart_batch, len(shop.x)))
     net = image_training.make(recipe, shop.x.shape[1], shop.num_classes, shop.seed)
     if shop.x.is_cuda:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     bnn = bayesianize(net, {"layer*.conv2": Dropout(rate=0.1)}, likelihood=Categorical()).to(shop.x.device)
-    fit(
+    loader = batches(shop.x, shop.y, recipe.batch, recipe)
+    history = fit(
         bnn,
-        batches(shop.x, shop.y, recipe.batch, recipe),
+        loader,
         num_data=len(shop.x),
         epochs=recipe.epochs,
         optimizer=recipe.sgd,
@@ -354,22 +371,23 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
         kl_weight=0.0,
         num_draws=1,
         precision=shop.precision,
+        checkpoint=shop.checkpoint("dropout", recipe.epochs, len(loader)),
         seed=shop.seed,
         progress=False,
     )
     bnn.eval()
-    yield Variant("dropout", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+    yield Variant("dropout", _bayesian(bnn, shop), {"train_seconds": round(sum(history.column("seconds")), 1)})
 
 
 def _swag(shop: Workshop) -> Iterator[Variant]:
     """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
-    settings, start = shop.settings, time.perf_counter()
-    loader = batches(shop.x, shop.y, settings.apart_batch, shop.recipe)
+    settings = shop.settings
     how: dict[str, Any] = {"weight_decay": shop.recipe.weight_decay, "rank": min(20, settings.swag_epochs)}
-    swag = _sgd_goes_on(shop, loader, settings.swag_epochs, settings.swag_learning_rate, **how)
+    rate = settings.swag_learning_rate
+    swag, seconds = _sgd_goes_on(shop, "swag", settings.apart_batch, settings.swag_epochs, rate, **how)
     generator = torch.Generator().manual_seed(shop.seed)
     draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
-    facts = {"train_seconds": round(time.perf_counter() - start, 1)}
+    facts = {"train_seconds": round(seconds, 1)}
 
     def predict(x: Tensor) -> Tensor:
         return _probs(swag.predict(x, draws=draws, memory=MEMORY_BYTES if x.is_cuda else None))
@@ -379,7 +397,7 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
 
 def _vogn(shop: Workshop) -> Iterator[Variant]:
     """Mean-field Gaussians over convolutions and the last layer, trained from the start (Osawa et al. 2019)."""
-    settings, start = shop.settings, time.perf_counter()
+    settings = shop.settings
     net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
     prior = priors.Gaussian(std=settings.vogn_prior_std)
     bnn = bayesianize(net, MeanField(init_std=1e-4), likelihood=Categorical(), prior=prior).to(shop.x.device)
@@ -390,11 +408,13 @@ def _vogn(shop: Workshop) -> Iterator[Variant]:
         loader,
         settings.vogn_epochs,
         schedule=lambda share: image_training.rate(recipe, share * settings.vogn_epochs),
+        checkpoint=shop.checkpoint("vogn", settings.vogn_epochs, len(loader)),
         seed=shop.seed,
         progress=False,
     )
     bnn.eval()
-    yield Variant("vogn", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+    seconds = sum(trainer.history.column("seconds"))
+    yield Variant("vogn", _bayesian(bnn, shop), {"train_seconds": round(seconds, 1)})
 
 
 SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {

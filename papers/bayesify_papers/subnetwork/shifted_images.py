@@ -54,6 +54,8 @@ def run(
 ) -> None:
     """Train systems and write what they predict; what the folder holds under the same settings is not made again.
 
+    Several processes may make different systems in one folder, once the MAP estimate that most of them start from is there.
+
     Args:
         folder: Gets one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
         task: Images.
@@ -69,14 +71,17 @@ def run(
     path = folder / "run.json"
     about = {"dataset": task.data.name, "seed": seed, "recipe": asdict(recipe), "settings": asdict(settings)}
     about = json.loads(json.dumps({**about, "num_train": len(task.data.train_images), "sets": list(task.sets)}))
-    content: dict[str, Any] = {**(facts or {}), **about, "systems": {}}
-    former = records.read(path)
-    if all(former.get(key) == value for key, value in about.items()):
-        content["systems"] = former["systems"]
+
+    def known() -> dict[str, Any]:
+        """What runs of the same settings left, another process that works in the folder too."""
+        former = records.read(path)
+        same = all(former.get(key) == value for key, value in about.items())
+        return {**(facts or {}), **about, "systems": former["systems"] if same else {}}
+
     records.write_arrays(folder / "labels.npz", labels=task.labels)
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:
-        if any(entry.get("system") == name for entry in content["systems"].values()):
+        if any(entry.get("system") == name for entry in known()["systems"].values()):
             print(f"{name}: its predictions are there already", flush=True)
             continue
         made: dict[str, Any] = {}
@@ -92,6 +97,7 @@ def run(
             numbers = {key: value for key, value in made[variant.name].items() if isinstance(value, float)}
             shown = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
             print(f"{variant.name}: {shown}\n{_brief(found, task.labels)}", flush=True)
+        content = known()
         content["systems"] |= made
         records.write(path, content)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from bayesify_papers.shared import predictions
+from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import published
 from bayesify_papers.subnetwork import (
     corrupted_cifar,
@@ -19,7 +20,7 @@ from bayesify_papers.subnetwork import (
 from bayesify_papers.subnetwork.image_systems import DEFAULT_SYSTEMS
 from bayesify_papers.subnetwork.image_training import Recipe
 
-from bayesify.datasets import corruptions
+from bayesify.datasets import corruptions, images
 from bayesify.weights.catalog import count_parameters
 
 
@@ -109,6 +110,9 @@ def test_scores_of_known_predictions(tmp_path):
     assert scores["shifted"]["0"]["accuracy"] == 0.5
     assert scores["shifted"]["0"]["nll"] == pytest.approx(-(np.log(0.8) + np.log(0.1)) / 2, abs=1e-5)
     assert scores["shifted"]["0"]["ece"] == pytest.approx(0.3, abs=1e-5)
+    curve = scores["reliability"]["0"]
+    assert [(at, count) for at, count in enumerate(curve["count"]) if count] == [(12, 10)]
+    assert (curve["confidence"][12], curve["accuracy"][12], curve["accuracy"][0]) == (pytest.approx(0.8), 0.5, None)
     assert scores["ood"]["far"]["auroc_entropy"] == 1.0
     assert scores["rejection"]["far"][0] == pytest.approx(0.25)
     assert scores["rejection"]["far"][5] == pytest.approx(0.5)
@@ -191,12 +195,70 @@ def test_the_subnetwork_has_the_weights_that_move(tmp_path):
     x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 2
     recipe, settings = rotated_mnist.SMOKE
     shop = image_systems.Workshop(tmp_path, x, y, (x, y), (x, y), 2, replace(recipe, batch=20), settings)
-    chosen = image_systems.moving_weights(shop)
+    chosen, seconds = image_systems.moving_weights(shop)
     assert len(set(chosen.tolist())) == settings.size
+    assert seconds > 0
     names = [name for name, value in shop.map_estimate.named_parameters() for _ in range(value.numel())]
     shapes = {name: value.ndim for name, value in shop.map_estimate.named_parameters()}
     assert all(shapes[names[index]] > 1 for index in chosen.tolist())
-    assert torch.equal(chosen, image_systems.moving_weights(shop))
+    assert torch.equal(chosen, image_systems.moving_weights(shop)[0])
+
+
+@pytest.mark.parametrize("name", ["subnetwork", "dropout", "vogn"])
+def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, name):
+    """A run that is killed in its third of four epochs ends as one that is not, and stored epochs are not run again."""
+    x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 2
+    recipe = replace(rotated_mnist.SMOKE[0], batch=20, epochs=4 if name == "dropout" else 1)
+    counts = {"select_epochs": 4, "swag_epochs": 4, "vogn_epochs": 4, "apart_batch": 20, "select_batch": 20}
+    settings = replace(rotated_mnist.SMOKE[1], **counts, tune=("none",))
+    predicted, counted, passes, before = {}, {}, [], 0
+    for place in ("whole", "cut"):
+        folder = tmp_path / place
+        folder.mkdir()
+        shop = image_systems.Workshop(folder, x, y, (x, y), (x, y), 2, recipe, settings)
+        assert shop.map_estimate is not None  # trained before anything is counted
+        each = MemoryBatches.__iter__
+        stop = counted["whole"] - 1 if place == "cut" else None
+
+        def iterate(self, each=each, stop=stop, own=passes):
+            own.append(1)
+            if stop and len(own) == stop:
+                raise KeyboardInterrupt
+            yield from each(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBatches, "__iter__", iterate)
+            passes.clear()
+            if stop:
+                with pytest.raises(KeyboardInterrupt):
+                    next(iter(image_systems.SYSTEMS[name](shop)))
+                before = len(passes)
+            variant = next(iter(image_systems.SYSTEMS[name](shop)))
+        counted[place] = len(passes) - before
+        predicted[place] = variant.predict(x)
+    assert torch.equal(predicted["whole"], predicted["cut"])
+    assert counted["cut"] < counted["whole"]  # passes over the data of the second call
+
+
+def test_processes_keep_what_others_leave_in_the_folder(tmp_path, monkeypatch):
+    pictures = np.zeros((4, 1, 8, 8), np.uint8)
+    labels = np.arange(4, dtype=np.uint8) % 2
+    data = images.Images("tiny", pictures, labels, pictures, labels)
+    task = shifted_images.Task(data, lambda part: part, {"shifted/0": pictures}, labels)
+
+    def slow(shop):
+        content = json.loads((tmp_path / "run.json").read_text())
+        content["systems"]["other"] = {"system": "other"}  # by another process, while this one trains
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        yield image_systems.Variant("slow", lambda x: torch.full((len(x), 2), 0.5), {})
+
+    fast = image_systems.Variant("fast", lambda x: torch.full((len(x), 2), 0.5), {})
+    monkeypatch.setitem(shifted_images.SYSTEMS, "fast", lambda shop: iter([fast]))
+    monkeypatch.setitem(shifted_images.SYSTEMS, "slow", slow)
+    shifted_images.run(
+        tmp_path, task, Recipe(), replace(rotated_mnist.SMOKE[1], num_validation=2), systems=["fast", "slow"]
+    )
+    assert set(json.loads((tmp_path / "run.json").read_text())["systems"]) == {"fast", "slow", "other"}
 
 
 def test_test_images_are_spread_out():
