@@ -2,6 +2,7 @@
 
     python -m benchmarks.stress                      # all of them, with the short training of effort="quick"
     python -m benchmarks.stress --effort full --tables 40
+    python -m benchmarks.stress --workers 8 --runs build/stress.jsonl      # a line per table; finished ones stay
 
 Each table has 60 to 160 training rows and 100 new ones, of which a tenth have inputs five times as large. A prediction has
 exploded if its mean lies further outside the training targets than half of their range (above 1.5 times the largest, for targets
@@ -9,10 +10,12 @@ that are at least 0), and its row is not `unusual`. The score is compared with t
 """
 
 import argparse
+import json
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,12 +134,18 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--effort", default="quick", choices=("full", "quick"))
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--runs", type=Path, help="file of finished tables, which are not run again")
     arguments = parser.parse_args()
-    found = []
+    kept = arguments.runs.read_text().splitlines() if arguments.runs and arguments.runs.exists() else []
+    found = [json.loads(line) for line in kept]
+    wanted = sorted(set(range(arguments.tables)) - {one["seed"] for one in found})
     with ProcessPoolExecutor(arguments.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        for one in pool.map(run, range(arguments.tables), [arguments.effort] * arguments.tables):
+        for one in pool.map(run, wanted, [arguments.effort] * len(wanted)):
             found.append(one)
             print(rounded(one, 3), flush=True)
+            if arguments.runs:
+                with arguments.runs.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
     for kind in KINDS:
         part = [one for one in found if one["kind"] == kind]
         ratio = float(np.exp(np.mean([np.log(one["crps_over_constant"]) for one in part]))) if part else float("nan")
@@ -144,7 +153,7 @@ def main() -> None:
             f"{kind:12} {len(part)} tables, {sum(one['exploded'] for one in part)} rows exploded, CRPS {ratio:.2f} of one guess"
         )
     if arguments.tables == 200:
-        tables = {str(one.pop("seed")): one for one in found}
+        tables = {str(one.pop("seed")): one for one in sorted(found, key=lambda one: one["seed"])}
         record("stress", tables, digits=4)
 
 

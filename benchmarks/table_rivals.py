@@ -1,23 +1,28 @@
-"""The methods of `benchmarks.tables`: bayesify's estimators, and what a user would take instead, on the same rows and inputs.
+"""The methods of `benchmarks.tables`: bayesify's estimators, and what a user would take instead, on the same rows.
 
-A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`; both are plain arrays.
+A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`; both are plain arrays. A rival searches a few
+random settings by the loss of the same validation rows, a fifth of its training rows. Boosted trees and the networks of pytabkit
+take texts as categories; the linear model, the forest and NGBoost take numbers, one input per frequent level.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import pandas
 from pandas import DataFrame
 
 LEVELS = np.array([0.025, *np.arange(1, 20) / 20, 0.975])
 """Probabilities at which quantiles are asked for: the 19 of the CRPS, and the ends of 95 % intervals."""
 TUNING_LEVELS = np.array([0.1, 0.5, 0.9])
-"""Those at which boosted quantile trees are tuned."""
-TREE_DEPTHS, LEARNING_RATES, MAX_TREES, TREES_STEP = (2, 4, 8), (0.05, 0.15), 200, 10
-"""What boosted trees are chosen from; numbers of trees in steps."""
+"""Those at which every rival is tuned and judged on the validation rows."""
+NUM_TRIES, NUM_TRIES_OF_CATBOOST, MAX_TREES, TREES_STEP = 8, 4, 200, 10
+"""Random settings of boosted trees, and numbers of trees that each is judged at, in steps."""
+MAX_NATIVE_LEVELS = 254
+"""Levels of a text that scikit-learn's boosted trees can tell apart; rarer ones are missing."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Rows:
         y_test: Test targets; no method looks at them but to give a density.
         task: `"regression"`, `"count"` or `"classification"`.
         fold: Seed of everything random.
+        ordered: Whether rows are in time order.
     """
 
     frame: DataFrame
@@ -43,6 +49,7 @@ class Rows:
     y_test: np.ndarray
     task: str
     fold: int
+    ordered: bool = False
 
     @property
     def num_classes(self) -> int:
@@ -51,32 +58,74 @@ class Rows:
 
     @property
     def validation(self) -> np.ndarray:
-        """A fifth of the training rows, the same for every method that tunes, as a mask."""
+        """A fifth of the training rows, the same for every method that tunes, as a mask; the last ones of rows in time order."""
+        if self.ordered:
+            return np.arange(len(self.y)) >= 0.8 * len(self.y)
         return np.random.default_rng(self.fold).permutation(len(self.y)) % 5 == 0
+
+    def inner(self) -> "Rows":
+        """The training rows alone, with the validation rows to test on."""
+        held = self.validation
+        frames = self.frame[~held].reset_index(drop=True), self.frame[held].reset_index(drop=True)
+        return replace(
+            self,
+            frame=frames[0],
+            frame_test=frames[1],
+            x=self.x[~held],
+            x_test=self.x[held],
+            y=self.y[~held],
+            y_test=self.y[held],
+        )
+
+    def native(self) -> tuple[DataFrame, DataFrame]:
+        """Training and test inputs for methods that take categories and missing numbers: a date becomes three numbers."""
+        made: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        for name in self.frame:
+            own = self.frame[name]
+            levels = None
+            if not pandas.api.types.is_any_real_numeric_dtype(own) and own.dtype.kind not in "bM":
+                levels = own.value_counts().index[:MAX_NATIVE_LEVELS]
+            for columns, column in zip(made, (own, self.frame_test[name]), strict=True):
+                if levels is not None:
+                    columns[str(name)] = pandas.Categorical(column.where(column.isin(levels)), categories=levels)
+                elif own.dtype.kind == "M":
+                    days = (column - pandas.Timestamp("2000-01-01")).dt.days
+                    columns |= {
+                        f"{name} day": days,
+                        f"{name} of year": column.dt.day_of_year,
+                        f"{name} of week": column.dt.day_of_week,
+                    }
+                else:
+                    columns[str(name)] = column.astype(np.float64)
+        return DataFrame(made[0]), DataFrame(made[1])
 
 
 @dataclass(frozen=True)
 class Regression:
     """Predicted quantiles at `LEVELS` [Q, N], means [N], and log-densities of the test targets [N] where there are any.
 
-    `place` is P(Y <= y) of the test targets [N] where whole numbers are predicted, less a random share of P(Y = y): uniform
-    where the prediction is right, which closed intervals of whole numbers cannot show.
+    `place` is P(Y <= y) of the test targets [N] where some value has a positive probability, less a random share of P(Y = y):
+    uniform where the prediction is right, which closed intervals of counts cannot show. `validation` is the loss of the validation
+    rows at `TUNING_LEVELS`.
     """
 
     quantiles: np.ndarray
     mean: np.ndarray
     log_prob: np.ndarray | None = None
     place: np.ndarray | None = None
+    validation: float | None = None
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Predicted probabilities, [N, C]."""
+    """Predicted probabilities, [N, C], and the log-loss of the validation rows."""
 
     probs: np.ndarray
+    validation: float | None = None
 
 
-Method = Callable[[Rows], Regression | Classification]
+Answer = Regression | Classification
+Method = Callable[[Rows], Answer]
 
 
 # -- bayesify ----------------------------------------------------------------------------------------------------------
@@ -90,7 +139,7 @@ def default(rows: Rows, **options: Any) -> Any:
     return made(random_state=rows.fold, **options).fit(rows.frame, rows.y)
 
 
-def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
+def bayesify(rows: Rows, **options: Any) -> Answer:
     model = default(rows, **options)
     if rows.task == "classification":
         return Classification(model.predict_proba(rows.frame_test))
@@ -98,9 +147,8 @@ def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
 
     found = model.predictive(rows.frame_test)
     y = torch.from_numpy(rows.y_test)[:, None]
-    place = None
-    if found.family.discrete:
-        at, below = found.cdf(y), torch.where(y >= 1, found.cdf((y - 1).clamp_min(0)), 0.0)
+    at, below, place = found.cdf(y), found.below(y), None
+    if bool((below < at).any()):  # counts, and amounts with an atom at zero
         place = (at - (at - below) * torch.from_numpy(np.random.default_rng(rows.fold).random(y.shape))).numpy()[:, 0]
     quantiles = found.quantile(LEVELS.tolist())[..., 0].numpy()
     return Regression(quantiles, found.mean[:, 0].numpy(), found.log_prob(y).numpy(), place)
@@ -109,7 +157,7 @@ def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
 # -- simple ------------------------------------------------------------------------------------------------------------
 
 
-def constant(rows: Rows) -> Regression | Classification:
+def constant(rows: Rows) -> Answer:
     """The training targets' own distribution, whatever the row."""
     count = len(rows.x_test)
     if rows.task == "classification":
@@ -119,7 +167,7 @@ def constant(rows: Rows) -> Regression | Classification:
     return Regression(np.tile(np.quantile(rows.y, LEVELS)[:, None], count), mean, _gaussian(rows.y_test, mean, std))
 
 
-def linear(rows: Rows) -> Regression | Classification:
+def linear(rows: Rows) -> Answer:
     """Ridge regression with the Gaussian of its leave-one-out residuals; logistic regression. Penalties by cross-validation."""
     from scipy.stats import norm
     from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -143,39 +191,29 @@ def _gaussian(y: np.ndarray, mean: np.ndarray, std: Any) -> np.ndarray:
     return -0.5 * np.square((y - mean) / std) - np.log(std * np.sqrt(2 * np.pi))
 
 
-# -- boosted trees -----------------------------------------------------------------------------------------------------
+# -- searches ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trees:
-    """A library of boosted trees: a model for a depth, rate, number of trees and quantile (`None`: classes, -1: the mean), and its
-    predictions after each `TREES_STEP` more trees."""
-
-    make: Callable[[int, float, int, float | None], Any]
-    staged: Callable[[Any, np.ndarray], Iterator[np.ndarray]]
+Setting = dict[str, Any]
 
 
-def boosted(rows: Rows, trees: Trees) -> Regression | Classification:
-    """Depth, rate and number of trees by the loss of the validation rows, then trained on all training rows.
+def searched(method: Callable[[Rows, Setting], Answer], settings: Sequence[Setting] = ({},)) -> Method:
+    """A method with the setting that is best on the validation rows, trained on all training rows."""
 
-    Regressions have one model a quantile, and one of the mean."""
-    held, levels = rows.validation, [None] if rows.task == "classification" else TUNING_LEVELS.tolist()
-    losses: dict[tuple[int, float, int], float] = {}
-    for depth in TREE_DEPTHS:
-        for rate in LEARNING_RATES:
-            models = [trees.make(depth, rate, MAX_TREES, level).fit(rows.x[~held], rows.y[~held]) for level in levels]
-            staged = zip(*(trees.staged(model, rows.x[held]) for model in models), strict=True)
-            for index, predicted in enumerate(staged, 1):
-                loss = np.mean(
-                    [_loss(rows.y[held], found, level) for found, level in zip(predicted, levels, strict=True)]
-                )
-                losses[depth, rate, TREES_STEP * index] = float(loss)
-    depth, rate, count = min(losses, key=losses.__getitem__)
-    if rows.task == "classification":
-        return Classification(trees.make(depth, rate, count, None).fit(rows.x, rows.y).predict_proba(rows.x_test))
-    found = [trees.make(depth, rate, count, level).fit(rows.x, rows.y).predict(rows.x_test) for level in LEVELS]
-    mean = trees.make(depth, rate, count, -1.0).fit(rows.x, rows.y).predict(rows.x_test)
-    return Regression(np.sort(found, axis=0), mean)
+    def run(rows: Rows) -> Answer:
+        inner = rows.inner()
+        losses = [loss(method(inner, setting), inner.y_test) for setting in settings]
+        return replace(method(rows, settings[int(np.argmin(losses))]), validation=min(losses))
+
+    return run
+
+
+def loss(found: Answer, y: np.ndarray) -> float:
+    """Log-loss, or the mean pinball loss at `TUNING_LEVELS`."""
+    if isinstance(found, Classification):
+        return _loss(y, found.probs, None)
+    places = [int(np.argmin(abs(LEVELS - level))) for level in TUNING_LEVELS]
+    return float(np.mean([_loss(y, found.quantiles[place], LEVELS[place]) for place in places]))
 
 
 def _loss(y: np.ndarray, predicted: np.ndarray, level: float | None) -> float:
@@ -189,61 +227,128 @@ def pinball(y: np.ndarray, quantile: np.ndarray, level: Any) -> np.ndarray:
     return np.maximum(level * (y - quantile), (level - 1) * (y - quantile))
 
 
-def hist_gradient_boosting(rows: Rows) -> Regression | Classification:
+# -- boosted trees -----------------------------------------------------------------------------------------------------
+
+
+def tree_settings(rows: Rows, count: int) -> list[Setting]:
+    """Random settings of boosted trees, from wide ranges."""
+    draw = np.random.default_rng([rows.fold, 7])
+    return [
+        {
+            "rate": float(np.exp(draw.uniform(np.log(0.03), np.log(0.3)))),
+            "depth": int(draw.integers(2, 9)),
+            "min_rows": int(draw.choice([3, 5, 10, 20, 40])),
+            "l2": float(np.exp(draw.uniform(np.log(0.01), np.log(10)))),
+        }
+        for _ in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """A library of boosted trees: a model for a setting, number of trees and quantile (`None`: classes, -1: the mean), and its
+    predictions after each `TREES_STEP` more trees."""
+
+    make: Callable[[Setting, int, float | None], Any]
+    staged: Callable[[Any, DataFrame], Iterator[np.ndarray]]
+
+
+def boosted(rows: Rows, trees: Trees) -> Answer:
+    """Setting and number of trees by the loss of the validation rows, then trained on all training rows.
+
+    Regressions have one model a quantile, and one of the mean."""
+    inner, levels = rows.inner(), [None] if rows.task == "classification" else TUNING_LEVELS.tolist()
+    (x, held), (every, test) = inner.native(), rows.native()
+    best: tuple[float, int, Setting] = np.inf, 0, {}
+    for setting in tree_settings(rows, NUM_TRIES):
+        models = [trees.make(setting, MAX_TREES, level).fit(x, inner.y) for level in levels]
+        staged = zip(*(trees.staged(model, held) for model in models), strict=True)
+        for index, predicted in enumerate(staged, 1):
+            parts = [_loss(inner.y_test, found, level) for found, level in zip(predicted, levels, strict=True)]
+            best = min(best, (float(np.mean(parts)), TREES_STEP * index, setting), key=lambda one: one[0])
+    validation, count, setting = best
+    if rows.task == "classification":
+        return Classification(trees.make(setting, count, None).fit(every, rows.y).predict_proba(test), validation)
+    found = [trees.make(setting, count, level).fit(every, rows.y).predict(test) for level in LEVELS]
+    mean = trees.make(setting, count, -1.0).fit(every, rows.y).predict(test)
+    return Regression(np.sort(found, axis=0), mean, validation=validation)
+
+
+def hist_gradient_boosting(rows: Rows) -> Answer:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    def make(depth: int, rate: float, count: int, level: float | None) -> Any:
-        shared: dict[str, Any] = {"max_depth": depth, "learning_rate": rate, "max_iter": count}
-        shared |= {"early_stopping": False, "random_state": 0}
+    def make(setting: Setting, count: int, level: float | None) -> Any:
+        shared: dict[str, Any] = {"max_depth": setting["depth"], "learning_rate": setting["rate"], "max_iter": count}
+        shared |= {"min_samples_leaf": setting["min_rows"], "l2_regularization": setting["l2"]}
+        shared |= {"early_stopping": False, "random_state": 0, "categorical_features": "from_dtype"}
         if level is None:
             return HistGradientBoostingClassifier(**shared)
         if level < 0:
             return HistGradientBoostingRegressor(**shared)
         return HistGradientBoostingRegressor(loss="quantile", quantile=level, **shared)
 
-    def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
+    def staged(model: Any, x: DataFrame) -> Iterator[np.ndarray]:
         every = model.staged_predict_proba(x) if rows.task == "classification" else model.staged_predict(x)
         return islice(every, TREES_STEP - 1, None, TREES_STEP)
 
     return boosted(rows, Trees(make, staged))
 
 
-def lightgbm(rows: Rows) -> Regression | Classification:
+def lightgbm(rows: Rows) -> Answer:
     from lightgbm import LGBMClassifier, LGBMRegressor
 
-    def make(depth: int, rate: float, count: int, level: float | None) -> Any:
-        shared: dict[str, Any] = {"max_depth": depth, "num_leaves": min(2**depth, 31), "learning_rate": rate}
-        shared |= {"n_estimators": count, "n_jobs": 1, "verbose": -1, "random_state": 0}
+    def make(setting: Setting, count: int, level: float | None) -> Any:
+        depth = setting["depth"]
+        shared: dict[str, Any] = {"max_depth": depth, "num_leaves": min(2**depth, 31), "learning_rate": setting["rate"]}
+        shared |= {"min_child_samples": setting["min_rows"], "reg_lambda": setting["l2"], "n_estimators": count}
+        shared |= {"n_jobs": 1, "verbose": -1, "random_state": 0}
         if level is None:
             return LGBMClassifier(**shared)
         return LGBMRegressor(**shared) if level < 0 else LGBMRegressor(objective="quantile", alpha=level, **shared)
 
-    def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
+    def staged(model: Any, x: DataFrame) -> Iterator[np.ndarray]:
         predict = model.predict_proba if rows.task == "classification" else model.predict
         return (predict(x, num_iteration=count) for count in range(TREES_STEP, MAX_TREES + 1, TREES_STEP))
 
     return boosted(rows, Trees(make, staged))
 
 
-def catboost(rows: Rows) -> Regression | Classification:
-    """One model of all quantiles; its number of trees by the validation rows, then trained on all training rows."""
+def catboost(rows: Rows) -> Answer:
+    """One model of all quantiles; setting and number of trees by the validation rows, then trained on all training rows."""
     from catboost import CatBoostClassifier, CatBoostRegressor
 
-    loss = "MultiQuantile:alpha=" + ",".join(f"{level:.3f}" for level in LEVELS)
-    made: Any = CatBoostRegressor if rows.task != "classification" else CatBoostClassifier
-    loss = loss if rows.task != "classification" else "MultiClass"
-    shared = {"loss_function": loss, "thread_count": 1, "verbose": 0, "random_seed": 0, "allow_writing_files": False}
-    held = rows.validation
-    first = made(iterations=MAX_TREES, learning_rate=0.1, early_stopping_rounds=30, **shared)
-    first.fit(rows.x[~held], rows.y[~held], eval_set=(rows.x[held], rows.y[held]))
-    model = made(iterations=first.get_best_iteration() + 1, learning_rate=0.1, **shared).fit(rows.x, rows.y)
-    if rows.task == "classification":
-        return Classification(model.predict_proba(rows.x_test))
-    quantiles = np.sort(model.predict(rows.x_test).T, axis=0)
+    def texts(frame: DataFrame) -> DataFrame:
+        return frame.assign(
+            **{name: frame[name].astype(object).where(frame[name].notna(), "").astype(str) for name in named}
+        )
+
+    (every, test), inner = rows.native(), rows.inner()
+    named = list(every.select_dtypes("category"))
+    x, held = (texts(part) for part in inner.native())
+    made: Any = CatBoostClassifier if rows.task == "classification" else CatBoostRegressor
+    quantiles = "MultiQuantile:alpha=" + ",".join(f"{level:.3f}" for level in LEVELS)
+    shared = {"loss_function": "MultiClass" if rows.task == "classification" else quantiles, "cat_features": named}
+    shared |= {"thread_count": 1, "verbose": 0, "random_seed": 0, "allow_writing_files": False}
+    best: tuple[float, dict[str, Any]] = np.inf, {}
+    for setting in tree_settings(rows, NUM_TRIES_OF_CATBOOST):
+        own = {"learning_rate": setting["rate"], "depth": min(setting["depth"], 6), "l2_leaf_reg": setting["l2"]}
+        model = made(iterations=MAX_TREES, early_stopping_rounds=30, **own, **shared)
+        model.fit(x, inner.y, eval_set=(held, inner.y_test))
+        score = loss(_of_catboost(model, held, rows.task), inner.y_test)
+        best = min(best, (score, {"iterations": model.get_best_iteration() + 1, **own}), key=lambda one: one[0])
+    return replace(
+        _of_catboost(made(**best[1], **shared).fit(texts(every), rows.y), texts(test), rows.task), validation=best[0]
+    )
+
+
+def _of_catboost(model: Any, x: DataFrame, task: str) -> Answer:
+    if task == "classification":
+        return Classification(model.predict_proba(x))
+    quantiles = np.sort(model.predict(x).T, axis=0)
     return Regression(quantiles, quantiles.mean(0))
 
 
-def ngboost(rows: Rows) -> Regression | Classification:
+def ngboost(rows: Rows, setting: Setting) -> Answer:
     """Natural gradient boosting of a normal or, where that is better on the validation rows, a log-normal distribution."""
     from ngboost import NGBClassifier, NGBRegressor
     from ngboost.distns import LogNormal, Normal, k_categorical
@@ -251,7 +356,7 @@ def ngboost(rows: Rows) -> Regression | Classification:
     held = rows.validation
 
     def make(kind: Any, dist: Any, count: int) -> Any:
-        return kind(Dist=dist, n_estimators=count, learning_rate=0.03, verbose=False, random_state=0)
+        return kind(Dist=dist, n_estimators=count, verbose=False, random_state=0, **setting)
 
     def best(kind: Any, dist: Any) -> tuple[float, int]:
         model = make(kind, dist, MAX_TREES)
@@ -272,32 +377,64 @@ def ngboost(rows: Rows) -> Regression | Classification:
     return Regression(quantiles, found.mean(), found.logpdf(rows.y_test))
 
 
-def forest(rows: Rows) -> Regression | Classification:
-    """A quantile forest, 300 trees with leaves of at least 5 rows; scikit-learn's forest for classes."""
+def forest(rows: Rows, setting: Setting) -> Answer:
+    """A quantile forest of 300 trees; scikit-learn's forest for classes."""
     if rows.task == "classification":
         from sklearn.ensemble import RandomForestClassifier
 
-        model = RandomForestClassifier(300, min_samples_leaf=2, random_state=0).fit(rows.x, rows.y)
+        model = RandomForestClassifier(300, random_state=0, **setting).fit(rows.x, rows.y)
         return Classification(model.predict_proba(rows.x_test))
     from quantile_forest import RandomForestQuantileRegressor
 
-    found = RandomForestQuantileRegressor(300, min_samples_leaf=5, random_state=0).fit(rows.x, rows.y)
+    found = RandomForestQuantileRegressor(300, random_state=0, **setting).fit(rows.x, rows.y)
     return Regression(
         np.asarray(found.predict(rows.x_test, quantiles=LEVELS.tolist())).T,
         found.predict(rows.x_test, quantiles="mean"),
     )
 
 
+def pytabkit(rows: Rows, kind: str) -> Answer:
+    """A network of pytabkit with its tuned defaults, of all quantiles. The validation rows stop it, and it is not trained again."""
+    from pytabkit.models.sklearn import sklearn_interfaces
+
+    made = getattr(sklearn_interfaces, f"{kind}_{'Classifier' if rows.task == 'classification' else 'Regressor'}")
+    quantiles = f"multi_pinball({','.join(f'{level:.3f}' for level in LEVELS)})"
+    named = {} if rows.task == "classification" else {"train_metric_name": quantiles, "val_metric_name": quantiles}
+    (every, test), held = rows.native(), rows.validation
+    every, test = (part.assign(**_filled(part, every)) for part in (every, test))
+    model = made(device="cpu", random_state=0, n_threads=1, verbosity=0, **named)
+    model.fit(every, rows.y, val_idxs=np.flatnonzero(held))
+
+    def answer(x: DataFrame) -> Answer:
+        if rows.task == "classification":
+            return Classification(model.predict_proba(x))
+        found = np.sort(np.asarray(model.predict(x)).T, axis=0)
+        return Regression(found, found[1:-1].mean(0))
+
+    return replace(answer(test), validation=loss(answer(every[held].reset_index(drop=True)), rows.y[held]))
+
+
+def _filled(frame: DataFrame, train: DataFrame) -> dict[str, Any]:
+    """Numbers without gaps: medians, next to a mark of where they were."""
+    gaps = [name for name in train if train[name].dtype != "category" and train[name].isna().any()]
+    filled = {name: frame[name].fillna(train[name].median()) for name in frame if train[name].dtype != "category"}
+    return filled | {f"{name} missing": frame[name].isna().astype(np.float64) for name in gaps}
+
+
+NGBOOST_SETTINGS = [{"learning_rate": rate, "minibatch_frac": share} for rate in (0.03, 0.1) for share in (0.5, 1.0)]
+FOREST_SETTINGS = [{"min_samples_leaf": rows, "max_features": share} for rows in (1, 3, 8) for share in (0.33, 1.0)]
 METHODS: dict[str, tuple[Method, str]] = {
     "bayesify": (bayesify, "sklearn"),
     "bayesify-ensemble": (lambda rows: bayesify(rows, method="ensemble"), "sklearn"),
     "constant": (constant, "numpy"),
-    "linear": (linear, "sklearn"),
+    "linear": (searched(lambda rows, _: linear(rows)), "sklearn"),
     "boosted trees": (hist_gradient_boosting, "sklearn"),
     "LightGBM": (lightgbm, "lightgbm"),
     "CatBoost": (catboost, "catboost"),
-    "NGBoost": (ngboost, "ngboost"),
-    "forest": (forest, "quantile_forest"),
+    "NGBoost": (searched(ngboost, NGBOOST_SETTINGS), "ngboost"),
+    "forest": (searched(forest, FOREST_SETTINGS), "quantile_forest"),
+    "RealMLP": (lambda rows: pytabkit(rows, "RealMLP_TD"), "pytabkit"),
+    "TabM": (lambda rows: pytabkit(rows, "TabM_D"), "pytabkit"),
 }
 """Every method, and the package that it needs beside bayesify."""
 

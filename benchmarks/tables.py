@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables export FOLDER                       # the tables, from the packages that carry them
     python -m benchmarks.tables run FOLDER --workers 16             # one JSON per table, method and fold; finished ones stay
+    python -m benchmarks.tables run FOLDER --new                    # the tables that nothing was chosen on
     python -m benchmarks.tables collect                             # into benchmarks/results/tables, one file per method
     taskset -c 0,1 python -m benchmarks.tables times FOLDER         # seconds of the default fit on two cores that are else idle
     python -m tools.tables_page                                     # docs/tables.md
@@ -24,16 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table_rivals import LEVELS, METHODS, Classification, Regression, Rows, installed, pinball
-from benchmarks.table_sources import SOURCES, export, exported
+from benchmarks.table_rivals import LEVELS, METHODS, Answer, Classification, Regression, Rows, installed, pinball
+from benchmarks.table_sources import EVERY_SOURCE, NEW_SOURCES, SOURCES, export, exported
 from benchmarks.timing import rounded
 
-RUNS = Path("build/tables")
+RUNS, OURS = Path("build/tables"), "bayesify"
 RESULTS = Path(__file__).parent / "results" / "tables"
 INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "95": (0.025, 0.975)}
 TIMED_TABLES = ("yacht", "cars", "boston", "housing", "breast_cancer", "energy", "concrete")
 TIMED_TABLES += ("naval", "letter", "power", "protein")
-NUM_BINS = 15
+NUM_BINS, NUM_TENTHS = 15, 10
 MIN_PROBABILITY = 1e-7
 """Probabilities of classes are cut there, for all methods alike."""
 
@@ -60,24 +61,40 @@ def rows_of(folder: Path, name: str, fold: int) -> Rows:
         y[test],
         source.task,
         fold,
+        bool(source.order),
     )
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def scores(found: Regression | Classification, y: np.ndarray) -> dict[str, Any]:
-    """Sums over the test rows, which add up over folds; `num` is their number."""
-    return _class_scores(found.probs, y) if isinstance(found, Classification) else _number_scores(found, y)
+def scores(found: Answer, rows: Rows) -> dict[str, Any]:
+    """Sums over the test rows, which add up over folds; `num` is their number, and `losses` has the score of each row."""
+    made = (
+        _class_scores(found.probs, rows.y_test)
+        if isinstance(found, Classification)
+        else _number_scores(found, rows.y_test, group_of(rows))
+    )
+    return made | {"validation": found.validation, "held": int(rows.validation.sum())}
 
 
-def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
+def group_of(rows: Rows) -> np.ndarray | None:
+    """The text of each test row in the text column of most levels, if there is one."""
+    texts = rows.frame.select_dtypes(exclude=["number", "bool", "datetime"])
+    if texts.shape[1] == 0:
+        return None
+    return rows.frame_test[texts.nunique().idxmax()].astype(object).fillna("").astype(str).to_numpy()
+
+
+def _number_scores(found: Regression, y: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
     quantiles = found.quantiles
     if not (np.isfinite(quantiles).all() and np.isfinite(found.mean).all()):
         raise ValueError("a prediction is not finite")
+    losses = (2 * pinball(y, quantiles[1:-1], LEVELS[1:-1, None])).mean(0)
     made: dict[str, Any] = {
         "num": len(y),
-        "crps": float((2 * pinball(y, quantiles[1:-1], LEVELS[1:-1, None])).mean(0).sum()),
+        "losses": _short(losses),
+        "crps": float(losses.sum()),
         "square": float(np.square(y - found.mean).sum()),
         "nll": None,
     }
@@ -88,23 +105,34 @@ def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
         lower, upper = quantiles[position[low]], quantiles[position[high]]
         inside = (lower <= y) & (y <= upper)
         made[f"inside_{name}"], made[f"width_{name}"] = int(inside.sum()), float((upper - lower).sum())
+        drawn = inside if found.place is None else (low <= found.place) & (found.place <= high)
         if found.place is not None:
-            made[f"drawn_{name}"] = int(((low <= found.place) & (found.place <= high)).sum())
+            made[f"drawn_{name}"] = int(drawn.sum())
         if name == "90":
+            tenths = np.array_split(np.argsort(found.mean, kind="stable"), NUM_TENTHS)
+            made["tenths_90"] = [[len(part), int(drawn[part].sum())] for part in tenths]
+            own = {} if groups is None else {str(name): groups == name for name in np.unique(groups)}
+            made["groups_90"] = {key: [int(part.sum()), int(drawn[part].sum())] for key, part in own.items()}
             thirds = np.array_split(np.argsort(quantiles[position[0.5]], kind="stable"), 3)
             made["thirds_num"] = [len(part) for part in thirds]
             made["thirds_inside_90"] = [int(inside[part].sum()) for part in thirds]
     return made
 
 
+def _short(losses: np.ndarray) -> list[float]:
+    return [float(f"{value:.7g}") for value in losses]
+
+
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     if not np.isfinite(probs).all():
         raise ValueError("a probability is not finite")
     confidence, correct = probs.max(1), probs.argmax(1) == y
+    losses = -np.log(np.clip(probs[np.arange(len(y)), y], MIN_PROBABILITY, 1))
     bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
     return {
         "num": len(y),
-        "log_loss": float(-np.log(np.clip(probs[np.arange(len(y)), y], MIN_PROBABILITY, 1)).sum()),
+        "losses": _short(losses),
+        "log_loss": float(losses.sum()),
         "correct": int(correct.sum()),
         "brier": float(np.square(probs - np.eye(probs.shape[1])[y]).sum()),
         "bin_confidence": np.bincount(bins, confidence, NUM_BINS).round(6).tolist(),
@@ -139,7 +167,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
             "seconds": round(seconds, 3),
             "wall": round(wall, 3),
             "machine": platform.machine(),
-            **rounded(scores(found, rows.y_test), 6),
+            **rounded(scores(found, rows), 6),
         }
     except Exception:
         return traceback.format_exc(limit=-3)
@@ -154,7 +182,7 @@ def _path(out: Path, table: str, method: str, fold: int) -> Path:
 def run(given: argparse.Namespace) -> int:
     """All runs that are wanted and not finished: first folds of all tables first, among them the longest."""
     wanted = []
-    for source in SOURCES:
+    for source in NEW_SOURCES if given.new else SOURCES:
         if given.tables and source.name not in given.tables:
             continue
         _, _, folds = exported(given.folder, source.name)
@@ -207,17 +235,32 @@ def times(given: argparse.Namespace) -> int:
 
 
 def collect(given: argparse.Namespace) -> int:
-    """All finished runs, one file per method, with those of earlier collections that were not run again."""
+    """All finished runs, one file per method, with those of earlier collections that were not run again.
+
+    Scores of single rows stay behind; what pairs them with ours is kept: sums of their squares and products.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     for folder in sorted(path for path in given.out.iterdir() if path.is_dir()):
         path = RESULTS / f"{folder.name}.json"
         known = json.loads(path.read_text()) if path.exists() else []
-        finished = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+        finished = [
+            _paired(json.loads(file.read_text()), given.out / OURS / file.name) for file in folder.glob("*.json")
+        ]
         merged = {(run["table"], run["fold"]): run for run in (*known, *finished)}
         lines = ",\n".join(json.dumps(merged[key]).replace("-Infinity", "null") for key in sorted(merged))
         path.write_text(f"[\n{lines}\n]\n")
         print(f"{path.name}: {len(merged)} runs")
     return 0
+
+
+def _paired(run: dict[str, Any], ours: Path) -> dict[str, Any]:
+    """A run without its rows' scores b, with the sums of b^2 and of ours a: a, a^2 and a b."""
+    losses = np.array(run.pop("losses"))
+    run["squares"] = float(np.square(losses).sum())
+    if ours.exists():
+        other = np.array(json.loads(ours.read_text())["losses"])
+        run["ours"] = [float(other.sum()), float(np.square(other).sum()), float((other * losses).sum())]
+    return dict(rounded(run, 8))
 
 
 def main() -> int:
@@ -229,7 +272,8 @@ def main() -> int:
     running = commands.add_parser("run", help="run methods on the tables of a folder")
     running.add_argument("folder", type=Path)
     running.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: those that are installed")
-    running.add_argument("--tables", nargs="+", choices=[source.name for source in SOURCES])
+    running.add_argument("--new", action="store_true", help="the tables that nothing was chosen on")
+    running.add_argument("--tables", nargs="+", choices=[source.name for source in EVERY_SOURCE])
     running.add_argument("--folds", type=int, default=0, help="the first of each table only")
     running.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     running.add_argument("--out", type=Path, default=RUNS)

@@ -1,0 +1,245 @@
+"""The tables of docs/unseen-tables.md, from the runs in benchmarks/results/tables and benchmarks/results/stress.json.
+
+Run it after `python -m benchmarks.tables collect`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks.table_sources import NEW_SOURCES, Source
+from tools import tables_page as seen
+from tools.markdown import replaced, table
+from tools.tables_page import OURS, Found, Runs, kind, mean, number
+
+PAGE, STRESS = seen.ROOT / "docs" / "unseen-tables.md", seen.RESULTS.parent / "stress.json"
+START, END = "<!-- unseen: by python -m tools.unseen_tables_page -->", "<!-- end of unseen -->"
+NOT_RIVALS = (OURS, "bayesify-ensemble", "constant")
+MIN_GROUP_ROWS = 30
+"""Test rows that a group needs to be looked at alone; the rows of smaller groups are one group."""
+LEVEL = 0.9
+
+
+def sources(found: Found) -> list[Source]:
+    """The new tables that ours ran on."""
+    return [source for source in NEW_SOURCES if source.name in found.get(OURS, {})]
+
+
+def rivals(found: Found, name: str) -> dict[str, Runs]:
+    """The runs of each rival on a table, on the folds that ours has."""
+    ours = found[OURS][name]
+    both = {
+        method: {fold: run for fold, run in tables.get(name, {}).items() if fold in ours}
+        for method, tables in found.items()
+        if method not in NOT_RIVALS
+    }
+    return {method: runs for method, runs in both.items() if runs}
+
+
+def best(found: Found, source: Source, key: str) -> str:
+    """The rival with the smallest mean of a score, on the folds that all rivals of the table have."""
+    every = rivals(found, source.name)
+    folds = set.intersection(*(set(runs) for runs in every.values()))
+    count = "held" if key == "validation" else "num"
+
+    def average(runs: Runs) -> float:
+        parts = [runs[fold] for fold in folds]
+        sums = [run[key] * (run[count] if key == "validation" else 1) for run in parts]
+        return float(sum(sums) / sum(run[count] for run in parts))
+
+    return min(every, key=lambda method: average(every[method]))
+
+
+def log_ratio(runs: Runs, key: str) -> tuple[float, float]:
+    r"""Logarithm of ours over a rival's score, and its standard error by the paired test rows.
+
+    With ours a and the rival's b, the variance is that of $a / \bar a - b / \bar b$ over rows, divided by their number.
+    """
+    num = sum(run["num"] for run in runs.values())
+    b, bb = (sum(run[name] for run in runs.values()) / num for name in (key, "squares"))
+    a, aa, ab = (sum(run["ours"][index] for run in runs.values()) / num for index in range(3))
+    spread = aa / a**2 - 2 * ab / (a * b) + bb / b**2
+    return math.log(a / b), math.sqrt(max(spread, 0.0) / num)
+
+
+def combined(parts: Sequence[tuple[float, float]]) -> str:
+    """A geometric mean with its standard error by test rows."""
+    value = math.exp(sum(part for part, _ in parts) / len(parts))
+    return f"{value:.3f} ± {value * math.sqrt(sum(error**2 for _, error in parts)) / len(parts):.3f}"
+
+
+def shown(part: tuple[float, float]) -> str:
+    value = math.exp(part[0])
+    return f"{value:.2f} ± {value * part[1]:.2f}"
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def summary(found: Found) -> str:
+    rows = []
+    kinds = (("CRPS of numbers and counts", False), ("log-loss of classes", True))
+    for title, classes in kinds:
+        wanted = [source for source in sources(found) if (source.task == "classification") == classes]
+        cells = [title, str(len(wanted))]
+        for key in ("validation", kind(wanted[0].task)[0] if wanted else ""):
+            parts = [log_ratio(found[best(found, source, key)][source.name], kind(source.task)[0]) for source in wanted]
+            cells.append(combined(parts))
+        rows.append(cells)
+    header = ["", "tables", "to the rival best on validation rows", "to the rival best on test rows"]
+    return table(header, rows)
+
+
+def by_rival(found: Found) -> str:
+    rows = []
+    for method in found:
+        if method in (OURS, "bayesify-ensemble"):
+            continue
+        cells = [method]
+        for classes in (False, True):
+            names = [source for source in sources(found) if (source.task == "classification") == classes]
+            parts = [
+                log_ratio(found[method][source.name], kind(source.task)[0])
+                for source in names
+                if source.name in found[method]
+            ]
+            cells.append(f"{combined(parts)} ({len(parts)})" if parts else "")
+        runs = [run for source in sources(found) for run in found[method].get(source.name, {}).values()]
+        coverage = [run for run in runs if "inside_90" in run]
+        inside = sum(run.get("drawn_90", run["inside_90"]) for run in coverage)
+        cells.append(f"{100 * inside / sum(run['num'] for run in coverage):.0f}" if coverage else "")
+        cells.append(seen.spent(runs))
+        rows.append(cells)
+    return table(
+        ["rival", "CRPS, ours / rival", "log-loss, ours / rival", "its 90 % intervals hold, %", "seconds"], rows
+    )
+
+
+def each(found: Found) -> str:
+    rows = []
+    methods = [method for method in found if method not in NOT_RIVALS]
+    for source in sources(found):
+        key = kind(source.task)[0]
+        chosen, winner = best(found, source, "validation"), best(found, source, key)
+        cells = [source.name, number(mean(found[OURS][source.name].values(), key))]
+        cells += [f"{shown(log_ratio(found[method][source.name], key))} ({method})" for method in (chosen, winner)]
+        every = rivals(found, source.name)
+        cells += [f"{math.exp(log_ratio(every[name], key)[0]):.2f}" if name in every else "" for name in methods]
+        rows.append(cells)
+    return table(["table", "our score", "to the best on validation", "to the best on test", *methods], rows)
+
+
+def off(num: int, inside: float) -> bool:
+    """Whether a coverage is neither within 4 points nor within 3 standard errors of 90 %."""
+    gap, error = abs(inside / num - LEVEL), math.sqrt(LEVEL * (1 - LEVEL) / num)
+    return gap > seen.MAX_COVERAGE_GAP and gap > seen.MAX_COVERAGE_ERRORS * error
+
+
+def groups(runs: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Rows and rows inside of each group of enough test rows, and of all others together."""
+    found: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        for name, (num, inside) in run["groups_90"].items():
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + num, before[1] + inside
+    large = {name: part for name, part in found.items() if part[0] >= MIN_GROUP_ROWS}
+    small = [part for name, part in found.items() if name not in large]
+    if small and sum(part[0] for part in small) >= MIN_GROUP_ROWS:
+        large["all smaller ones"] = sum(part[0] for part in small), sum(part[1] for part in small)
+    return large
+
+
+def intervals(found: Found) -> str:
+    rows, fine, tables = [], 0, 0
+    groups_off = groups_all = 0
+    for source in sources(found):
+        if source.task == "classification":
+            continue
+        runs = list(found[OURS][source.name].values())
+        num = sum(run["num"] for run in runs)
+        inside = sum(run.get("drawn_90", run["inside_90"]) for run in runs)
+        tables, fine = tables + 1, fine + (not off(num, inside))
+        tenths = [[sum(run["tenths_90"][index][part] for run in runs) for part in (0, 1)] for index in range(10)]
+        own = groups(runs)
+        bad = {name: part for name, part in own.items() if off(*part)}
+        groups_all, groups_off = groups_all + len(own), groups_off + len(bad)
+        worst = max(own, key=lambda name: abs(own[name][1] / own[name][0] - LEVEL), default="")
+        cells = [source.name, seen.share(inside / num, math.sqrt(LEVEL * (1 - LEVEL) / num), 90)]
+        cells.append(" ".join(f"{100 * b / a:.0f}{'✗' if off(a, b) else ''}" for a, b in tenths))
+        cells.append(f"{len(own) - len(bad)} of {len(own)}" if own else "")
+        cells.append(f"{worst}: {100 * own[worst][1] / own[worst][0]:.0f} ({own[worst][0]} rows)" if own else "")
+        rows.append(cells)
+    counts = f"{fine} of {tables} tables, and {groups_all - groups_off} of {groups_all} groups,"
+    header = [
+        "table",
+        "90 % intervals hold, %",
+        "by tenth of the predicted mean, low to high",
+        "groups within",
+        "furthest group",
+    ]
+    return f"{counts} are within 4 points or 3 standard errors.\n\n{table(header, rows)}"
+
+
+def stress(_: Found) -> str:
+    if not STRESS.exists():
+        return "Not run."
+    tables = [one for one in json.loads(STRESS.read_text())["figures"].values() if isinstance(one, dict)]
+    rows = []
+    for name in dict.fromkeys(one["kind"] for one in tables):
+        part = [one for one in tables if one["kind"] == name]
+        ratio = geometric_mean([one["crps_over_constant"] for one in part])
+        cells = [name, len(part), sum(one["exploded"] for one in part), max(one["furthest"] for one in part), ratio]
+        cells.append(sum(one["inside_90"] for one in part) / len(part))
+        rows.append([f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells])
+    header = [
+        "kind",
+        "tables",
+        "rows exploded",
+        "furthest mean, 1 is the limit",
+        "CRPS over that of one guess",
+        "held by 90 %",
+    ]
+    total = sum(one["exploded"] for one in tables)
+    return f"{len(tables)} tables, {total} rows exploded.\n\n{table(header, rows)}"
+
+
+def about(found: Found) -> str:
+    rows = []
+    for source in NEW_SOURCES:
+        runs = list(found.get(OURS, {}).get(source.name, {}).values())
+        train = f"{max(run['train'] for run in runs):,}" if runs else ""
+        split = f"forward by `{source.order}`" if source.order else "random"
+        item = f"{source.package}, `{source.item}`"
+        cells = [source.name, f"{source.target} ({source.task})", item, source.license, f"`{source.sha256[:12]}`"]
+        rows.append([*cells, train, split, str(len(runs))])
+    return table(["table", "target", "from", "license", "sha256", "rows to train on", "split", "folds"], rows)
+
+
+def tables() -> str:
+    """Everything between the marks of the page, in Markdown."""
+    found = seen.stored()
+    ran = bool(sources(found))
+    parts: list[tuple[str, Callable[[Found], str]]] = [
+        ("## Against the best rival", summary),
+        (
+            "## Against each rival\n\nGeometric means over tables, in brackets how many; seconds are the median of a fold.",
+            by_rival,
+        ),
+        ("## Table by table\n\nOurs over the rival's score: below 1 is better for us.", each),
+        ("## Intervals", intervals),
+        ("## Tables that try to break it", stress),
+        ("## The tables", about),
+    ]
+    return "\n\n".join(
+        f"{title}\n\n{make(found) if ran or make in (stress, about) else 'Not run.'}" for title, make in parts
+    )
+
+
+def main() -> None:
+    PAGE.write_text(replaced(PAGE.read_text(), START, END, tables()))
+
+
+if __name__ == "__main__":
+    main()
