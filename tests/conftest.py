@@ -90,6 +90,15 @@ def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
 
 
 @pytest.fixture
+def one_round() -> Iterator[None]:
+    """The noise is settled by one training in place of five to ten: where results are compared, not judged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
+        patch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
+        yield
+
+
+@pytest.fixture
 def few_kept_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """`fit` keeps eight draws of networks with BatchNorm: their statistics take longer than the few steps of a test."""
     from bayesify.training import loop
@@ -116,8 +125,16 @@ def operators_looked_up_once() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Exports to ONNX come first, so that what the exporter loads and looks up in seconds stays with one worker."""
+    """Cases that a test is thinned by are slow: what is left of two or more parameters meets each value of each of them.
+
+    Exports to ONNX come first, so that what the exporter loads and looks up in seconds stays with one worker.
+    """
+    for item in items:
+        thin = item.get_closest_marker("thin")
+        if thin is not None and sum(item.callspec.indices.values()) % thin.args[0]:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "operators_looked_up_once" not in getattr(item, "fixturenames", ()))
 
 

@@ -15,8 +15,8 @@ from bayesify.serving import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("brief")
 METHODS = {
-    "regression": ["auto", "laplace", "mean_field", "temperature_scaled", "function_space"],
-    "classification": ["auto", "laplace", "temperature_scaled"],
+    "regression": ["auto", "laplace", "function_space"],
+    "classification": ["auto", "temperature_scaled"],
 }
 
 

@@ -99,6 +99,7 @@ def test_antithetic_pairs(name: str, case: Case) -> None:
 MOMENT_CASES = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "custom", "tied", "layer_norm", "bilinear"]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "leaf"), [pair for pair in pairs(MOMENT_CASES) if not POSTERIORS[pair[0]].posterior.runs_network]
 )

@@ -116,6 +116,7 @@ def test_prior_precision_of_laplace(method: Any) -> None:
     agree(found)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.filterwarnings("ignore:tune_prior_precision")
 @pytest.mark.parametrize("kind", ["Poisson", "NegativeBinomial", "StudentT"])
 @pytest.mark.parametrize("covariance", EXACT)
@@ -217,6 +218,7 @@ def outcome(model: Any) -> list[Tensor]:
     return [prediction.probs] if hasattr(prediction, "probs") else [prediction.mean, prediction.std]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("task", ["regression", "learned noise", "classification"])
 @pytest.mark.parametrize("name", FROM_TASK)
 def test_methods_from_a_task(name: str, task: str) -> None:
@@ -248,6 +250,7 @@ def trained(name: str, batches: list[Any], **options: Any) -> list[Any]:
     return [*bnn.state_dict().values(), *map(torch.tensor, (history.column("nll"), history.column("elbo")))]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_noise_that_fit_finds(name: str) -> None:
@@ -347,12 +350,7 @@ def as_halves(frame: Any, y: Any, weights: Any) -> Any:
     return frame.iloc[index], y[index], np.r_[weights, weights] / 2
 
 
-@pytest.fixture
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
-    monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
-
-
+@pytest.mark.thin(2)
 @pytest.mark.usefixtures("one_round")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["BayesianRegressor", "BayesianClassifier"])

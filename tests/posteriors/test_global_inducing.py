@@ -136,6 +136,7 @@ def precision_matrix(part: GlobalInducing, targets: Tensor) -> Tensor:
     return torch.kron(examples, torch.eye(targets[0].numel(), dtype=targets.dtype))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @every_map
 @torch.no_grad()
@@ -163,6 +164,7 @@ class UnitNoise(DrawRequest):
         return list(torch.eye(sum(sizes), dtype=like.dtype).split(list(sizes), 1))
 
 
+@pytest.mark.thin(3)
 @every_map
 @torch.no_grad()
 def test_draws_have_the_covariance_of_the_regression(case: Case) -> None:

@@ -32,6 +32,7 @@ def random_parts(m_r: int, m_c: int, d_out: int, d_in: int) -> tuple[Tensor, ...
     return z_r, z_c, d_r.abs() + 0.3, d_c.abs() + 0.3, u
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("size", SIZES)
 def test_draws_have_the_conditional_mean_and_covariance(size, scale):

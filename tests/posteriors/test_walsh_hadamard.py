@@ -312,6 +312,7 @@ def test_moments_and_kl_are_the_dense_ones(covariance: str, leaf: str) -> None:
     assert bnn.draw(2, generator=generator()).kl.tolist() == pytest.approx([total] * 2, rel=1e-9)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("covariance", FAMILIES)
 @pytest.mark.parametrize("leaf", ["linear", "conv2d", "embedding", "lstm", "custom"])
 def test_every_family_trains_every_leaf(covariance: str, leaf: str) -> None:
@@ -377,6 +378,7 @@ def test_planar_layer() -> None:
     torch.testing.assert_close(planar(z, still, w, b)[0], z, rtol=0, atol=1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 5, 512])
 def test_planar_layers_are_one_to_one_in_floating_point(size: int, dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ from sklearn import model_selection
 
 import bayesify
 from bayesify.sklearn.estimator import BayesianEstimator
+from bayesify.sklearn.settings import EFFORTS, Effort
 
 LONGEST = 3
 """Epochs of a training that is only to run."""
@@ -20,6 +21,8 @@ def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
         monkeypatch.setattr(BayesianEstimator, "__setattr__", with_few_epochs)
+        for effort in EFFORTS:
+            monkeypatch.setitem(EFFORTS, effort, Effort(20, 20, 20, 1, 2, 100, 2))
         monkeypatch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
         monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
         monkeypatch.setattr(model_selection, "cross_validate", in_two_folds(model_selection.cross_validate))

@@ -20,8 +20,10 @@ NEEDS = {
     "small-device.md": "onnxruntime",
     "bayesian-optimization.md": "botorch",
 }
-LONG = {"small-device.md"}
+LONG = {"small-device.md", "engineer.md"}
 """Pages of ten seconds, which run with the slow tests: others show the same functions, and exports have tests of their own."""
+QUICK = {"CONTRIBUTING.md", "gotchas.md", "prediction.md", "concepts.md"}
+"""Pages whose assertions hold after few steps, or without any training."""
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +37,7 @@ WITH_CODE = [page for page in PAGES if page.exists() and blocks(page)]
 
 
 def runs(exports: bool) -> pytest.MarkDecorator:
-    """Each page with trainings as they are written; where it asserts nothing, brief ones, and the whole ones are slow.
+    """Each page with brief trainings and without its assertions; as it is written with the slow tests.
 
     Args:
         exports: Whether those pages that export to ONNX, or the others.
@@ -43,12 +45,10 @@ def runs(exports: bool) -> pytest.MarkDecorator:
     found = []
     for page in (page for page in WITH_CODE if (NEEDS.get(page.name) == "onnxruntime") == exports):
         name = str(page.relative_to(ROOT))
-        if re.search(r"^ *assert ", "".join(blocks(page)), re.MULTILINE):
-            marks = [pytest.mark.slow] if page.name in LONG else []
-            found.append(pytest.param(page, "whole", id=name, marks=marks))
-        else:
+        if page.name not in LONG | QUICK:
             found.append(pytest.param(page, "brief", id=name))
-            found.append(pytest.param(page, "whole", id=f"{name}-whole", marks=pytest.mark.slow))
+        marks = [] if page.name in QUICK else [pytest.mark.slow]
+        found.append(pytest.param(page, "whole", id=f"{name}-whole", marks=marks))
     return pytest.mark.parametrize(("page", "trainings"), found, indirect=["trainings"])
 
 
@@ -69,7 +69,7 @@ def test_blocks_run(page, trainings, tmp_path, monkeypatch):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for block in blocks(page):
-            exec(compile(block, str(page), "exec"), namespace)
+            exec(compile(block, str(page), "exec", optimize=1 if trainings else 0), namespace)  # 1: no assertions
 
 
 def test_code_fits_its_column():

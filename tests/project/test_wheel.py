@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("hatchling")
+pytestmark = pytest.mark.slow  # ten seconds; the job that makes the wheel runs them
 ROOT = Path(__file__).parents[2]
 
 

@@ -61,7 +61,8 @@ def check_same(model, path, reading, monkeypatch):
 def test_awkward_tables(case, models, tmp_path, monkeypatch):
     path = tmp_path / f"table{case.suffix}"
     path.write_bytes(case.content)
-    others = [models[1 + CASES.index(case) % 3]] if len(case.content) < 100_000 else []
+    round_, turn = divmod(CASES.index(case), 3)
+    others = [models[1 + round_ % 3]] if turn == 0 and len(case.content) < 100_000 else []
     for model in (models[0], *others):
         check_same(model, path, case.options.get("reading"), monkeypatch)
 
@@ -118,6 +119,7 @@ def random_file(chance, names):
     return text.encode(encoding)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_generated_files(models, tmp_path, monkeypatch, seed):
     for number in range(10):

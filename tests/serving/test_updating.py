@@ -12,7 +12,7 @@ from bayesify.serving import ModelFolder, fit_table
 from bayesify.serving.folder import ROWS, read_about
 from bayesify.tables.files import read_table
 
-OPTIONS = {"method": "point", "epochs": 40}
+OPTIONS = {"method": "point", "epochs": 4}
 
 
 def table(seed=0, rows=60, towns=("007", "north", "east")):

@@ -35,13 +35,6 @@ def line(rows=60, outputs=1, seed=0):
     return x, y[:, 0] if outputs == 1 else y
 
 
-@pytest.fixture
-def one_round(monkeypatch):
-    """The noise is settled by one training in place of five to ten: where results are compared, not judged."""
-    monkeypatch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
-    monkeypatch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
-
-
 @pytest.mark.parametrize("name", RECIPES_AND_POSTERIORS)
 def test_every_method_regresses_classifies_and_pickles(name):
     x, y = line(40)
@@ -341,6 +334,7 @@ def test_partial_fit_renews_the_recalibration_and_what_is_unusual():
     assert 0.85 < cover < 0.95  # 3 standard errors of 300 rows
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("method", ["mean_field", "ensemble"])  # noise that is learned, and noise that stays
 def test_partial_fit_estimates_the_noise_again(method):
     generator = np.random.default_rng(0)
@@ -385,6 +379,7 @@ def test_weights_that_are_probably_not_copies_are_warned_of():
         BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=np.full(60, 5.0))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("rows", "epochs", "few"), [(100, 60, True), (300, 8, False)])
 def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, epochs, few, monkeypatch):
     """Members then stop where chance favors their rows: pure noise looks better than the mean of all targets, and does not if it is

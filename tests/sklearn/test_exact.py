@@ -39,6 +39,7 @@ def exact(x, y, x_test, weights=None):
     return shift + scale * phi_test @ mean, scale**2 * variance
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_laplace_of_a_linear_network_is_bayesian_linear_regression(weighted):
     """The covariance is exact; the mean is where Adam stops, 2e-8 of a standard deviation from the optimum here."""

@@ -45,6 +45,7 @@ def test_amounts_with_zeros_have_a_hurdle():
         BayesianRegressor(likelihood="hurdle", target_transform="log1p", **QUICK).fit(x, y)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("seed", [1, 13])
 @pytest.mark.filterwarnings("ignore:BayesianRegressor")
 def test_no_mean_explodes(seed):
@@ -73,6 +74,7 @@ def test_means_lie_inside_what_quantiles_allow(name):
     torch.testing.assert_close(units.predictive(inner).quantile(0.999), again.predictive(inner).quantile(0.999))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("num_failed", [1, 2])
 def test_choices_that_fail_are_given_up_aloud(num_failed, monkeypatch):
     """The final score of the first choice, or of the first two, is a million times what the trial promised."""

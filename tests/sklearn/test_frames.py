@@ -71,6 +71,7 @@ def test_positive_targets_have_positive_intervals(fitted):
         assert (upper > lower).all()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("method", ["auto", "mean_field", "laplace"])
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
 def test_files(kind, method, tmp_path):
@@ -181,6 +182,7 @@ def places(num_levels=30, each=6, rare=12):
     return frame, effect[code] + 0.1 * frame["x"].to_numpy() + 0.05 * draw.normal(size=len(code))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
 def test_texts_of_many_levels(kind, tmp_path):
     frame, y = places()

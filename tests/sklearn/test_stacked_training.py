@@ -42,6 +42,7 @@ def make(method: str, alike: bool = False, classes: bool = False) -> list[Start]
     return starts
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("method", "alike", "tolerance"),
     [
@@ -88,6 +89,7 @@ def check_together(method: str, alike: bool, tolerance: float, classes: bool = F
                 torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("method", ["auto", "laplace", "mean_field", "temperature_scaled"])
 def test_estimators_together_as_one_by_one(method: str) -> None:
     """From noise that is settled to recalibrated quantiles. The tolerance is that of the plain networks above."""
@@ -125,6 +127,7 @@ def settled(net: nn.Module, rows: Rows, **settings: Any) -> Start:
     return settle([Start(net, Gaussian(1.0), rows, Settings(METHODS["laplace"], **settings))])[0]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("noise", "epochs"), [(0.01, 400), (0.5, 200)])
 def test_noise_is_settled(noise: float, epochs: int) -> None:
     """Within a factor of 2: 120 rows leave 13 % by themselves, and a short training some of the curve."""

@@ -171,6 +171,7 @@ class Interrupting:
             yield batch
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("epoch", [1, 3, 5])
 def test_resume_is_bit_identical(tmp_path, epoch):
     """Ctrl-C comes while the network has the average; in epoch 1 there is none yet."""

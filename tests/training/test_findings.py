@@ -116,6 +116,7 @@ def test_scores_of_held_out_data_are_compared_more_closely():
 # -- healthy trainings ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("posterior", "validate"),
     [
@@ -176,6 +177,7 @@ def options_of(kind, init):
     return options | ({"init": init} if init is not None else {})
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", posteriors.REGISTRY.values(), ids=posteriors.REGISTRY)
 def test_posteriors_say_whether_they_start_at_the_network(kind, regressor):
     has_init = "init" in inspect.signature(kind).parameters
@@ -194,6 +196,7 @@ def test_posteriors_say_whether_they_start_at_the_network(kind, regressor):
 STARTS_ELSEWHERE = ["walsh_hadamard", "ensemble", "local_inducing", "global_inducing"]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize("name", STARTS_ELSEWHERE)
 def test_a_trained_regressor_that_the_posterior_does_not_start_at(name, validated, regressor):
@@ -232,6 +235,7 @@ def test_dropout_is_no_sign_of_a_prior_that_pulls(dropout, data):
     assert "kl_dwarfs" not in history.findings.codes
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("validated", [False, True])
 @pytest.mark.parametrize(("noise", "kind"), [(1e-4, "narrow"), (0.04, None), (4.0, "wide")])
 def test_intervals_that_hold_too_few_or_too_many(noise, kind, validated, regressor):
@@ -299,6 +303,7 @@ def scales_first(rate):
     return lambda bnn: torch.optim.Adam([value for name, value in bnn.named_parameters() if "raw_std" in name], lr=rate)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("validated", [False, True])
 def test_scales_that_destroy_a_trained_network(validated, data, trained):
     """A posterior as wide as the bound asks for, with many weights for its rows, and one whose scales are bounded."""

@@ -85,6 +85,7 @@ def equal(a, b):
     return a == b
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("make", [sgd, adam, None])
 @pytest.mark.parametrize("steps", [Steps(scheduler="step"), Steps(2, 1.0, "step"), Steps(4), Steps(clip_norm=0.1)])
 @pytest.mark.parametrize("bad", [0, 2, 5])

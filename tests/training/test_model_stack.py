@@ -118,6 +118,7 @@ def check_equal(
     return stack
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stack_trains_each_model_as_alone(family: str) -> None:
     """Different starts, priors, noise, rows and seeds; four steps of Adam."""
@@ -128,6 +129,7 @@ def test_a_stack_trains_each_model_as_alone(family: str) -> None:
     assert stack.loop_reason is None
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_terms_and_gradients_in_single_precision(family: str) -> None:
     """1e-5 of the terms, and of each parameter's largest gradient 1e-4: sums of float32 in another order, factorized."""
@@ -149,6 +151,7 @@ def test_terms_and_gradients_in_single_precision(family: str) -> None:
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-4 * largest + 1e-6)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("family", "prior"),
     [

@@ -210,6 +210,7 @@ def test_weights_of_a_long_table():
         assert noise_of(bnn) == pytest.approx(9e-8, rel=0.3)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize(
     "options", [{}, {"subset": "last_layer"}, {"covariance": "diagonal"}, {"covariance": "kronecker"}]

@@ -92,6 +92,7 @@ def undisturbed(own_generator):
     return bnn, bayesify.fit(bnn, loader(own_generator), **arguments(kl_schedule=free_schedule))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("step", "own_generator"), [(1, False), (2, True), (3, False), (4, True), (7, False), (9, True)]
 )
@@ -309,6 +310,7 @@ def with_transform(kind):
     return DataLoader(list(zip(X, Y, strict=True)), 8, shuffle=True, collate_fn=function)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -503,6 +505,7 @@ def test_fit_works_outside_the_main_thread():
     assert len(results[0]) == 2
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -146,6 +146,7 @@ class Stopping:
             yield batch
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_interrupted_twice_at_random_steps(tmp_path, name, own):
@@ -160,6 +161,7 @@ def test_interrupted_twice_at_random_steps(tmp_path, name, own):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.safetensors"]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_other_conditions_are_refused(tmp_path, name):
     path = tmp_path / "run.safetensors"
@@ -182,6 +184,7 @@ def test_other_conditions_are_refused(tmp_path, name):
     assert path.read_bytes() == stored
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_seed_is_an_integer(name):
     assert same(run(name, seed=np.int64(1)), run(name, seed=1))

@@ -14,6 +14,7 @@ from bayesify_papers.shared.scores import rank_auroc
 from bayesify import fit
 
 
+@pytest.mark.slow
 def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("function-space/fashion")
     assert {row["setting"]["system"] for row in done.rows} >= {"fsvi.train", "ensemble"}

@@ -137,6 +137,7 @@ def test_uci_compares_bounds_and_likelihoods() -> None:
     assert uci.compare(found[:1]) == []
 
 
+@pytest.mark.slow
 def test_cifar_smoke_trains_every_system_and_keeps_results(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("global-inducing/cifar10")
     assert len(done.rows) > 3
@@ -148,6 +149,7 @@ def test_cifar_smoke_trains_every_system_and_keeps_results(smoke: Any, capsys: p
     assert not list(done.folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = cifar.images.synthetic(20, 10, side=8)
     setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, passes=1, stored=1, draws=2)

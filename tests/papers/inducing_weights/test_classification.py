@@ -102,6 +102,7 @@ def test_one_cycle_rises_and_falls_for_every_group():
     assert rates[-1] < 0.01 * max(rates)
 
 
+@pytest.mark.slow
 def test_baselines_start_from_the_point_estimate(tmp_path):
     options = ["--smoke", "--out", str(tmp_path), "--systems", "deterministic", *BASELINES]
     assert classification.main(options) == 0

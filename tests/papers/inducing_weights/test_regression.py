@@ -25,6 +25,7 @@ def test_prior_is_four_over_the_root_of_the_inputs():
     assert std["2.weight"] == std["2.bias"] == pytest.approx(4 / 50**0.5)
 
 
+@pytest.mark.slow
 def test_smoke(smoke):
     pytest.importorskip("pyro")
     systems = [*regression.SYSTEMS, regression.REFERENCE_SYSTEM]

@@ -79,6 +79,7 @@ def test_scores_of_a_training_are_those_of_the_metrics(tmp_path):
     assert {key: result[key] for key in scored} == pytest.approx(scored, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_smoke_chooses_trains_scores_and_goes_on(smoke, capsys):
     done = smoke("inducing-weights/fashion")
     tmp_path, printed = done.folder, done.printed
@@ -161,6 +162,7 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
 # -- pruning and the ablation -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pruning_smoke(smoke):
     done = smoke("inducing-weights/pruning")
     rows = json.loads((done.folder / "pruning.json").read_text())["rows"]
@@ -196,6 +198,7 @@ def test_ablation_averages_over_seeds():
     assert {row["seeds"] for row in ablation.means(planned, results)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_ablation_smoke(smoke):
     done = smoke("inducing-weights/ablation")
     rows = json.loads((done.folder / "ablation.json").read_text())["rows"]

@@ -132,6 +132,7 @@ def test_requirement_in_words():
     assert rotated_mnist.requirement({"map": system(4.3, 0.37), "subnetwork": system(2.1, 0.35)})[0].endswith("NOT met")
 
 
+@pytest.mark.slow
 def test_rotated_mnist_smoke_and_resume(smoke, capsys):
     done = smoke("subnetwork/rotated-mnist")
     results = json.loads((done.folder / "results.json").read_text())
@@ -267,6 +268,7 @@ def test_test_images_are_spread_out():
     assert len(shifted_images.spread_out(500, np.arange(100))[0]) == 100
 
 
+@pytest.mark.slow
 def test_every_system_runs(smoke, monkeypatch):
     """With two kinds of corruptions, which all take the same way."""
     kinds = dict(list(corruptions.SEVERITIES.items())[:2])

@@ -67,6 +67,7 @@ def test_training_lowers_the_error():
     assert after < 0.5 * before
 
 
+@pytest.mark.slow
 def test_smoke_run_resumes_and_prints(smoke, capsys):
     done = smoke("walsh-hadamard/random-features")
     tmp_path = done.folder
