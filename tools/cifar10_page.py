@@ -84,14 +84,15 @@ def main() -> None:
 
 
 def ours() -> list[Point]:
-    """Means over seeds of every system and network that was trained by the recipe of one cycle."""
+    """Means over seeds of every system, network, size M and number of epochs that was trained by the recipe of one cycle."""
     contents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cifar10_*one_cycle*.json"))]
-    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int, str, int, int], list[dict[str, Any]]] = {}
     for content in (one for one in contents if not one["validation"]):
+        settings = content["settings"]
         for system in content["scores"]:
-            key = network_name(content["settings"]), list(SYSTEMS | BASELINES).index(system), system
-            groups.setdefault(key, []).append(content)
-    return [_mean(network, system, groups[network, at, system]) for network, at, system in sorted(groups)]
+            at, size = list(SYSTEMS | BASELINES).index(system), settings["inducing"]
+            groups.setdefault((network_name(settings), at, system, size, settings["epochs"]), []).append(content)
+    return [_mean(network, system, groups[key]) for key in sorted(groups) for network, _, system, *_ in [key]]
 
 
 def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
@@ -104,10 +105,18 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
         for key, scale, digits in kinds
     ]
     size = runs[0]["parameters"][system]
-    title = (SYSTEMS | BASELINES)[system].title
-    about = (title, network, str(len(runs)), f"{size:,}", str(runs[0]["settings"]["epochs"]), *cells)
+    settings, title = runs[0]["settings"], (SYSTEMS | BASELINES)[system].title
+    if system in ("ffg_u", "ensemble_u") and settings["inducing"] != 64:
+        title += f" (M = {settings['inducing']})"
+    about = (title, network, str(len(runs)), f"{size:,}", str(settings["epochs"]), *cells)
     return Point(
-        f"{title}, {network}", 100 * found["accuracy"], found["nll"], 100 * found["ece"], size / 1e6, OURS, about
+        f"{title}, {network}, {settings['epochs']} epochs",
+        100 * found["accuracy"],
+        found["nll"],
+        100 * found["ece"],
+        size / 1e6,
+        OURS,
+        about,
     )
 
 

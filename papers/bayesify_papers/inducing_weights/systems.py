@@ -64,6 +64,7 @@ class Recipe:
         swag_epochs: Epochs of SWAG, one iterate each, from the point estimate on.
         swag_learning_rate: The constant one of SWAG.
         dropout_rate: Of MC dropout.
+        kl_weight: Factor of the KL in training, at the end of its schedule.
     """
 
     epochs: int = 24
@@ -96,6 +97,7 @@ class Recipe:
     swag_epochs: int = 20
     swag_learning_rate: float = 0.01
     dropout_rate: float = 0.1
+    kl_weight: float = 1.0
 
     def changed(self, x: Tensor) -> Tensor:
         """Training images as a step sees them, [B, C, H, W]."""
@@ -243,7 +245,7 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
         epochs=recipe.epochs,
         optimizer=make_sgd(bnn, recipe) if system.point and recipe.point_optimizer == "sgd" else make_adam(bnn, recipe),
         **schedule_options(recipe, steps),
-        kl_weight=0.0 if system.point else 1.0,
+        kl_weight=0.0 if system.point else recipe.kl_weight,
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         num_draws=recipe.ensemble_draws if system.members else 1,
         **options,
