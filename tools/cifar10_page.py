@@ -7,8 +7,9 @@ import json
 import math
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -92,7 +93,12 @@ def ours() -> list[Point]:
         for system in content["scores"]:
             at, size = list(SYSTEMS | BASELINES).index(system), settings["inducing"]
             groups.setdefault((network_name(settings), at, system, size, settings["epochs"]), []).append(content)
-    return [_mean(network, system, groups[key]) for key in sorted(groups) for network, _, system, *_ in [key]]
+    points = [_mean(network, system, groups[key]) for key in sorted(groups) for network, _, system, *_ in [key]]
+    times = Counter(point.name for point in points)
+    return [
+        replace(point, name=f"{point.name}, {key[-1]} epochs") if times[point.name] > 1 else point
+        for key, point in zip(sorted(groups), points, strict=True)
+    ]
 
 
 def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
@@ -110,7 +116,7 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
         title += f" (M = {settings['inducing']})"
     about = (title, network, str(len(runs)), f"{size:,}", str(settings["epochs"]), *cells)
     return Point(
-        f"{title}, {network}, {settings['epochs']} epochs",
+        f"{title}, {network}",
         100 * found["accuracy"],
         found["nll"],
         100 * found["ece"],
