@@ -22,8 +22,8 @@ NEEDS = {
 }
 LONG = {"small-device.md", "engineer.md"}
 """Pages of ten seconds, which run with the slow tests: others show the same functions, and exports have tests of their own."""
-QUICK = {"CONTRIBUTING.md", "gotchas.md", "prediction.md", "concepts.md"}
-"""Pages whose assertions hold after few steps, or without any training."""
+QUICK = {"README.md", "CONTRIBUTING.md", "gotchas.md", "prediction.md", "concepts.md"}
+"""Pages that always run as they are written: the first page, and those whose assertions need few steps or none."""
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
