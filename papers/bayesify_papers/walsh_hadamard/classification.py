@@ -67,6 +67,7 @@ def run_setting(
     splits: int = 5,
     num_draws: int = 64,
     facts: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Train one setting on several splits of a data set, or read what an earlier run stored.
 
@@ -80,6 +81,7 @@ def run_setting(
         splits: How many, the first ones.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
+        device: Where to train; scores are computed on a CPU.
 
     Returns:
         For each split `error`, the share of test rows with another class than the most probable one, and `mnll`, their mean
@@ -91,14 +93,14 @@ def run_setting(
     def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
         parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in chosen]
         sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
-        networks = [make(model, sizes, seed) for seed in range(len(parts))]
-        x = torch.stack([inputs for (inputs, _), _ in parts])
-        y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
+        networks = [make(model, sizes, seed).to(device) for seed in range(len(parts))]
+        x = torch.stack([inputs for (inputs, _), _ in parts]).to(device)
+        y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts]).to(device)
         seconds = train(ModelStack(networks), x, y, recipe, checkpoint, report=report)
         scores = []
         for index, (network, ((_, test), split)) in enumerate(zip(networks, parts, strict=True)):
             labels = torch.from_numpy(data.y[split.test])
-            prediction = network.predict(test, num_draws, generator=torch.Generator().manual_seed(index))
+            prediction = network.cpu().predict(test, num_draws, generator=torch.Generator().manual_seed(index))
             assert isinstance(prediction, ClassificationPredictive)
             error = float((prediction.probs.argmax(-1) != labels).double().mean())
             scores.append({"error": error, "mnll": -float(prediction.log_prob(labels).mean())})
@@ -125,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(program).set_defaults(splits=5)
     chosen = program.read(arguments)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
-    options = {"splits": chosen.splits, "facts": chosen.facts}
+    options = {"splits": chosen.splits, "facts": chosen.facts, "device": chosen.device}
     wanted = product(
         [64] if chosen.smoke else chosen.widths, chosen.layers, chosen.datasets[: 1 if chosen.smoke else None]
     )

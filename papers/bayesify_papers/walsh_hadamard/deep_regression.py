@@ -22,12 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "walsh-hadamard-deep", small=True)
     program.choice("datasets", DATASET_ORDER).choice("widths", PAPER["widths"]).choice("models", MODELS, ["WHVI"])
     chosen = add_options(program).read(arguments)
+    options = {"splits": chosen.splits, "facts": chosen.facts, "device": chosen.device}
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
     for width in [64, 256] if chosen.smoke else chosen.widths:
         for data in load(chosen):
             for model in chosen.models:
                 setting = Setting(model, 2, width, **(DEFAULTS if model == "WHVI" else {}))
-                run_setting(chosen.out, data, setting, recipe, splits=chosen.splits, facts=chosen.facts)
+                run_setting(chosen.out, data, setting, recipe, **options)
     print(show(rows.deep(chosen.out), "Two hidden layers: test RMSE and mean negative log-likelihood."))
     return 0
 

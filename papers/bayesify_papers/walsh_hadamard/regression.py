@@ -255,6 +255,7 @@ def run_setting(
     splits: int | None = None,
     num_draws: int = 64,
     facts: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Train one setting on all splits of a data set, or read what an earlier run stored.
 
@@ -266,6 +267,7 @@ def run_setting(
         splits: Number of splits, the first ones; all by default.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
+        device: Where to train; scores are computed on a CPU.
 
     Returns:
         For each split the scores of `judge` and `noise_std`, the standard deviation of the noise, in the target's own unit.
@@ -281,9 +283,11 @@ def run_setting(
         if setting.model == "NNG":
             seconds = train_naturally(made, rows, recipe, report)
         else:
-            seconds = train(ModelStack(made), rows.x, rows.y, recipe, checkpoint, report=report)
+            stack = ModelStack([network.to(device) for network in made])
+            seconds = train(stack, rows.x.to(device), rows.y.to(device), recipe, checkpoint, report=report)
         scores = []
         for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
+            network.cpu()
             noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
             scores.append({**judge(network, *scored, unit, num_draws, seed=index), "noise_std": noise_std})
         return scores, seconds

@@ -59,7 +59,7 @@ def setting(dataset: str, model: str, faithful: bool = False) -> Setting:
 
 def add_options(program: Program) -> Program:
     """What the programs of tables 2, 7, 8 and 9 take."""
-    return program.option("data", "splits", "table", steps=Recipe().steps)
+    return program.option("data", "splits", "table", steps=Recipe().steps, device="cpu")
 
 
 def load(chosen: argparse.Namespace) -> Iterator[uci.Table]:
@@ -76,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("datasets", DATASET_ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
     chosen = add_options(program).read(arguments)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, noise_rate=1 / 3 if chosen.faithful else 1.0)
+    options = {"splits": chosen.splits, "facts": chosen.facts, "device": chosen.device}
     for data in load(chosen):
         for model in MODELS if chosen.smoke else chosen.models:
             wanted = setting(data.name, model, chosen.faithful)
-            run_setting(chosen.out, data, wanted, recipe, splits=chosen.splits, facts=chosen.facts)
+            run_setting(chosen.out, data, wanted, recipe, **options)
     print(show(rows.table2(chosen.out), "One hidden layer: test RMSE and mean negative log-likelihood."))
     return 0
 
