@@ -25,6 +25,21 @@ def cubic_too_narrow(folder: Path) -> Verdict:
     return max(found["fac"], found["li"]) < found["HMC"] / 2, words
 
 
+def layers_depend(folder: Path) -> Verdict:
+    """Taking layers from different draws costs gi more than 1 nat per example, fac and li less than 0.1."""
+    content = read(folder / "composition" / "results.json")
+    found = {
+        name: statistics.fmean(max(one["mixing_costs"]) for one in content["scores"][name].values())
+        for name in ("gi-40", "dgp-gi", "fac", "li", "dgp-dsvi")
+    }
+    shown = min(found["gi-40"], found["dgp-gi"]) > 1 and max(found[name] for name in ("fac", "li", "dgp-dsvi")) < 0.1
+    seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
+    return (
+        shown,
+        f"nats per example at the boundary where it costs most, seeds: {seeds}, {steps:,} steps: {listed(found)}",
+    )
+
+
 def _bounds(folder: Path) -> tuple[dict[str, float], float]:
     content = read(folder / "deep_linear" / "results.json")
     return {name: one["elbo"] for name, one in content["bounds"].items()}, content["evidence"]

@@ -17,6 +17,24 @@ def cubic(folder: Path) -> list[Row]:
     return grouped(entries, ["posterior"], ("elbo", "gap_std", "data_std", "train_rmse"))
 
 
+def composition(folder: Path) -> list[Row]:
+    """Bounds by the number of inducing points, and what layers contribute, which the paper has in appendices I and J."""
+    entries = [
+        {
+            "posterior": method,
+            "elbo": scores["elbo"],
+            "gap_std": scores["gap_std"],
+            **{f"share_{at}": one for at, one in enumerate(scores["shares"], 1)},
+            **{f"mixing_cost_{at}": one for at, one in enumerate(scores["mixing_costs"], 1)},
+        }
+        for method, seeds in read(folder / "results.json")["scores"].items()
+        for scores in seeds.values()
+    ]
+    layers = range(1, 4)
+    metrics = ["elbo", "gap_std", *(f"share_{at}" for at in layers), *(f"mixing_cost_{at}" for at in layers)]
+    return grouped(entries, ["posterior"], metrics)
+
+
 def deep_linear(folder: Path) -> list[Row]:
     """Bounds of deep linear networks, shown in a figure by the paper."""
     content = read(folder / "results.json")

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from bayesify_papers.global_inducing import cifar, cubic, deep_linear, uci
+from bayesify_papers.global_inducing import cifar, composition, cubic, deep_linear, uci
 from bayesify_papers.global_inducing.networks import Design, make, stack
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.regressions import synthetic
@@ -29,6 +30,40 @@ def test_cubic_smoke_writes_results_and_goes_on(smoke: Any, capsys: pytest.Captu
     assert cubic.main(["--smoke", "--out", str(done.folder)]) == 0
     assert capsys.readouterr().out.count(": done") == 1
     assert json.loads(path.read_text())["scores"]["gi"] == before
+
+
+def test_composition_smoke_and_independence(smoke: Any) -> None:
+    """Local inducing points of a process lose nothing where layers are mixed: their conditionals are the same for all draws."""
+    scores = json.loads((smoke("global-inducing/composition").folder / "results.json").read_text())["scores"]
+    assert scores["dgp-dsvi"]["0"]["mixing_costs"] == [0]
+    assert scores["dgp-gi"]["0"]["mixing_costs"][0] != 0
+    assert [len(scores[name]["0"]["mixing_costs"]) for name in ("gi-5", "fac")] == [2, 2]
+    assert all(0 <= share <= 1 for own in scores.values() for share in own["0"]["shares"])
+
+
+def test_layers_that_compensate_lose_where_they_are_mixed() -> None:
+    """f = (1 / a) relu(a x) is x for every draw a > 0; with another draw's 1 / b the error is (a / b - 1) x."""
+    scales = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
+    zeros = torch.zeros(4, 1)
+    weights = {"0.weight": scales.view(4, 1, 1), "0.bias": zeros, "2.weight": 1 / scales.view(4, 1, 1), "2.bias": zeros}
+    model: Any = SimpleNamespace(draw=lambda *_, **__: SimpleNamespace(weights=weights), mean_network=lambda: net)
+    x = torch.linspace(0.1, 1, 7).unsqueeze(1)
+    found = composition.network_layers(model, x, x, 0.5, 4)
+    errors = (scales / scales.roll(1) - 1)[:, None] * x[:, 0]
+    assert found["mixing_costs"] == [pytest.approx(float(errors.square().mean()) / (2 * 0.5), rel=1e-5)]
+    assert found["shares"][1] == pytest.approx(0, abs=1e-6)
+    hidden = scales[:, None] * x[:, 0]
+    assert found["shares"][0] == pytest.approx(float(hidden.var(0, correction=0).mean() / hidden.var(correction=0)))
+
+
+def test_layer_values_are_those_of_draws() -> None:
+    x, y = torch.randn(6, 1), torch.randn(6, 1)
+    model = make(Design((1, 4, 4, 1), ("gi",) * 3, points=3), x, y, 0.1)
+    draws = model.draw(5, generator=torch.Generator().manual_seed(0))
+    values = composition.layer_values(model.mean_network(), draws.weights, x)
+    assert [tuple(one.shape) for one in values] == [(5, 6, 4), (5, 6, 4), (5, 6, 1)]
+    assert torch.allclose(values[-1], draws(x), atol=1e-5)
 
 
 def test_cubic_is_judged_by_the_worst_seed() -> None:
