@@ -370,7 +370,7 @@ def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
     return replace(x, variance=first, doubt=ESTIMATED), replace(y, variance=second, doubt=ESTIMATED), both
 
 
-NUM_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 4, 128
+MIN_COMPARED_CHANNELS, MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 2, 4, 128
 """Channels by which positions are compared, and units of an example up to which they are."""
 
 
@@ -385,7 +385,8 @@ def correlations(value: Value) -> Tensor | None:
     """Correlation of each two positions of maps [B, C, ...] by linear responses, a mean over some channels, [B, P, P]; nothing
     where that is too much work."""
     rows, count, *sizes = value.mean.shape
-    chosen = torch.linspace(0, count - 1, min(count, NUM_COMPARED_CHANNELS)).long().tolist()
+    most = max(MIN_COMPARED_CHANNELS, min(MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS // math.prod(sizes)))
+    chosen = torch.linspace(0, count - 1, min(count, most)).long().tolist()
     size = len(chosen) * math.prod(sizes)
     node = Node(torch.Size((rows, size)), (value.node,), lambda change: change[:, chosen].flatten(1))
     plan = Plan(node, size)
