@@ -475,6 +475,7 @@ class Times(nn.Module):
         return self.unit * self.net(x)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
 @pytest.mark.parametrize("outputs", [1, 2])

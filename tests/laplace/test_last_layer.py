@@ -161,6 +161,7 @@ def results(
     return found
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_inputs_of_the_last_layer_give_the_numbers_of_the_jacobian(

@@ -97,6 +97,7 @@ def test_draws_do_not_depend_on_the_preconditioner() -> None:
     assert torch.allclose(draws[0].posterior.draws, draws[1].posterior.draws, atol=1e-6)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_the_prior_precision_has_the_largest_evidence(kind: str) -> None:
     net, likelihood, data = problem(kind)

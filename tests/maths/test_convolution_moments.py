@@ -83,6 +83,7 @@ def same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], leaves: tuple[Ten
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10 * (1 + float(other.detach().abs().max())))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=name)
 def test_both_matrices_are_those_of_patches(geometry: Geometry) -> None:
     """By lag at stride 1, by strided views elsewhere."""
@@ -99,6 +100,7 @@ def test_strided_views_at_any_stride(geometry: Geometry) -> None:
     same((patch_cross(x, v, geometry),), (a.mT @ rows(v, geometry.groups),), (x, v))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=name)
 def test_a_column_for_the_bias(geometry: Geometry) -> None:
     x, v = data(geometry)

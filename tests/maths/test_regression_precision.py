@@ -140,6 +140,7 @@ def moments(bnn: bayesify.BayesianNetwork) -> tuple[Tensor, list[Tensor]]:
     return torch.cat((means, variances)).detach(), [p.grad for p in bnn.parameters() if p.grad is not None]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("prior", list(PRIORS))
 @pytest.mark.parametrize("scale", [1.0, 30.0, 3e4])
 @pytest.mark.parametrize("name", list(NETWORKS))

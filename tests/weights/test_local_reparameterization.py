@@ -140,6 +140,7 @@ class Routed(Positions):
         return h[:, :1]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.filterwarnings("ignore:.*vmap refused")
 @pytest.mark.parametrize("name", ["mean_field", "walsh_hadamard"])
 @pytest.mark.parametrize("kind", [Positions, Flattened, Twice, Functional, Convolved, Routed])
