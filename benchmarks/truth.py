@@ -104,13 +104,17 @@ class Part:
             self.seconds, self.thin, self.trajectories = stored["seconds"], stored["thin"], stored["trajectories"]
 
     def advance(self) -> None:
-        """One trajectory of each chain, with the functions after it."""
+        """One trajectory of each chain, with the functions after it; every fourth has a third of the step, for narrow places."""
+        tuned = self.sampler.step
+        if self.trajectories % 4 == 3:
+            self.sampler.step = tuned / 3
         self.sampler.advance()
+        self.sampler.step = tuned
         self.trajectories += 1
         if self.trajectories % self.thin:
             return
         self.functions.append(
-            functions_at(self.problem, self.runner, self.shapes, self.sampler.position * self.sampler.scale)
+            functions_at(self.problem.inputs, self.runner, self.shapes, self.sampler.position * self.sampler.scale)
         )
         self.densities.append(self.sampler.log_density)
         if len(self.functions) * self.functions[0].numel() > MAX_KEPT:
@@ -141,12 +145,12 @@ def trained_members(problem: Problem, part: int, members: int, epochs: int) -> B
     return bnn
 
 
-def functions_at(problem: Problem, runner: Runner, shapes: dict[str, tuple[int, ...]], weights: Tensor) -> Tensor:
-    """Outputs [S, I, O] at the inputs of a problem from weights [S, P] in the order of `shapes`."""
+def functions_at(inputs: Tensor, runner: Runner, shapes: dict[str, tuple[int, ...]], weights: Tensor) -> Tensor:
+    """Outputs [S, I, O] at inputs from weights [S, P] in the order of `shapes`."""
     parts = weights.split([math.prod(shape) for shape in shapes.values()], dim=1)
     named = {name: value.unflatten(1, shape) for (name, shape), value in zip(shapes.items(), parts, strict=True)}
     with torch.no_grad():
-        return Draws(runner, named, torch.zeros(len(weights)))(problem.inputs)
+        return Draws(runner, named, torch.zeros(len(weights)))(inputs)
 
 
 def sample(
@@ -252,7 +256,7 @@ def train(problem: Problem, method: Method, seed: int, epochs: int) -> Predictor
 
 def draws_of(model: Predictor, inputs: Tensor, seed: int) -> Tensor:
     """Outputs of functions of a model at the inputs, [S, I, O]; the same functions at all of them."""
-    count = min(STORED_DRAWS // 2, model.num_distinct_draws or STORED_DRAWS)
+    count = min(STORED_DRAWS, model.num_distinct_draws or STORED_DRAWS)
     generator = torch.Generator().manual_seed(seed)
     linear = {"method": "linearized_mc"} if isinstance(model, Laplace) else {}
     outputs: Tensor = model.predict(inputs, count, generator=generator, **linear).outputs
@@ -288,7 +292,7 @@ def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -
         row |= {"seconds": seconds, "distances": {}, "note": f"{type(error).__name__}: {error}"[:300]}
     return {
         **row,
-        "floors": rounded(floors(problem, truth), 5),
+        "floors": floors_of(name, truths),
         "proven": json.loads(str(stored["diagnostics"]))["proven"],
     }
 
@@ -306,7 +310,7 @@ def run(options: argparse.Namespace) -> None:
     names = [name for name in options.problems if (options.truths / f"{name}.npz").exists()]
     place = (options.epochs, options.truths, options.folder, time.time() + options.limit)
     every = itertools.product(names, options.methods, range(options.seeds))
-    jobs = [(*job, *place) for job in every]
+    jobs = sorted(((*job, *place) for job in every), key=lambda job: job[0] != "digits")  # the longest first
     found = many(stored_row, jobs, options.workers) if options.workers > 1 else (stored_row(*job) for job in jobs)
     rows = [row for row in found if row is not None]
     if options.no_summary:

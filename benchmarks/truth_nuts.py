@@ -72,7 +72,7 @@ def sample(problem: Problem, seconds: float, folder: Path, chains: int = CHAINS,
             rounds += 1
             if rounds > warmup:
                 weights = torch.stack([state["z"] for state in states]).to(sampler.scale) * sampler.scale
-                functions.append(functions_at(problem, part.runner, part.shapes, weights))
+                functions.append(functions_at(problem.inputs, part.runner, part.shapes, weights))
             if functions and time.monotonic() - told > SECONDS_BETWEEN_FILES:
                 told = time.monotonic()
                 _write(folder, problem, functions, time.process_time() - start)

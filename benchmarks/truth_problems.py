@@ -6,7 +6,7 @@
 | heteroscedastic | 1-20-2 tanh | 2 / sqrt(fan-in) | Gaussian, log variance by the network | 80 points, noise grows with x |
 | extrapolation | 1-32-1 tanh | 4 / sqrt(fan-in) | Gaussian, variance 0.01 | 40 points on [-1, 1], asked on [-3, 3] |
 | small_noise | 1-20-1 tanh | 3 / sqrt(fan-in) | Gaussian, variance 0.0004 | 24 points on a sine |
-| yacht, boston, energy, concrete | D-20-1 tanh | 2 / sqrt(fan-in) | Gaussian, variance `UCI_NOISE` | standard split 0, scaled |
+| yacht, boston, energy, concrete | D-20-1 tanh | 2 / sqrt(fan-in) | Gaussian, variance `UCI_NOISE` | split 0, scaled, `UCI_ROWS` |
 | moons | 2-32-2 tanh | 4 / sqrt(fan-in) | categorical | 200 points of two half circles (the demonstration's) |
 | digits | 3x3 convolution to 4 channels, tanh, linear | 2 / sqrt(fan-in) | categorical | 150 digits 0 to 4 of MNIST, 7 x 7 pixels |
 | process | 100 fixed random cosines, linear | 1 | Gaussian, variance 0.01 | 40 points on a sine; a Gaussian process, closed form |
@@ -30,6 +30,8 @@ from bayesify.running.generators import own_generators
 
 UCI_NOISE = {"yacht": 0.01, "boston": 0.1, "energy": 0.01, "concrete": 0.06}
 """Noise variance in units of the target's variance, about the error that networks have on test rows."""
+UCI_ROWS = {"concrete": 200}
+"""Training rows that are used; with all 927 of concrete each chain stays in its own mode: R-hat 1.4 after 2,700 trajectories."""
 DIGITS, DIGIT_ROWS = 5, 150
 INSIDE_ROWS, OUTSIDE_ROWS = 80, 40
 
@@ -156,6 +158,7 @@ def _table(name: str) -> Problem:
     x, asked = (train - center) / spread, ((test - center) / spread)[:INSIDE_ROWS]
     known = targets[split.train]
     y = (known - known.mean()) / known.std()
+    x, y = x[: UCI_ROWS.get(name)], y[: UCI_ROWS.get(name)]
     outside = 3 * _normal(OUTSIDE_ROWS, x.shape[1], seed=7)
     inside = torch.arange(len(asked) + OUTSIDE_ROWS) < len(asked)
     noise = Gaussian(UCI_NOISE[name], learn=False)

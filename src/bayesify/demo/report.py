@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bayesify.demo import figures
+from bayesify.demo.exact import distance, exact_outcomes
 from bayesify.demo.run import HIDDEN_UNITS, PREDICTION_DRAWS, Outcome, ToyProblem
 from bayesify.version import __version__
 
@@ -118,11 +119,14 @@ def render_demo(
     by_problem = {problem.name: problem for problem in problems}
     columns = [(group, heading.replace("\n", " "), unit) for group, heading, unit in COLUMNS]
     draw: dict[str, Callable[..., str]] = {"regression": figures.bands, "classification": figures.entropy_map}
-    panels: dict[str, list[tuple[Outcome, str]]] = {name: [] for name in draw}
-    for outcome in outcomes:
+    panels: dict[str, list[tuple[Outcome, str, str]]] = {name: [] for name in draw}
+    exact = exact_outcomes(seed)
+    for outcome in (*exact.values(), *outcomes):
         if not outcome.failed:
             name = outcome.problem
-            panels[name].append((outcome, draw[name](by_problem[name].data, outcome)))
+            known = name in exact and outcome is not exact[name]
+            told = distance(outcome, exact[name], by_problem[name]) if known else ""
+            panels[name].append((outcome, draw[name](by_problem[name].data, outcome), told))
     return template.render(
         version=__version__,
         seed=seed,
@@ -134,6 +138,7 @@ def render_demo(
         rows=table(outcomes),
         unfinished=list(unfinished),
         quick=quick,
+        has_exact=bool(exact),
         num_data={name: len(problem.data.x) for name, problem in by_problem.items()},
         bands=panels["regression"],
         maps=panels["classification"],
