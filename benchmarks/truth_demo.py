@@ -15,20 +15,28 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from benchmarks.runs import parser
-from benchmarks.truth import FOLDER, Part, functions_at
+from benchmarks.truth import FOLDER, Part, functions_at, joined
 from benchmarks.truth_problems import PROBLEMS
 
-NAMES = {"regression": "gap", "classification": "moons"}
-DRAWS = 800
+CURVE_DRAWS, MAP_ROUNDS, MAP_THIN = 2000, 25, 16
+"""Stored draws of the curve; rounds of the chains of two moons and trajectories between them."""
 
 
-def outputs_of(name: str, inputs: Tensor, folder: Path, draws: int) -> Tensor:
-    """Outputs [S, I, O] at other inputs than the stored, from chains that go on where they ended."""
-    members = len(torch.load(folder / f"{name}-0.pt")["functions"])
-    part = Part(PROBLEMS[name](), 0, folder, members)
+def curves_at(inputs: Tensor, folder: Path) -> Tensor:
+    """Draws [S, I, 1] of the curve, between the inputs of its problem by lines."""
+    functions, _, _ = joined("gap", folder)
+    known, flat = PROBLEMS["gap"]().inputs[:, 0].numpy(), functions.flatten(0, 1)[..., 0]
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))[:CURVE_DRAWS]
+    drawn = [np.interp(inputs[:, 0].numpy(), known, one) for one in flat[order].numpy()]
+    return torch.from_numpy(np.stack(drawn)).float().unsqueeze(-1)
+
+
+def logits_at(inputs: Tensor, folder: Path) -> Tensor:
+    """Draws [S, I, 2] of two moons at other inputs than the stored, from chains that go on where they ended."""
+    part = Part(PROBLEMS["moons"](), 0, folder, len(torch.load(folder / "moons-0.pt")["functions"]))
     found: list[Tensor] = []
-    while len(found) * members < draws:
-        for _ in range(part.thin):
+    for _ in range(MAP_ROUNDS):
+        for _ in range(MAP_THIN):
             part.sampler.advance()
         weights = part.sampler.position * part.sampler.scale
         found.append(functions_at(inputs, part.runner, part.shapes, weights))
@@ -37,12 +45,13 @@ def outputs_of(name: str, inputs: Tensor, folder: Path, draws: int) -> Tensor:
 
 def main() -> None:
     """Write the file."""
-    options = parser(__doc__, folder=FOLDER, draws=DRAWS).parse_args()
+    options = parser(__doc__, folder=FOLDER).parse_args()
     torch.set_num_threads(1)
     stored: dict[str, np.ndarray] = {}
     for problem in run.problems(exact.SEED):
         data, grid = problem.data, problem.grid
-        outputs = outputs_of(NAMES[problem.name], torch.cat((grid, data.x_test)), options.folder, options.draws)
+        draw = curves_at if problem.name == "regression" else logits_at
+        outputs = draw(torch.cat((grid, data.x_test)), options.folder)
         shown, judged = (
             problem.likelihood.predictive(Outputs(part)) for part in outputs.split([len(grid), len(data.x_test)], 1)
         )
