@@ -125,15 +125,27 @@ def operators_looked_up_once() -> Iterator[None]:
         yield
 
 
+def case_numbers(item: pytest.Item, seen: dict[Any, list[tuple[int, ...]]]) -> Iterator[int]:
+    """Which of the values of each of its parametrizations a case has; `seen` are those of the cases before."""
+    for marker in item.iter_markers("parametrize"):
+        names = marker.args[0] if isinstance(marker.args[0], str) else ",".join(marker.args[0])
+        value = tuple(id(item.callspec.params[name.strip()]) for name in names.split(","))  # type: ignore[attr-defined]
+        known = seen.setdefault((item.parent, item.originalname, names), [])  # type: ignore[attr-defined]
+        if value not in known:
+            known.append(value)
+        yield known.index(value)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cases that a test is thinned by are slow: what is left of two or more parameters meets each value of each of them.
 
     Exports to ONNX come first, so that what the exporter loads and looks up in seconds stays with one worker.
     """
+    seen: dict[Any, list[tuple[int, ...]]] = {}
     for item in items:
         thin = item.get_closest_marker("thin")
-        if thin is not None and sum(item.callspec.indices.values()) % thin.args[0]:  # type: ignore[attr-defined]
+        if thin is not None and sum(case_numbers(item, seen)) % thin.args[0]:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "operators_looked_up_once" not in getattr(item, "fixturenames", ()))
 

@@ -58,6 +58,7 @@ def exported(tmp_path_factory):
     return bnn, export_onnx(bnn, tmp_path_factory.mktemp("onnx") / "model.onnx", X, num_draws=2, sample=True)
 
 
+@pytest.mark.slow
 def test_the_noise_is_not_written_again(exported):
     """A draw works in place on its pieces of the noise; as scatters over all of it that took 96 % of a run's time."""
     nodes = [node.op_type for node in onnx.load(exported[1].path).graph.node]
@@ -65,6 +66,7 @@ def test_the_noise_is_not_written_again(exported):
     assert not [kind for kind in nodes if kind.startswith("Scatter")]
 
 
+@pytest.mark.slow
 def test_stored_matrices_may_be_8_bits(tmp_path, monkeypatch):
     """Rows are off by at most 1/254 of their largest entry, so that probabilities of the same draws differ by little."""
     export, programs = adapter._exported, {}

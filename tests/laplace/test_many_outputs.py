@@ -150,6 +150,7 @@ def test_every_weight_but_padding_is_trained() -> None:
     assert subset.entries["1.weight"] is None
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 def test_classes_are_taken_in_proportion_and_none_twice(spread: float) -> None:
     """Fewer errors than independent draws have: certain classes have none."""

@@ -87,6 +87,7 @@ def test_draws_have_the_dense_posterior_as_their_law(kind: str) -> None:
     assert torch.allclose(moved.square().mean(0).flatten(), found.diagonal(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_preconditioner() -> None:
     net, likelihood, data = problem("classes")
     options = Sampled(num_draws=3, iterations=80, at_once=2, tolerance=1e-9)

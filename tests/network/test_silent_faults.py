@@ -248,6 +248,7 @@ class Experts(nn.Module):
         return self.out(made)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("convolution", [False, True])
 @pytest.mark.parametrize("curvature", ["ggn", "empirical"])
 def test_kronecker_curvature_of_routed_layers_is_whole_in_any_order(convolution: bool, curvature: Any) -> None:
@@ -316,6 +317,7 @@ class Sorts(nn.Module):
         return self.last(torch.tanh(self.first(x))[order])[order.argsort()]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("covariance", ["full", "diagonal", "kronecker"])

@@ -101,6 +101,7 @@ def check_state(model: Any, before: tuple[dict[str, Tensor], list[bool], int]) -
     assert before[1:] == after[1:]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name: str) -> None:
     model = train(name)
@@ -164,6 +165,7 @@ OTHERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_predictors(name: str) -> None:
     model, options = OTHERS[name]()
@@ -221,6 +223,7 @@ class Convolves(nn.Module):
 NETWORKS = [Plain, Recurrent, Attends, Convolves]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("posterior", ["mean_field", "ensemble", "inducing"])
 def test_odd_networks(kind: type[nn.Module], posterior: str) -> None:

@@ -52,6 +52,7 @@ def test_laplace_of_a_linear_network_is_bayesian_linear_regression(weighted):
     np.testing.assert_allclose((mean - expected) / np.sqrt(variance), 0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_full_covariance_of_a_linear_network_is_near_it():
     """Draws of the gradient leave the bound's optimum uncertain: a twentieth of a standard deviation, a tenth of the deviation.
 

@@ -136,6 +136,7 @@ def test_noise_is_settled(noise: float, epochs: int) -> None:
     assert 0.5 * noise < float(start.likelihood.noise.detach()) < 2 * noise
 
 
+@pytest.mark.slow
 def test_more_weights_than_rows_do_not_take_noise_for_signal() -> None:
     """From little noise alone 120 rows of noise in 12 columns are settled at 0.4; the evidence knows better."""
     random = np.random.default_rng(0)

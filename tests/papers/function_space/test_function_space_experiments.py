@@ -71,6 +71,7 @@ def test_prior_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
     assert results["last_epoch"]["mfvi-1"]["kl"] > 0
 
 
+@pytest.mark.slow
 def test_mean_field_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """On images that it does not train on, from where the KL has its weight, to the best of these epochs."""
     seen: list[dict[str, Any]] = []

@@ -10,6 +10,7 @@ from bayesify_papers.walsh_hadamard.approximability import Search, distances
 from bayesify.maths.walsh_hadamard import materialize
 
 
+@pytest.mark.slow
 def test_matrices_that_are_walsh_hadamard_are_found():
     generator = torch.Generator().manual_seed(0)
     # Factors of one sign and of similar size, so that the search has no other optimum to end in.

@@ -84,6 +84,7 @@ def test_the_rate_falls_as_the_paper_says() -> None:
     assert recipe.factor(50_000) == pytest.approx(26**-0.3)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_to_the_same_result(tmp_path: Path) -> None:
     recipe = Recipe(fixed_noise_steps=25, steps=35, batch=BATCH)
     x, y = data("walsh_hadamard")

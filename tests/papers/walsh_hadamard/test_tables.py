@@ -141,6 +141,7 @@ def test_a_smaller_g_is_the_same_network() -> None:
         regression.Setting("MFG", 1, 9, shrink=2)
 
 
+@pytest.mark.slow
 def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("walsh-hadamard/table2")
     tmp_path, first = done.folder, done.printed
