@@ -216,7 +216,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             "other_is": table["other_is"] if other else None,
             "seeds": first.get("runs"),
             "better": "higher" if _more_is_better(setting["metric"]) else "lower",
-            "corrupted": any(fits(case, setting) for case in table.get("corrupted", ())),
+            **{kind: any(fits(case, setting) for case in table.get(kind, ())) for kind in ("corrupted", "repeated")},
         }
         found.append({**cell, **_outcome(table, cell, setting, first)})
     return found

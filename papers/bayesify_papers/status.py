@@ -14,6 +14,7 @@ cells, one for every published number of the tables that are compared with:
     ours_other, other_is           a second number of ours, such as that of the mixture of draws, and what it is; else null
     better                         "higher" or "lower"
     corrupted                      whether it is of corrupted images, of which ours are other ones than the paper's
+    repeated                       whether the paper prints it in another table too, so that one run of ours counts twice
     met, agrees                    one-sided and two-sided, see the functions; null where it was not run, or a misprint
     command                        what runs it again; null where no program here does
     date, hardware, seconds        of the run; seconds of training: of a GPU, or of a processor for all splits together
@@ -182,6 +183,8 @@ def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
         "clean: without corrupted images, of which ours are fewer and other ones than the papers'.",
         "one seed: how many of the numbers run are of a single seed.",
     ]
+    if repeated := sum(cell["repeated"] and cell["ours"] is not None for cell in content["cells"]):
+        lines.append(f"{repeated} of the numbers run stand in two tables of their paper; they count in both.")
     for paper, title in PAPERS.items():
         every = [cell for cell in content["cells"] if cell["paper"] == paper]
         tables = list(dict.fromkeys(cell["table"] for cell in every if cell["met"] is not None))

@@ -23,7 +23,7 @@ from tools.paper_claims import verdict
 ROOT = Path(__file__).parents[2]
 CONTENT = status.load()
 CELL = """paper experiment table row column published published_spread spread_is digits exact corrected correction misprint ours
-ours_spread ours_other other_is seeds better corrupted met agrees command date hardware seconds reason"""
+ours_spread ours_other other_is seeds better corrupted repeated met agrees command date hardware seconds reason"""
 FIGURE = "paper experiment figure claim shown printed command reason cause"
 
 
@@ -136,6 +136,17 @@ def test_corrupted_images_count_and_are_set_apart():
     }
     if all("parameters of" in name for name in counted):  # as papers/README.md says
         assert all(name in "\n".join(status.remarks(CONTENT)) for name in counted)
+
+
+def test_numbers_that_a_paper_prints_twice_are_marked():
+    """Each has the same published number and the same number of ours in another table."""
+    marked = [one for one in CONTENT["cells"] if one["repeated"]]
+    others = {
+        (one["published"], one["published_spread"], one["ours"]) for one in CONTENT["cells"] if not one["repeated"]
+    }
+    assert len(marked) == 36
+    assert all((one["published"], one["published_spread"], one["ours"]) in others for one in marked)
+    assert f"{sum(one['ours'] is not None for one in marked)} of the numbers run" in status.summary(CONTENT)
 
 
 def test_the_rule_at_its_edges():

@@ -41,6 +41,8 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
     parts += ["averaged parameters"] * bool(settings.get("average"))
     point = (SYSTEMS | BASELINES)[system].point
     parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
+    weight = settings.get("kl_weight", 1.0)
+    parts += [f"KL weight {weight:g}"] * (not point and weight != 1)
     return ", ".join(parts)
 
 
