@@ -146,3 +146,13 @@ def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
     # first halves are best at steps 1 (errors 5, 10, 14) and 2 (5, 0, 9), second ones at 2 (5, 0, 1) and 3 (5, 9, 0)
     expected = [[20.0, 0, 11, 22, 0], [0, 30, 0, 0, 21]]
     assert torch.equal(judged.of_rows()[..., 0], torch.tensor(expected))
+
+
+def test_a_best_look_that_came_early_is_waited_for_less():
+    steps = StoppedSteps(patience=15)
+
+    def waited(last: int) -> int:
+        return next(count for count in range(1, 99) if steps.has_ended(last + count, last))
+
+    assert [waited(last) for last in (1, 10, 11, 16, 20, 50)] == [8, 8, 9, 12, 15, 15]
+    assert StoppedSteps(patience=5).has_ended(6, 1)

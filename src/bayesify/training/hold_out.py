@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
     return folds
 
 
+EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
+"""A best look that came early is waited for less: for this share of the looks up to it, but for so many at least."""
+
+
 @checked
 @dataclass(frozen=True)
 class StoppedSteps:
@@ -36,7 +41,7 @@ class StoppedSteps:
         batch_size: Rows of each network in a step, at most.
         max_steps: Steps, at most.
         check_every: Steps between two looks at the rows held out.
-        patience: Looks without a better one after which training ends.
+        patience: Looks without a better one after which training ends; fewer where the best one came early.
         learning_rate: Learning rate at the first step; it falls to a twentieth as half a cosine.
     """
 
@@ -58,6 +63,10 @@ class StoppedSteps:
     def looks(self) -> int:
         """Looks, at most."""
         return -(-self.max_steps // self.check_every)
+
+    def has_ended(self, looks: int, last: int) -> bool:
+        """Whether training ends after a number of looks, the last better one of which is given."""
+        return looks - last >= min(self.patience, max(EARLY_PATIENCE, math.ceil(PATIENCE_SHARE * last)))
 
 
 def train_held_out(
@@ -107,7 +116,7 @@ def train_held_out(
                 judged.look(members, outputs)
         members.train()
         shown.tell(progress, steps.check_every * best.looks, steps.check_every * steps.looks)
-        return best.looks - best.last >= steps.patience
+        return steps.has_ended(best.looks, best.last)
 
     members.train()
     num_data = batches.size * batches.steps
