@@ -179,7 +179,7 @@ def _ranking(comparison: Comparison) -> str:
     entries = [
         (row.title, float(row.means["nll"] or 0.0), float(row.errors["nll"] or 0.0), row.leads) for row in ranked
     ]
-    return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row: further left is better")
+    return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row (less is better)")
 
 
 def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> bool:
