@@ -57,6 +57,7 @@ def check_same(model, path, reading, monkeypatch):
     assert parts[2] == whole[2]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_awkward_tables(case, models, tmp_path, monkeypatch):
     path = tmp_path / f"table{case.suffix}"

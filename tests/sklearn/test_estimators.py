@@ -35,6 +35,7 @@ def line(rows=60, outputs=1, seed=0):
     return x, y[:, 0] if outputs == 1 else y
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", RECIPES_AND_POSTERIORS)
 def test_every_method_regresses_classifies_and_pickles(name):
     x, y = line(40)

@@ -77,6 +77,7 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_deep_linear_smoke(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("global-inducing/deep-linear")
     assert len(done.rows) > 3

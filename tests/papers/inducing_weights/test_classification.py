@@ -85,6 +85,7 @@ def test_calibration_makes_no_difference_to_the_calibrated_nll():
         assert scores.calibrated_nll(distorted, labels) == pytest.approx(exact, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_one_cycle_rises_and_falls_for_every_group():
     recipe = Recipe(epochs=5, schedule="one_cycle")
     bnn = bayesianize(torch.nn.Linear(2, 2), "mean_field", likelihood=Categorical())

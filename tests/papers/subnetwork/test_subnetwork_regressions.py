@@ -54,6 +54,7 @@ def test_toy_predictions_share_their_mean_and_full_is_widest(narrow):
             assert bool((variance <= spread["Full (440)"] * (1 + 1e-3) + 1e-5).all()), title
 
 
+@pytest.mark.slow
 def test_toy_smoke_and_resume(smoke, narrow, capsys):
     done = smoke("subnetwork/toy")
     first = json.loads((done.folder / "toy.json").read_text())

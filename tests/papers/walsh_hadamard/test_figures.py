@@ -20,6 +20,7 @@ def test_matrices_that_are_walsh_hadamard_are_found():
     assert bool((mean >= least).all())
 
 
+@pytest.mark.slow
 def test_two_by_two_is_exact_where_signs_allow():
     """Entries are s1_i s2_j c_{i ^ j}, so w00 w11 and w01 w10 have one sign: then all is reached, else not."""
     generator = torch.Generator().manual_seed(0)

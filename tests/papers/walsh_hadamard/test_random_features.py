@@ -84,6 +84,7 @@ def test_smoke_run_resumes_and_prints(smoke, capsys):
         run(jobs(["otl_circuit"], ["fourier"], ["diagonal"], [4], 1), Training(), tmp_path / "random_features.json")
 
 
+@pytest.mark.slow
 def test_runs_that_shared_the_work_are_merged(tmp_path):
     parts = []
     for name in ("otl_circuit", "rastrigin5"):
