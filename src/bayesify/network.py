@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, cast
 
@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from bayesify import configuration
 from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, checked
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood, objectives
+from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
@@ -26,11 +26,12 @@ from bayesify.posteriors.common.captured_draws import CapturedDraws
 from bayesify.posteriors.common.collection import Posteriors, shares_statistics
 from bayesify.posteriors.common.local_passes import run_local
 from bayesify.posteriors.common.starts import relative_stds
+from bayesify.posteriors.dropout import Dropout
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.caching import settled
-from bayesify.running.generators import own_generators
+from bayesify.running.generators import generator_states, own_generators
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
 from bayesify.running.runner import Runner
@@ -107,6 +108,23 @@ def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping
         return part.draw(request)
 
 
+@dataclass(frozen=True)
+class Start:
+    """How posteriors have started; see `training.restarts`.
+
+    Args:
+        noise: States of torch's generators before they took random numbers, by device; empty where they never start again.
+        powers: k of the units $10^k$ of weights, by name; 0 for others.
+        keep_function: Whether the network's function is as it was given; otherwise these weights are $10^k$ times as large.
+        narrowing: Factor on standard deviations that nobody has given.
+    """
+
+    noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
+    powers: Mapping[str, int] = field(default_factory=dict)
+    keep_function: bool = True
+    narrowing: float = 1.0
+
+
 class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     """A network without its weights, and a posterior that draws them; made by `bayesianize`.
 
@@ -124,7 +142,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given one, on the network's device.
         prior: The bound prior.
-        given_weights: The weights of `net`, kept where a posterior starts elsewhere until `fit` has compared with them; else empty.
+        given_weights: The weights of `net`, kept where a posterior starts elsewhere, or `fit` may start it again, until `fit` has
+            compared with them; else empty.
+        start: How the posteriors have started.
         frozen_statistics: Names of the network's layers whose running statistics stay as they are in training mode.
         kept_statistics: Draws with running statistics of their own, which `predict` uses; `None` without. See `keep_draws`.
     """
@@ -158,7 +178,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
-        elsewhere = not all(posterior.starts_at_network for _, posterior in posteriors)
+        finds_noise = isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit
+        restarts = finds_noise or any(posterior.starts_wide for _, posterior in posteriors)
+        elsewhere = restarts or not all(posterior.starts_at_network for _, posterior in posteriors)
         self.given_weights = {name: value.detach() for name, value in values.items()} if elsewhere else {}
         self.layout = NetworkLayout(net, taken, values)
         values = self.layout.widen(values)
@@ -171,6 +193,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             self.network.get_submodule(path).eval()
         shares = relative_stds(net, known.weights.values(), self.frozen_statistics, taken) if belong else {}
         live, runner = self.prior.live(), Runner(self.network, self._weights)
+        self.start = Start(generator_states(reference.device) if restarts else {})
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, prior=live, runner=runner, relative_stds=shares)
             for (_, posterior), (_, weights) in zip(posteriors, selected, strict=True)
@@ -179,6 +202,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self._road: Road | None = Road(self)
         self.train(net.training)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.given_weights = {}
+        adopt(self, {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)})
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; layers with frozen statistics are in evaluation mode in both, and their scale and shift train."""
@@ -581,6 +609,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 batch_statistics=chosen.batch_statistics,
             )
         kept = below("kept_statistics", state)
+        adopt(made, state)
         put_tensors(made, {name: value for name, value in state.items() if not name.startswith("kept_statistics.")})
         if kept:
             made.kept_statistics = KeptStatistics.restore(kept, made.network)
@@ -599,3 +628,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def extra_repr(self) -> str:
         """How many weights are under a posterior."""
         return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
+
+
+def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
+    """Take over from a state what `fit` finds out before the first step, in place: the posterior's units, and rates of dropout.
+
+    A unit, $10^k$, is what a posterior's weight is multiplied by to be the network's; `unit_powers` has k of each weight.
+    """
+    if "unit_powers" in state:
+        powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)
+        bnn.register_buffer("unit_powers", powers)
+        bnn.layout.units = {name: 10.0**k for name, k in zip(bnn.weights, powers.tolist(), strict=True) if k}
+    for index, part in enumerate(bnn.posteriors):
+        rate = state.get(f"posteriors.{index}.found_rate")
+        if rate is not None and isinstance(part, Dropout):
+            part.set_rate(float(rate))

@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.training import Average, Checkpointing, ModelStack, Steps, Update
+from bayesify.training.batches import parse_batch
 from bayesify.training.checkpoints import Checkpoint
+from bayesify.training.noise import new_rows_ratio
 
 X = torch.randn(44, 3, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -238,8 +240,9 @@ def test_noise_of_a_regression_is_that_of_the_average():
     bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=likelihoods.Gaussian())
     targets = X.sum(1, keepdim=True)
     fit(bnn, list(zip(X.split(8), targets.split(8), strict=True)), average=0.9, epochs=6)
-    residual = (bnn.predict(X).mean - targets).square().mean()
-    assert float(bnn.likelihood.noise.detach()) == pytest.approx(float(residual), rel=1e-4)
+    residual = float((bnn.predict(X).mean - targets).square().mean())
+    ratio = new_rows_ratio(bnn.mean_network(), [parse_batch((X, targets))], residual, len(X), None)
+    assert float(bnn.likelihood.noise.detach()) == pytest.approx(ratio * residual, rel=1e-4)
 
 
 def test_what_cannot_be_averaged_is_refused():

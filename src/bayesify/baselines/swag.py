@@ -23,6 +23,7 @@ from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import joined
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.generators import own_generators
@@ -35,7 +36,7 @@ from bayesify.training.batch_statistics import statistics_of
 from bayesify.training.batches import BatchReader, check_repeatable, count_examples, first_batches, parse_batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
-from bayesify.training.noise import MAX_EXAMPLES, MIN_VARIANCE
+from bayesify.training.noise import MAX_EXAMPLES, MIN_VARIANCE, new_rows_ratio
 from bayesify.training.random_streams import loader_generators_kept
 from bayesify.training.rules import Score, worse_than_start
 from bayesify.training.validation import Totals, predict_plain
@@ -49,6 +50,12 @@ MAX_LOSS_RISE = 10.0
 
 DEFAULT_RATE = 1e-2
 """Learning rate of SGD before `gentle_rate`."""
+RATE_STEP, MAX_TRIES = 4.0, 5
+"""By how much the default rate is lowered where iterates lose the network, and how many rates are tried."""
+MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
+"""How much worse on training rows predictions may become at the default rate: share of the RMSE, nats a label, share of labels."""
+TRIAL_EXAMPLES, TRIAL_DRAWS = 1024, 8
+"""Training rows and draws of these predictions."""
 
 
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
@@ -172,15 +179,15 @@ class SWAG(Drawable):
         """Train the copy of the network on with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
-        learn is trained along. The noise of `Gaussian()` starts at the mean squared residual, and `history.findings` tells
-        if the mean of the iterates ends worse than the network on training batches (not with BatchNorm). Where rows stand for w
-        examples on average, so does the gradient: divide the learning rate by w.
+        learn is trained along. The noise of `Gaussian()` starts at the mean squared residual, and `history.findings` tells if the
+        mean of the iterates ends worse than the network (not with BatchNorm). Where rows stand for w examples, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data, at the end of each of which an iterate is collected.
             learning_rate: Of SGD; large enough that the iterates move about; default: `gentle_rate(0.01, likelihood)`, for the
-                last layer of a regression times the variance of the targets, so that their unit does not matter.
+                last layer of a regression times the variance of the targets, so that their unit does not matter. Where
+                training rows are then predicted worse, the training begins again at a quarter of it, at most four times.
             momentum: Of SGD.
             prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
             weight_decay: Of SGD, the same for all weights; in place of a prior.
@@ -199,20 +206,97 @@ class SWAG(Drawable):
                 finite or rises.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
-        groups, iterating = self._groups(prior, weight_decay, total), _Iterating(self, not weight_decay)
+        groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
         first = self._first_batches(loader, read_batch)
         spread, start = self._settle_noise(self._score(first)), self._score(first)
+        rates = partial(self._with_rates, groups, spread=spread, first=first) if by_default else lambda _: groups
+        options |= {"epochs": epochs, "num_data": total, "read_batch": read_batch}
+        collect = partial(_Collecting, self, collect_every, skip_epochs)
+        train = partial(
+            self._train,
+            loader,
+            (lambda _: optimizer(groups)) if optimizer else partial(_sgd, rates, momentum),
+            collect,
+            options,
+        )
+        again = by_default and "checkpoint" not in options and not isinstance(loader, Iterator)
         rate = learning_rate or gentle_rate(DEFAULT_RATE, self.likelihood, spread)
-        if learning_rate is None and optimizer is None:
-            groups = self._with_rates(groups, rate, spread, first)
-        make, update = optimizer or partial(torch.optim.SGD, lr=rate), _Collecting(self, collect_every, skip_epochs)
-        groups = groups if optimizer else [{**group, "momentum": momentum} for group in groups]
-        made: dict[str, Any] = {"optimizer": lambda _: make(groups), "update": update, "read_batch": read_batch}
-        self.history = fit(iterating, loader, epochs=epochs, num_data=total, **made, **options)
-        if iterating.rise(total, self.history[-1]["nll"]) > MAX_LOSS_RISE:
-            raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
+        read = partial(self._read, loader, read_batch) if again else None
+        self._train_gently(train, rate, partial(_Iterating, self, not weight_decay), read)
+        self._widen_noise(first, total)
         self._compare(start, first)
         return self
+
+    def _train(
+        self,
+        loader: Iterable[Any],
+        make: Callable[[float], torch.optim.Optimizer],
+        collect: Callable[[], _Collecting],
+        options: Mapping[str, Any],
+        rate: float,
+        iterating: _Iterating,
+    ) -> None:
+        """Train at a rate and collect iterates; a loss that rises by much raises `ValueError`."""
+        self.history = fit(iterating, loader, optimizer=lambda _: make(rate), update=collect(), **options)
+        if iterating.rise(options["num_data"], self.history[-1]["nll"]) > MAX_LOSS_RISE:
+            raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
+
+    @torch.no_grad()
+    def _widen_noise(self, batches: Sequence[Batch], num_data: int) -> None:
+        """Add to a noise that was found what the network has learned by heart of its rows; see `held_out_ratio`."""
+        likelihood, device = self.likelihood, self._reference.device
+        if not batches or not isinstance(likelihood, Gaussian) or self.count < 2 or tracking_layers(self.network):
+            return
+        batches = [batch.to(device) for batch in batches]
+        noise = float(likelihood.noise)
+        found = self.predict(batches[0].x, TRIAL_DRAWS, generator=torch.Generator(device).manual_seed(0))
+        ratio = new_rows_ratio(self.mean_network(), batches, noise, num_data, self.output)
+        assert isinstance(found, RegressionPredictive)
+        likelihood.set_noise(max(noise, ratio * noise / (1 + float(found.epistemic.mean()) / noise)))
+
+    def _train_gently(
+        self,
+        train: Callable[[float, _Iterating], None],
+        rate: float,
+        make: Callable[[], _Iterating],
+        read: Callable[[int], list[Batch]] | None,
+    ) -> None:
+        """Train at rates from `rate` downwards until iterates keep the network on rows that `read` gives, or once if it is `None`."""
+        parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
+        given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
+        for _ in range(MAX_TRIES - 1 if read is not None and not collected else 0):
+            iterating = make()
+            try:
+                train(rate, iterating)
+            except ValueError:
+                if not iterating.has_diverged():
+                    raise
+            else:
+                assert read is not None
+                if self.count < 2 or tracking_layers(self.network) or self._keeps(network, read(TRIAL_EXAMPLES)):
+                    return
+            rate /= RATE_STEP
+            for part, state in zip(parts, given, strict=True):
+                part.load_state_dict(state)
+            self.count, self.mean, self.squared_deviations, self.deviations = 0, {}, {}, {}
+        train(rate, make())
+
+    @torch.no_grad()
+    def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
+        """Whether predictions are about as good as those of the given network on training rows."""
+        start, now, device = Totals(), Totals(), self._reference.device
+        generator = torch.Generator(device).manual_seed(0)
+        draws = self.draw(TRIAL_DRAWS, generator=generator)
+        for batch in (batch.to(device) for batch in batches):
+            start.add(predict_plain(network, batch.x, self.likelihood, self.output), batch)
+            now.add(self.predict(batch.x, draws=draws), batch)
+        if not start.total:
+            return True
+        before, after = start.score(), now.score()
+        if before.rmse is not None and after.rmse is not None:
+            return after.rmse <= (1 + MAX_RMSE_RISE) * before.rmse
+        lost = (before.accuracy or 0.0) - (after.accuracy or 0.0)
+        return after.nll - before.nll <= MAX_NLL_RISE * before.numbers and lost <= MAX_ACCURACY_LOSS
 
     def _with_rates(
         self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
@@ -234,13 +318,17 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches whose examples count, where the noise is to be found; all generators are left as they were."""
+        """The first batches whose examples count, where the noise is to be found; see `_read`."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
+        return self._read(loader, read_batch, MAX_EXAMPLES)
+
+    def _read(self, loader: Iterable[Any], read_batch: BatchReader | None, count: int) -> list[Batch]:
+        """Batches of at least so many examples; all generators are left as they were."""
         device = self._reference.device
         with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
-            found = first_batches(loader, MAX_EXAMPLES, read_batch)
+            found = first_batches(loader, count, read_batch)
         return [batch for batch in found if float(batch.counts.sum()) > 0]
 
     @torch.no_grad()
@@ -489,8 +577,26 @@ class _Iterating(Trainable):
         """By how much the loss has risen, of an epoch and of the first batch, which may fit better than others: the lesser."""
         if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
             return 0.0
+        return self._first_loss(num_data) - self.first[2]
+
+    def has_diverged(self) -> bool:
+        """Whether the loss of the first batch is not what it was: it is not finite, or has risen."""
+        if self.first is None:
+            return False
+        try:
+            return self._first_loss(len(self.first[0])) > self.first[2] + 0.5
+        except ValueError:
+            return True
+
+    def _first_loss(self, num_data: int) -> float:
+        """That of the first batch now."""
+        assert self.first is not None
         now = self.terms(self.first[0], phase=self.first[1], num_data=num_data, num_draws=1)[0]
-        return _loss(now, self.first[0], num_data) - self.first[2]
+        return _loss(now, self.first[0], num_data)
+
+
+def _sgd(groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{**group, "momentum": momentum} for group in groups(rate)], rate)
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:

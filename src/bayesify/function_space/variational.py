@@ -66,7 +66,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     Args:
         bnn: The network, under `MeanField` or `KTied`. It is trained in place, in the mode (train or eval) it is in.
         prior_mean: Mean of the function values under the prior: a number, or one per output.
-        prior_variance: Their variance: a number, or one per output.
+        prior_variance: Their variance: a number, or one per output; by default 10, times the square of the power of ten next to the
+            targets' standard deviation where `fit` finds the noise.
         context: Where functions are compared; image pixels from 0 to 1 (`Box()`) by default.
         covariance: What the KL sees: `"diagonal"` only variances, as the paper does; `"full"` covariances between context inputs,
             output by output; `"joint"` those between outputs too.
@@ -91,7 +92,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self,
         bnn: BayesianNetwork,
         prior_mean: float | Sequence[float] = 0.0,
-        prior_variance: Positive | Sequence[Positive] = DEFAULT_PRIOR_VARIANCE,
+        prior_variance: Positive | Sequence[Positive] | None = None,
         context: Context | None = None,
         covariance: Literal["diagonal", "full", "joint"] = "diagonal",
         *,
@@ -107,7 +108,9 @@ class FunctionSpaceVI(Drawable, Trainable):
         self._memory = None if memory is None else parse_bytes(memory)
         self._settled = layers == "all"
         self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn.output)
-        self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
+        variance = DEFAULT_PRIOR_VARIANCE if prior_variance is None else prior_variance
+        self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, variance)
+        self._in_units = prior is None and prior_variance is None
         self._bind()
         self._capture = DivergenceCapture(bnn)
         self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
@@ -162,7 +165,10 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _variances(self) -> dict[str, Tensor]:
         """Variances of the weights that are linearized."""
         found = {name: value for part in self.bnn.posteriors for name, value in part.variance().items()}
-        return {name: found[name] for name in self._jacobians.names}
+        units = self.bnn.layout.units
+        return {
+            name: found[name] * units[name] ** 2 if name in units else found[name] for name in self._jacobians.names
+        }
 
     @checked
     def function_moments(
@@ -261,7 +267,9 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl(self, inputs: tuple[Any, Any], means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> Tensor:
         kind = self.covariance
         mean, found = self._moments(inputs, kind, means, variances)
-        prior = self.prior.moments(*inputs, mean.detach(), kind)
+        center, variance = self.prior.moments(*inputs, mean.detach(), kind)
+        unit = next(iter(self.bnn.layout.units.values()), 1.0) if self._in_units else 1.0
+        prior = (center, variance * unit**2 if unit != 1 else variance)
         weights = sum(value.numel() for value in variances.values())
         return gaussian_kl(kind, (mean, found), prior, weights, self.jitter)
 

@@ -21,6 +21,7 @@ from bayesify.baselines.swag import SWAG
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.jacobians.effective import held_out_ratio
 from bayesify.laplace import prior_precision as precisions
 from bayesify.laplace import tuning
 from bayesify.laplace.covariances import (
@@ -68,10 +69,11 @@ from bayesify.laplace.sampled import (
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.maths.evidence import fixed_point_noise
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian
-from bayesify.predictive.regression import match_targets
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictive.spreads import Spread
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
@@ -87,7 +89,7 @@ from bayesify.running.memory import in_words, parse_bytes
 from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count
+from bayesify.training.batches import BatchReader, cut, first_batches, parse_batch, total_count
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
@@ -291,7 +293,23 @@ class Laplace(Drawable):
         self._fit_covariance(loader, read_batch, first.x, default, progress)
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
             self._fit_noise()
+            self._widen_noise(loader, read_batch)
         return self
+
+    def _widen_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+        """Add to the noise of one layer what the other layers' weights have learned by heart; see `held_out_ratio`.
+
+        Predictions of training rows then have the variance that the whole network's residuals are expected to have on new rows.
+        """
+        if not self._is_one_layer:
+            return
+        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
+        noise, residual = float(self._shared_noise("Laplace").noise), self.data.squared_error / self._num_outputs
+        inputs = [checked_inputs(batch.x) for batch in batches]
+        ratio = held_out_ratio(self._runner, self.weights, inputs, residual, self.data.total_weight, self.output)
+        found = self.predict(batches[0].x)
+        assert isinstance(found, RegressionPredictive)
+        self.set_noise(max(noise, ratio * residual / (1 + float(found.epistemic.mean()) / noise)))
 
     def _fit_covariance(
         self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool
@@ -663,27 +681,46 @@ class Laplace(Drawable):
         return known
 
     def _settle_precision(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Lower the default precision as far as the evidence asks, and no further than training rows bear.
+        """Lower or raise the default precision, for classes, as the evidence and training rows ask.
 
         A layer's features have a scale of their own, which their number does not tell and the evidence does. But where there are
         few rows for the weights, it asks for a prior so wide that the Gaussian reaches far beyond where the log-likelihood is
         quadratic: predictions then are less sure than the network even of the rows that it was trained on. So the precision is the
-        smallest one, from that of the evidence up to the default, with at most `MAX_TRAINING_LOSS_RISE` nats of such a loss. It
-        stays as it is but for classes and one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, whose predictions are exact.
+        smallest one, from that of the evidence up to the default, with at most `MAX_TRAINING_LOSS_RISE` nats a label of such a
+        loss, for one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, whose predictions are exact. For weights of several
+        layers, whose spread normalization layers amplify, it goes up from the default until the loss is no more than that.
         """
-        subset, _ = self.fitted()
-        if not self._is_one_layer or self.likelihood.task != "classification" or subset.size > MAX_DIAGONALIZED_WEIGHTS:
+        subset, posterior = self.fitted()
+        one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
+        exact = one and subset.size <= MAX_DIAGONALIZED_WEIGHTS
+        if self.likelihood.task != "classification" or (alone and not exact):
             return
-        factors = list(precisions.SETTLING_FACTORS)
-        wanted = factors[tuning.best_of(self._evidences(factors)) :]
-        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
+        rows = precisions.MAX_SETTLING_ROWS if one else precisions.NUM_WIDE_ROWS
+        batches = [batch.to(self.device) for batch in first_batches(loader, rows, read_batch)]
+        if one:
+            factors = list(precisions.SETTLING_FACTORS)
+            pieces = [factors[tuning.best_of(self._evidences(factors)) :]]
+        else:
+            batches, factors = cut(batches, rows), list(precisions.WIDE_FACTORS)
+            pieces = [factors[:1], factors[1:]] if posterior.diagonalize() else [[factor] for factor in factors]
+        limit = precisions.MAX_TRAINING_LOSS_RISE * batches[0].y[0].numel()
+        for wanted in pieces:
+            losses = self._training_losses(batches, wanted)
+            bearable = [factor for factor, loss in zip(wanted, losses, strict=True) if loss <= limit]
+            if bearable:
+                break
+        self.set_prior_factor(bearable[0] if bearable else factors[-1])
+
+    def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
+        """By how much predictions of training rows are less sure than the network under factors on the precision, in nats."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
-        sums = [count, *(count * value for value in self._densities(batches, [*wanted, precisions.POINT_FACTOR], seed))]
+        sums = [
+            count,
+            *(count * value for value in self._densities(batches, [*factors, precisions.POINT_FACTOR], seed)),
+        ]
         found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
-        losses = ((found[-1] - found[1:-1]) / found[0]).tolist()
-        limit = precisions.MAX_TRAINING_LOSS_RISE
-        bearable = (factor for factor, loss in zip(wanted, losses, strict=True) if loss <= limit)
-        self.set_prior_factor(next(bearable, factors[-1]))
+        losses: list[float] = ((found[-1] - found[1:-1]) / found[0]).tolist()
+        return losses
 
     @property
     def prior_precision(self) -> precisions.Precision:
@@ -1029,7 +1066,7 @@ class Laplace(Drawable):
         if not isinstance(posterior, FullCovariance) or self.marginal:
             raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
         mean = subset.take(self.values).double()
-        variance = tuning.fixed_point_noise(
+        variance = fixed_point_noise(
             posterior.spectrum(),
             posterior.factor,
             float(likelihood.noise.detach()),

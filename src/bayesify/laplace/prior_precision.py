@@ -55,6 +55,11 @@ MAX_TRAINING_LOSS_RISE = 0.005
 """Nats by which the mean negative log predictive density of training rows may exceed the network's own under a chosen factor."""
 MAX_SETTLING_ROWS = 2000
 """Training rows on which `MAX_TRAINING_LOSS_RISE` is measured."""
+WIDE_FACTORS = tuple(10.0 ** (power / 4) for power in range(17))
+"""Factors on the default precision of several layers from which `Laplace.fit` chooses, ascending from 1."""
+NUM_WIDE_ROWS = 256
+"""Training rows on which `MAX_TRAINING_LOSS_RISE` of several layers is measured. On six networks over digits and sequences, two of
+them with GroupNorm and BatchNorm, the NLL of test rows rose as much as that of training rows, whatever the factor."""
 POINT_FACTOR = 1e12
 """Factor on the precisions under which the weights do not vary."""
 

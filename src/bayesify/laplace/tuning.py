@@ -1,11 +1,9 @@
-"""Searches over one positive number: the prior precision on a grid, and Gaussian noise by MacKay's fixed point."""
+"""Searches over the prior precision on a grid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-
-from torch import Tensor
 
 from bayesify.predictive.findings import Finding
 
@@ -18,8 +16,6 @@ MAX_ADDED_VALUES = 4
 """Values that are added beyond an end of the default grid while the best is there."""
 NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
 """Values of the second grid, between the neighbors of the best value of the first; the evidence of another value costs nothing."""
-NUM_NOISE_STEPS = 50
-"""Steps of the fixed point for the noise."""
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
@@ -61,24 +57,3 @@ def search_precision(score: Score, base: float, grid: Sequence[float], num_fine:
 def best_of(scores: Sequence[float]) -> int:
     """Place of the largest score."""
     return max(range(len(scores)), key=scores.__getitem__)
-
-
-def fixed_point_noise(
-    spectrum: Tensor, factor: float, noise: float, *, squared_norm: float, squared_error: float, count: float
-) -> float:
-    r"""MacKay's fixed point for the noise: $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$, $\gamma$ the effective parameters.
-
-    Args:
-        spectrum: Eigenvalues of the curvature under `noise`, whitened by the prior.
-        factor: Factor on the prior precisions, which is optimized along.
-        noise: Variance to start at.
-        squared_norm: Squared norm of the mean weights, whitened by the prior.
-        squared_error: SSE.
-        count: N O.
-    """
-    unit = spectrum.double() * noise
-    for _ in range(NUM_NOISE_STEPS):
-        effective = float((unit / (unit + factor * noise)).sum())
-        factor = effective / max(squared_norm, 1e-12)
-        noise = squared_error / max(count - effective, 1e-6)
-    return noise

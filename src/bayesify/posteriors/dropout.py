@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Probability, checked
 from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
 from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
+
+DEFAULT_RATE = 0.05
+"""Probability that an input is dropped, where nobody gives one; with 0.1 the ECE of a CNN was 0.055."""
 
 
 class Dropout(Posterior):
@@ -26,7 +30,8 @@ class Dropout(Posterior):
     draws are captured as CUDA graphs.
 
     Args:
-        rate: Probability that an input is dropped.
+        rate: Probability that an input is dropped. By default 0.05, or less where `fit` sees that draws would lose much of what
+            a trained network has learned.
         first_layer: Whether the network's first layer is masked too.
 
     Raises:
@@ -42,14 +47,23 @@ class Dropout(Posterior):
     correlated_priors = True
 
     @checked
-    def __init__(self, rate: Probability = 0.05, first_layer: bool = False) -> None:
+    def __init__(self, rate: Probability | None = None, first_layer: bool = False) -> None:
         super().__init__()
         self.rate, self.first_layer = rate, first_layer
+        self._rate, self.starts_wide = DEFAULT_RATE if rate is None else rate, rate is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start at the network's weights."""
+        """Start at the network's weights. The variance is in proportion to `rate / (1 - rate)`."""
+        if self.rate is None and self.narrowing < 1:
+            odds = self.narrowing**2 * DEFAULT_RATE / (1 - DEFAULT_RATE)
+            self.set_rate(odds / (1 + odds))
         self.value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
         self.past_norms = any(self._can_mask(weight) and not weight.normalized for weight in self.weights)
+
+    def set_rate(self, rate: float) -> None:
+        """Use a rate that was found, and keep it with the state."""
+        self._rate = rate
+        self.register_buffer("found_rate", torch.tensor(rate, dtype=torch.float64))
 
     def masked(self, weight: Weight) -> bool:
         """Whether a weight's inputs are dropped."""
@@ -65,11 +79,11 @@ class Dropout(Posterior):
         sizes = [weight.groups * (weight.units or 0) for weight in masked.values()]
         like = self.value.values()[0]
         uniform = request.noise.uniform(request.num_draws * sum(sizes), like.device).view(request.num_draws, sum(sizes))
-        keep = dict(zip(masked, (uniform >= self.rate).to(like.dtype).split(sizes, dim=1), strict=True))
+        keep = dict(zip(masked, (uniform >= self._rate).to(like.dtype).split(sizes, dim=1), strict=True))
         weights = {}
         for name, value in self.value.items():
             if name in keep:
-                weights[name] = value * _on_inputs(masked[name], keep[name] / (1 - self.rate))
+                weights[name] = value * _on_inputs(masked[name], keep[name] / (1 - self._rate))
             else:
                 weights[name] = repeat_draws(value, request.num_draws)
         return weights, self.kl(request.prior)
@@ -80,14 +94,14 @@ class Dropout(Posterior):
 
     def variance(self) -> dict[str, Tensor]:
         """`M^2 rate / (1 - rate)` where masked, else 0."""
-        factor = self.rate / (1 - self.rate)
+        factor = self._rate / (1 - self._rate)
         masked = {weight.name for weight in self.weights if self.masked(weight)}
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
         """`rate / (1 - rate)` of the mean's own product where masked: a mask takes or leaves a filter as a whole."""
         filters = self.value[weight.name].reshape(-1, positions)
-        return (self.rate / (1 - self.rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
+        return (self._rate / (1 - self._rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 
 
 def _on_inputs(weight: Weight, mask: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class RankOne(Posterior):
     Args:
         components: K.
         init_std: Standard deviation of the factors, which are near 1, before training; 0.1 by default, 0.03 in networks with
-            BatchNorm.
+            BatchNorm, and less where `fit` sees that draws would lose much of what a trained network has learned.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -61,7 +61,7 @@ class RankOne(Posterior):
     ) -> None:
         super().__init__()
         self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
-        self.training_draws = components
+        self.training_draws, self.starts_wide = components, init_std is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Shared weights at the network's, factors near 1."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -45,3 +45,18 @@ def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) 
 def owned_generators() -> list[torch.Generator]:
     """torch's global generators that are this thread's alone now, and may be set back; see `own_generators`."""
     return getattr(_OWNED, "now", [])
+
+
+def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
+    """The states of torch's global generators that are used for tensors on a device: the CPU's, and a GPU's own."""
+    found = {torch.device("cpu"): torch.get_rng_state()}
+    return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_generator_states(states: Mapping[torch.device, torch.Tensor]) -> None:
+    """Inverse of `generator_states`."""
+    for device, state in states.items():
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)

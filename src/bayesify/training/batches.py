@@ -215,6 +215,16 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
     return batches
 
 
+def cut(batches: Sequence[Batch], count: int) -> list[Batch]:
+    """The first `count` examples of some batches."""
+    found: list[Batch] = []
+    for batch in batches:
+        left = count - sum(map(len, found))
+        if left > 0:
+            found.append(batch if len(batch) <= left else batch.rows(slice(0, left)))
+    return found
+
+
 def total_count(batches: Iterable[Batch]) -> float:
     """Sum of example weights of some batches, their number of examples where there are none; never 0."""
     return max(sum(float(batch.counts.sum()) for batch in batches), torch.finfo(torch.float64).tiny)

@@ -91,7 +91,7 @@ def check(
         generator = torch.Generator(device).manual_seed(seed)
         drawn = bnn.predict(batches[0].to(device).x, 1, generator=generator, keep_outputs=True)
         parts.append(rules.probabilities_as_logits(bnn.likelihood, drawn.outputs[0]))
-        parts.append(rules.members_apart(member_nll(bnn, batches, device) or [0.0]))
+        parts.append(rules.members_apart(member_nll(bnn, batches, device) or [0.0], unit_nats=score.unit_nats))
         count = count_examples(loader, read_batch) if num_data is None else num_data
         penalty = kl_weight * float(bnn.kl(generator=generator)) / count
         parts.append(rules.kl_dwarfs([score.nll], penalty, first, score))

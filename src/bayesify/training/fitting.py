@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, Share, checked
-from bayesify.network import BayesianNetwork
+from bayesify.network import BayesianNetwork, adopt
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.training.arguments import (
@@ -179,8 +179,10 @@ def fit(
         seed = int(stored.settings["seed"] if stored is not None else torch.randint(2**63 - 1, ()))
     run = Run(
         settings, seed, validation, read_batch, checkpoint, callbacks, progress, num_data is not None,
-        update or Update(), steps.capture, steps.draws_in_turn,
+        update or Update(), steps.capture, steps.draws_in_turn, optimizer is None and update is None,
     )  # fmt: skip
+    if stored is not None and isinstance(model.module, BayesianNetwork):
+        adopt(model.module, stored.model)
 
     def train(processes: Processes) -> History:
         if device is not None or processes.count > 1:

@@ -35,7 +35,7 @@ from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
 from bayesify.training.history import History
 from bayesify.training.interrupts import DelayedInterrupt
-from bayesify.training.noise import MAX_EXAMPLES, LearnedNoise
+from bayesify.training.noise import MAX_EXAMPLES, START_EXAMPLES, LearnedNoise, may_start_wide, narrow_start
 from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
     DataStream,
@@ -78,7 +78,7 @@ class TrainingLoop:
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
-        self.noise = LearnedNoise(model, run.settings.total_epochs)
+        self.noise = LearnedNoise(model, run.settings.total_epochs, run.rescales)
         self.step = Step(model, optimizer, scheduler, run, self.processes)
         self.device = self.step.device
         self.data = data_fingerprint(loader) if run.checkpoint is not None else []
@@ -112,7 +112,7 @@ class TrainingLoop:
             show = self.plan.progress and self.processes.rank == 0
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
-            self._begin_noise()
+            self._begin_noise(resumed is not None)
             if resumed is None and self.processes.rank == 0:
                 self.watch.begin(self._validate_start if self.plan.validation is not None else None)
             resident = self.processes.count == 1 and self.plan.reader is None
@@ -132,7 +132,7 @@ class TrainingLoop:
                 self.step.average.put_in()
                 self._refresh_statistics()
             if self.position.epoch < self.settings.total_epochs:
-                self.noise.finish(self._first_batches, self.device, stopped=True)
+                self.noise.finish(self._first_batches, self.device, self.settings.num_data, stopped=True)
             self._keep_draws()
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
@@ -143,20 +143,22 @@ class TrainingLoop:
             parameter.grad = None
         return self.history
 
-    def _begin_noise(self) -> None:
-        """Let the noise see the first batches of the data; the loader is left as it was."""
+    def _begin_noise(self, resumed: bool) -> None:
+        """Let the noise and the start see the first batches of the data; the loader is left as it was."""
+        if self.plan.rescales and not resumed and may_start_wide(self.model):
+            narrow_start(self.model, self._first_batches(START_EXAMPLES), self.device)
         if self.noise.is_wanted:
-            self.noise.begin(self._first_batches(), self.device)
+            self.noise.begin(self._first_batches(MAX_EXAMPLES), self.device)
 
-    def _first_batches(self) -> list[Batch]:
-        """Batches whose examples count, until there are `MAX_EXAMPLES` of them."""
+    def _first_batches(self, count: int) -> list[Batch]:
+        """Batches whose examples count, until there are so many of them."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader:
                 batch = parse_batch(item, self.plan.reader)
                 if float(batch.counts.sum()) > 0:
                     found.append(batch)
-                if sum(map(len, found)) >= MAX_EXAMPLES:
+                if sum(map(len, found)) >= count:
                     break
         return found
 
@@ -219,7 +221,7 @@ class TrainingLoop:
             self.noise.after_epoch(row["nll"], epoch + 1, last)
             with self._averaged(last or self.plan.validation is not None):
                 if last:
-                    self.noise.finish(self._first_batches, self.device, stopped=False)
+                    self.noise.finish(self._first_batches, self.device, self.settings.num_data, stopped=False)
                 if self.plan.validation is not None:
                     row |= self._validate(self.plan.validation)
                 self._keep_best(phase, row)

@@ -56,7 +56,7 @@ class Perceptrons:
         names = [f"{path}.{leaf}" for path, _ in linear for leaf in ("weight", "bias")]
         if type(network) is not nn.Sequential or set(used) != set(names) or any(True for _ in network.parameters()):
             return None
-        if first.output is not None or first.layout.low_precision or any(map(_has_hooks, network.modules())):
+        if first.output is not None or not first.layout.is_plain or any(map(_has_hooks, network.modules())):
             return None
         networks = [model for model in models if isinstance(model, BayesianNetwork) and model.prior.draw(1).fixed]
         if len(networks) < len(models):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class Score:
         guess: What the best constant guess has on the same examples: an NLL for classes, an RMSE in regression.
         coverage: Share of targets in their central intervals of 90 %; `None` for classes.
         has_atoms: Whether single values have probabilities, so that intervals hold more than their level.
+        numbers: Targets of an example.
     """
 
     nll: float
@@ -60,6 +61,12 @@ class Score:
     guess: float | None = None
     coverage: float | None = None
     has_atoms: bool = False
+    numbers: int = 1
+
+    @property
+    def unit_nats(self) -> float:
+        """What the unit of the targets adds to the NLL of an example in regression; 0 for classes."""
+        return self.numbers * math.log(self.guess) if self.rmse is not None and self.guess else 0.0
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
@@ -78,7 +85,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), order / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
 
 
-def still_falling(values: Sequence[float], share: float) -> float | None:
+def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0) -> float | None:
     """By how much the last third of a series that is minimized still falls, in its own unit; `None` if not significantly."""
     last = list(values[-max(MIN_TREND_WINDOWS, len(values) // 3) :])
     if len(last) < MIN_TREND_WINDOWS or not all(map(math.isfinite, values)):
@@ -90,14 +97,16 @@ def still_falling(values: Sequence[float], share: float) -> float | None:
     slow = (
         share == MIN_GAIN_SHARES["NLL"] and -change > MIN_SLOW_GAIN_NATS and -change > MIN_PROGRESS_SHARE * progress > 0
     )
-    found = certainty < -TREND_SIGNIFICANCE_STDS and (slow or -change > max(MIN_GAIN_NATS, share * abs(end)))
+    found = certainty < -TREND_SIGNIFICANCE_STDS and (
+        slow or -change > max(MIN_GAIN_NATS, share * abs(end - unit_nats))
+    )
     return -change if found else None
 
 
-def convergence(nll: Sequence[float], objective: Sequence[float]) -> list[Finding]:
-    """A finding if the NLL per example, or the whole objective per example, still falls at the end."""
+def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
+    """A finding if the NLL per example, or the whole objective per example, still falls at the end; see `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
-        gain = still_falling(values, MIN_GAIN_SHARES[name])
+        gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
             sentence = (
                 f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training, or of "
@@ -107,10 +116,10 @@ def convergence(nll: Sequence[float], objective: Sequence[float]) -> list[Findin
     return []
 
 
-def members_apart(nll: Sequence[float], what: str = "members of the ensemble") -> list[Finding]:
+def members_apart(nll: Sequence[float], what: str = "members of the ensemble", unit_nats: float = 0.0) -> list[Finding]:
     """A finding if some members of an ensemble, or models of a stack, do much worse than the best of them."""
     best = min(nll)
-    behind = sum(value > best + max(0.1, 0.25 * abs(best)) for value in nll)
+    behind = sum(value > best + max(0.1, 0.25 * abs(best - unit_nats)) for value in nll)
     if not behind:
         return []
     sentence = (
@@ -175,12 +184,14 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
-    if not smooth or kl < KL_WARNING_RATIO * max(abs(smooth[-1]), 0.1):
+    unit = start.unit_nats if start is not None else 0.0
+    if not smooth or kl < KL_WARNING_RATIO * max(abs(smooth[-1] - unit), 0.1):
         return []
-    pairs = [(min(smooth), smooth[-1], 0.1)]
+    chance = 3 * stdev(nll) * math.sqrt(2 / size) if len(nll) > 2 else 0.0  # of a difference of two means
+    pairs = [(min(smooth), smooth[-1], max(0.1, chance))]
     if start is not None and now is not None:
         pairs.append((start.nll, now.nll, 0.25))
-    suffered = [(before, after) for before, after, least in pairs if after - before >= max(least, 0.25 * abs(before))]
+    suffered = [pair[:2] for pair in pairs if pair[1] - pair[0] >= max(pair[2], 0.25 * abs(pair[0] - unit))]
     if not suffered:
         return []
     before, after = suffered[-1]
@@ -213,7 +224,7 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         share = max(0.05 if held_out else 0.25, 2 / math.sqrt(few))
         if now.rmse > (1 + share) * start.rmse + 0.01 * (start.guess or 0.0):  # an error near 0 is no measure
             found.append(f"RMSE {now.rmse:.3g} (was {start.rmse:.3g})")
-    margin = max(0.02, 1 / math.sqrt(few)) if held_out else max(0.25, 0.25 * abs(start.nll))
+    margin = max(0.02, 1 / math.sqrt(few)) if held_out else max(0.25, 0.25 * abs(start.nll - start.unit_nats))
     if now.nll - start.nll > margin:
         found.append(f"NLL {now.nll:.3f} (was {start.nll:.3f})")
     if not found:
@@ -246,7 +257,7 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
     """A finding if predictions, which BatchNorm normalizes by averages over draws, are worse than training batches were."""
-    if now.nll - training < max(0.05, 0.1 * abs(training)):
+    if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
         f"predictions are worse than training batches: NLL {now.nll:.3f} of those that had {training:.3f}, since BatchNorm "

@@ -53,7 +53,8 @@ class Settings:
 class Run:
     """What a run is asked for besides network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    `num_data_given`: the number of examples is the caller's, to be compared with those of the first epoch.
+    `num_data_given`: the number of examples is the caller's, to be compared with those of the first epoch. `rescales`: see
+    `LearnedNoise`.
     """
 
     settings: Settings
@@ -67,6 +68,7 @@ class Run:
     update: Update = field(default_factory=Update)
     capture: bool = True
     draws_in_turn: bool = False
+    rescales: bool = False
 
     @property
     def path(self) -> Path | None:

@@ -99,9 +99,9 @@ class Totals:
         """The same for the rules of `fit`."""
         means = self.means()
         coverage = means.get("coverage_90")
-        return Score(
-            means["nll"], means.get("accuracy"), self.count, means.get("rmse"), self._guess(), coverage, self.has_atoms
-        )
+        rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1
+        guess = self._guess()
+        return Score(means["nll"], means.get("accuracy"), self.count, rmse, guess, coverage, self.has_atoms, numbers)
 
     def _guess(self) -> float | None:
         """What the best constant guess scores: the labels' entropy in nats an example, or the RMSE of the targets' mean."""

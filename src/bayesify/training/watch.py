@@ -227,6 +227,10 @@ class Watch:
         """The part of a series in which a network can move: a learning rate that falls to 0 ends every training as if converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
+    @property
+    def _unit_nats(self) -> float:
+        return self.start.unit_nats if self.start is not None else 0.0
+
     def findings(self, history: History, kl_weight: float, stopped: bool, autocast: Any = None) -> Findings:
         """What there is to say."""
         self._close_start()
@@ -239,11 +243,11 @@ class Watch:
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
             now = score_batches(self.model, self._last, self.device) if self._last else None
-        pulled = rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start, now) if nll else []
+        pulled = rules.kl_dwarfs(nll, penalty[-1], self.start, None if held_out else now) if nll else []
         parts.append(pulled)
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
-            parts.append(rules.convergence(self._moving(nll), self._moving(bound)))
+            parts.append(rules.convergence(self._moving(nll), self._moving(bound), self._unit_nats))
         if (
             0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD
         ):  # else they are large, or have moved
@@ -251,7 +255,7 @@ class Watch:
                 parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
         if rows is not None:
-            parts.append(rules.members_apart(rows, "models of the stack"))
+            parts.append(rules.members_apart(rows, "models of the stack", self._unit_nats))
         with self._aside(), autocast or nullcontext():
             parts += self._predictions(history, nll, bool(held_out), now)
         self._first, self._last = [], []
@@ -285,7 +289,8 @@ class Watch:
                 found.append(rules.statistics_differ(recent, now))
         bnn = self.model.module
         if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
-            found.append(rules.members_apart(member_nll(bnn, self._last, self.device) or [0.0]))
+            members = member_nll(bnn, self._last, self.device)
+            found.append(rules.members_apart(members, unit_nats=self._unit_nats) if members else [])
         if now is not None:
             found.append(rules.learned_little(now))
         return found
@@ -306,9 +311,10 @@ class Watch:
         self.phase = str(state["phase"])
         if state["start"] is not None:
             nll, accuracy, count, *rest = state["start"]  # older versions stored three values
-            rmse, guess, _, has_atoms = rest or (None, None, None, False)
+            rmse, guess, _, has_atoms, numbers = [*(rest or (None, None, None, False)), 1][:5]
             accuracy, rmse, guess = (None if value is None else float(value) for value in (accuracy, rmse, guess))
-            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, has_atoms=bool(has_atoms))
+            rest = {"has_atoms": bool(has_atoms), "numbers": int(numbers)}
+            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, **rest)
         names, values = state["spread"]
         self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
@@ -325,7 +331,7 @@ def start_network(model: Trainable) -> nn.Module | None:
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None
-    if not bnn.given_weights:
+    if not bnn.given_weights or all(part.starts_at_network for part in bnn.posteriors):
         return bnn.mean_network().eval()
     network = copy.deepcopy(bnn.network).eval()
     put_in(network, list(bnn.weights.values()), bnn.given_weights)

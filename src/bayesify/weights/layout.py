@@ -1,4 +1,4 @@
-"""How the weights of a network lie in memory: padding rows, low precision and channels last."""
+"""How drawn weights become those of a network: units, padding rows, low precision and channels last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NetworkLayout:
-    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on."""
+    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on, and their units.
+
+    Attributes:
+        units: What a posterior's weight is multiplied by to be the network's, by name; 1 for those that are not named.
+    """
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
@@ -23,19 +27,28 @@ class NetworkLayout:
             for name, value in values.items()
             if value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
         }
-        self.is_plain = not (self._padding or self.low_precision or self.channels_last)
+        self.units: dict[str, float] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether drawn weights are the network's as they are."""
+        return not (self._padding or self.low_precision or self.channels_last or self.units)
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
     def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
-        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place.
+        """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own, in place.
 
         Args:
             weights: By name.
             spread: Whether these are variances, which padding rows do not have.
         """
+        for name in [name for name in self.units if name in weights]:
+            weight, unit = weights[name], self.units[name]
+            factor = unit**2 if spread else unit
+            weights[name] = weight.times(factor) if isinstance(weight, StructuredWeight) else weight * factor
         # torch does not train the rows that stand for padding either
         for name in [name for name in self._padding if name in weights]:
             (row, value), weight = self._padding[name], weights[name]

@@ -84,6 +84,10 @@ class StructuredWeight(Tensor):
     def materialize(self) -> Tensor:
         """The plain tensor that this weight stands for."""
 
+    def times(self, factor: float) -> Tensor:
+        """The weight multiplied by a number."""
+        return self.materialize() * factor
+
     def at(self, index: int | slice) -> Self:
         """One draw, or a slice of draws, out of a weight that carries the axis of draws."""
         return self.from_components((component[index] for component in self.components_), self.static_)

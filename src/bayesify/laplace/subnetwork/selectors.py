@@ -23,7 +23,7 @@ class SgdOptions(TypedDict):
     """Arguments of `SWAG.fit` by which iterates of SGD are made."""
 
     epochs: int
-    learning_rate: float
+    learning_rate: float | None
     momentum: float
     weight_decay: float
     seed: int
@@ -299,7 +299,7 @@ def largest_swag_variance(
     size: Count | float,
     *,
     epochs: Count = 40,
-    learning_rate: Positive = 1e-2,
+    learning_rate: Positive | None = None,
     momentum: Probability = 0.9,
     weight_decay: NonNegative = 3e-4,
     seed: Seed = 0,
@@ -313,7 +313,7 @@ def largest_swag_variance(
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         epochs: Iterates.
-        learning_rate: Of SGD.
+        learning_rate: Of SGD; by default that of `SWAG.fit`.
         momentum: Of SGD.
         weight_decay: Of SGD.
         seed: Seed of the order of the batches, where the loader takes torch's global random numbers.

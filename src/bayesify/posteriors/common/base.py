@@ -146,6 +146,10 @@ class Posterior(nn.Module):
     """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
     starts_at_network: bool = True
     """Whether it starts at the network's weights, as far as it can be there."""
+    narrowing: float = 1.0
+    """Factor on standard deviations before training that nobody has given."""
+    starts_wide: bool = False
+    """Whether its noise is for whole inputs or outputs of layers, so that `fit` looks at what draws of a classifier lose."""
     keeping_init: ClassVar[str] = "network"
     """The `init` that starts at the network's weights, for posteriors that have this option."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
@@ -209,7 +213,7 @@ class Posterior(nn.Module):
 
     def relative_std(self, layer: Layer) -> float:
         """Standard deviations of a layer before training by default, as a share of its root mean square."""
-        return self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
+        return self.narrowing * self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
 
     def start_std(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
         """The standard deviation of a layer's weights before training, given the network's weights by name."""

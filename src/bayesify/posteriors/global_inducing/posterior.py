@@ -162,7 +162,8 @@ class GlobalInducing(Posterior):
         self.types = {
             weight.name: getattr(modules[weight.name], weight.name.rpartition(".")[2]).dtype for weight in self.weights
         }
-        self.inducing_inputs = InducingInputs(self.inputs, self._bound_runner.network, like)
+        if "inducing_inputs" not in self._modules:  # those of an earlier start stay
+            self.inducing_inputs = InducingInputs(self.inputs, self._bound_runner.network, like)
         self._check_network(self._bound_runner.network)
         found = trace(self._bound_runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
         self.maps = {entry.layer.name: entry for entry, _ in found}

@@ -1,0 +1,90 @@
+"""How much of its training rows a network has learned by heart: the effective number of its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.jacobians.linearization import Jacobians
+from bayesify.maths.evidence import fixed_point_noise
+from bayesify.running.inputs_and_outputs import split_rows
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import Weight, group_layers
+
+MAX_NUMBERS, MIN_NUMBERS = 1024, 32
+"""Outputs of examples whose kernel is taken, and how few say nothing."""
+MAX_ENTRIES = 2**25
+"""Entries of their Jacobian at most, 128 MiB."""
+ROWS_AT_ONCE = 64
+LEARNED_SHARE = 0.9
+"""Share of the effective weights that counts: a training that ends before the optimum has learned less by heart than its evidence
+says. It fits best what test rows of six trained networks (three regressions, two seeds) had."""
+
+
+@torch.no_grad()
+def held_out_ratio(
+    runner: Runner,
+    weights: Mapping[str, Weight],
+    inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    residual: float,
+    num_data: float,
+    output: str | int | None = None,
+) -> float:
+    r"""By how much the mean squared error of new rows exceeds that of training rows, for a network trained on N rows of O numbers.
+
+    $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
+
+    J are the derivatives of outputs by all weights, D the mean squares of the layers' weights, so that no unit matters, and
+    $\alpha$ and the noise $\sigma^2$ MacKay's fixed point (1992). With fewer rows than N in K each stands for several, and
+    $\gamma$ is too small. On three regressions of 1,000 rows (2,901 to 28,945 weights) it was 1.06, 1.7 to 1.9 and 2.4,
+    and test rows had 1.03, 1.6 to 2.1 and 2.4 to 2.5 times the error of training rows.
+
+    Args:
+        runner: The network, in evaluation mode.
+        weights: Its trainable weights by name.
+        inputs: Inputs of training rows, batch by batch, of which the first are read.
+        residual: Mean squared error of the training rows.
+        num_data: N.
+        output: Which of several outputs.
+
+    Returns:
+        The ratio; 1 where there are too few rows, or weights for them.
+    """
+    size = sum(weight.numel for weight in weights.values())
+    values = {name: runner.network.get_parameter(name).detach() for name in weights}
+    scale = {
+        part.name: _root_mean_square(layer.weights, values)
+        for layer in group_layers(weights.values())
+        for part in layer.weights
+    }
+    rows, count, most, outputs = [], 0, min(MAX_NUMBERS, MAX_ENTRIES // max(1, size)), 1
+    jacobians = Jacobians(runner, list(weights), output=output)
+    for args, kwargs in (part for batch in inputs for part in split_rows(*batch, ROWS_AT_ONCE)):
+        if count >= most or most < MIN_NUMBERS:
+            break
+        point = jacobians.at(args, kwargs)
+        outputs = point.outputs[:1].numel()
+        found = point.pull(point.identity())
+        rows.append(
+            torch.cat([scale[name] * found.dense(name).flatten(2).flatten(0, 1) for name in weights], 1)[: most - count]
+        )
+        count += len(rows[-1])
+    if count < MIN_NUMBERS or not residual > 0:
+        return 1.0
+    matrix, total = torch.cat(rows), num_data * outputs
+    spectrum = torch.linalg.eigvalsh((matrix @ matrix.mT).double()).clamp_min(0) * max(1.0, total / count)
+    noise = fixed_point_noise(
+        spectrum / residual, 1.0, residual, squared_norm=size, squared_error=total * residual, count=total
+    )
+    learned = LEARNED_SHARE * (1 - residual / noise) if math.isfinite(noise) else 0.0
+    return 1 / (1 - max(0.0, learned))
+
+
+def _root_mean_square(parts: Iterable[Weight], values: Mapping[str, Tensor]) -> float:
+    """Of the weights of a layer together."""
+    own = torch.cat([values[part.name].double().flatten() for part in parts])
+    return float(own.square().mean().sqrt())
