@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.training.noise import LearnedNoise
+from bayesify.training.batches import parse_batch
+from bayesify.training.noise import LearnedNoise, new_rows_ratio
 
 STD = 0.3
 
@@ -79,15 +80,17 @@ def test_noise_of_a_network_from_scratch():
 
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_the_step_is_the_mean_squared_residual(outputs):
-    """A point estimate that stays where it is: the variance is that of its residuals, with weights too."""
+    """A point estimate that stays where it is: the variance is that of its residuals, with weights too, times `new_rows_ratio`."""
     net, (x, y) = trained(outputs=outputs), rows(outputs=outputs)
     weights = torch.rand(len(x), generator=torch.Generator().manual_seed(0)) + 0.5
     options = {"posterior": posteriors.Point(), "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-12)}
     for data, share in ((loader(x, y), torch.ones(len(x))), (loader(x, y, weights), weights)):
         bnn = fitted(net, data, **options)
         with torch.no_grad():
-            expected = (share[:, None] * (net(x) - y).square()).sum() / (outputs * share.sum())
-        assert noise_of(bnn) == pytest.approx(float(expected), rel=1e-4)
+            expected = float((share[:, None] * (net(x) - y).square()).sum() / (outputs * share.sum()))
+        ratio = new_rows_ratio(net, [parse_batch((x, y))], expected, len(x), None)
+        assert 1 < ratio < 1.1
+        assert noise_of(bnn) == pytest.approx(ratio * expected, rel=0.02)  # by the first 1,024 rows
 
 
 def test_it_only_falls_while_the_network_still_learns():

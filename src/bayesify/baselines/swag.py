@@ -180,7 +180,7 @@ class SWAG(Drawable):
 
         The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
         learn is trained along. The noise of `Gaussian()` starts at the mean squared residual, and `history.findings` tells if the
-        mean of the iterates ends worse than the network (not with BatchNorm). Where rows stand for w examples, divide the rate by w.
+        mean of the iterates ends worse (not with BatchNorm). Where rows stand for w examples, divide the learning rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -212,13 +212,7 @@ class SWAG(Drawable):
         rates = partial(self._with_rates, groups, spread=spread, first=first) if by_default else lambda _: groups
         options |= {"epochs": epochs, "num_data": total, "read_batch": read_batch}
         collect = partial(_Collecting, self, collect_every, skip_epochs)
-        train = partial(
-            self._train,
-            loader,
-            (lambda _: optimizer(groups)) if optimizer else partial(_sgd, rates, momentum),
-            collect,
-            options,
-        )
+        train = partial(self._train, loader, partial(_optimizer, optimizer, rates, momentum), collect, options)
         again = by_default and "checkpoint" not in options and not isinstance(loader, Iterator)
         rate = learning_rate or gentle_rate(DEFAULT_RATE, self.likelihood, spread)
         read = partial(self._read, loader, read_batch) if again else None
@@ -261,7 +255,7 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at rates from `rate` downwards until iterates keep the network on rows that `read` gives, or once if it is `None`."""
+        """Train at rates from `rate` downwards until iterates keep the network on rows that `read` gives; once if it is `None`."""
         parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
         given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
         for _ in range(MAX_TRIES - 1 if read is not None and not collected else 0):
@@ -595,8 +589,10 @@ class _Iterating(Trainable):
         return _loss(now, self.first[0], num_data)
 
 
-def _sgd(groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{**group, "momentum": momentum} for group in groups(rate)], rate)
+def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> Any:
+    """What a user's function makes of groups of parameters, or SGD."""
+    found = groups(rate)
+    return make(found) if make is not None else torch.optim.SGD([{**one, "momentum": momentum} for one in found], rate)
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
