@@ -89,11 +89,13 @@ def _write(folder: Path, problem: Problem, functions: list[Tensor], seconds: flo
 
 
 def compare(folder: Path, name: str) -> dict[str, Any]:
-    """Distances between the draws of the two samplers, their noise floors, and effective draws a second of each."""
+    """Distances between the draws of the two samplers, their noise floors, those between an earlier and a later half of the
+    No-U-Turn chains, and effective draws a second of each."""
     problem, stored = PROBLEMS[name](), torch.load(folder / f"nuts-{name}.pt")
     theirs = stored["functions"][:, int(SKIPPED_SHARE * stored["functions"].shape[1]) :]
     functions, densities, told = joined(name, folder)
     made = diagnose(problem, theirs, theirs.flatten(2).mean(2), {"seconds": stored["seconds"]})
+    early_late = theirs.chunk(2, dim=1)
     truth = _some(functions, STORED_DRAWS)
     held_out, wanted = truth.chunk(2)
     speeds = {
@@ -104,6 +106,9 @@ def compare(folder: Path, name: str) -> dict[str, Any]:
         "problem": name,
         "distances": rounded(distances(problem, _some(theirs, STORED_DRAWS // 2), wanted, held_out), 5),
         "floors": rounded(floors(problem, truth), 5),
+        "nuts_halves": rounded(
+            distances(problem, *(_some(part, STORED_DRAWS // 2) for part in early_late), held_out), 5
+        ),
         "nuts": {key: made[key] for key in ("chains", "kept", "r_hat", "effective_draws", "seconds")},
         "microcanonical": diagnose(problem, functions, densities, told),
         "effective_draws_per_second": rounded(speeds, 4),

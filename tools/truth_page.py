@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,9 @@ ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "truth.md", ROOT / "benchmarks" / "results" / "truth.json"
 FIGURES = ROOT / "docs" / "figures"
 START, END = "<!-- truth: from benchmarks/results, by python -m tools.truth_page -->", "<!-- end of truth -->"
+NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
+CLOSED, SHOWN = ("linear", "process"), 8
+"""Problems with closed forms, and how many methods are shown on them."""
 MAX_FLOORS = 100.0
 """Multiple of the noise floor at which colors and axes end."""
 Row = dict[str, Any]
@@ -93,6 +97,66 @@ def times(rows: list[Row]) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
+def truths_table(truths: dict[str, Any]) -> str:
+    """How each reference was made, and whether it is proven."""
+    head = ["problem", "made by", "R-hat, largest", "effective draws, fewest", "R-hat of log density", "energy error, nats",
+            "accepted", "seconds", "proven"]  # fmt: skip
+    lines = []
+    for name, told in truths.items():
+        made = ["closed form", *["-"] * 5]
+        if not told.get("closed_form"):
+            made = [f"{told['chains']} chains of {told['trajectories']:,.0f} trajectories", f"{told['r_hat']:.3f}",
+                    f"{told['effective_draws']:,.0f}", f"{told['log_density_r_hat']:.3f}", f"{told['energy_error']:.2f}",
+                    f"{100 * told['acceptance']:.0f} %"]  # fmt: skip
+        lines.append([f"`{name}`", *made, f"{told['seconds']:,.0f}", "yes" if told["proven"] else "**no**"])
+    return table(head, lines)
+
+
+def floors_table(rows: list[Row], names: list[str]) -> str:
+    """Noise floors of each problem."""
+    floors = {row["problem"]: row["floors"] for row in rows}
+    lines = [
+        [f"`{problem}`", *(f"{own[name]:.3f}" if name in own else "-" for name in names)]
+        for problem, own in floors.items()
+    ]
+    return table(["problem", *names], lines)
+
+
+def nuts_table(stored: dict[str, Any]) -> str:
+    """Microcanonical chains against the No-U-Turn sampler."""
+    lines = []
+    for row in stored["rows"]:
+        worst = max(row["distances"], key=lambda name: row["distances"][name] / row["floors"][name])
+        own = max(row["nuts_halves"][name] / row["floors"][name] for name in row["floors"])
+        lines.append([f"`{row['problem']}`", f"{row['distances'][worst] / row['floors'][worst]:.2f} (`{worst}`)", f"{own:.2f}",
+                      f"{row['nuts']['r_hat']:.3f}", f"{row['microcanonical']['r_hat']:.3f}",
+                      f"{row['effective_draws_per_second']['nuts']:.1f}",
+                      f"{row['effective_draws_per_second']['microcanonical']:.1f}", f"{row['times_faster']:.1f}"])  # fmt: skip
+    head = ["problem", "farthest distance, floors", "two halves of NUTS, floors", "R-hat of NUTS", "R-hat here",
+            "effective draws a second, NUTS", "here", "times as many"]  # fmt: skip
+    return table(head, lines)
+
+
+def exact_table(rows: list[Row]) -> str:
+    """The distances of each method on the problems with closed forms, in noise floors, nearest first."""
+    own = [row for row in rows if row["problem"] in CLOSED and not row["apart"]]
+    methods = sorted({row["method"] for row in own}, key=lambda name: worst_ratio(own, name, CLOSED))
+    lines = [
+        [f"`{name}`", *(f"{worst_ratio(own, name, (problem,)):.1f}" for problem in CLOSED)] for name in methods[:SHOWN]
+    ]
+    return table(["method", *(f"{problem}, farthest distance" for problem in CLOSED)], lines)
+
+
+def worst_ratio(rows: list[Row], method: str, problems: Sequence[str]) -> float:
+    """The largest distance in noise floors, after the mean over seeds."""
+    own = [row for row in rows if row["method"] == method and row["problem"] in problems]
+    keys = {(row["problem"], name) for row in own for name in row["distances"]}
+    return max(
+        fmean(row["distances"][name] / row["floors"][name] for row in own if row["problem"] == problem)
+        for problem, name in keys
+    )
+
+
 def contents(stored: dict[str, Any]) -> str:
     """What stands on the page: which truths there are, and the distances of each method."""
     rows = [row for row in stored["rows"] if row["distances"]]
@@ -104,23 +168,35 @@ def contents(stored: dict[str, Any]) -> str:
         floors = [score([only(row, name) for row in own if name in row["distances"]]) for name in names]
         spread = [fmean(row["spread"][part] for row in own) for part in ("inside", "outside")]
         rank = "apart" if own[0]["apart"] else f"{score(own):.1f}"
-        lines.append(
-            [f"`{method}`", rank, *(f"{value:.1f}" for value in floors), *(f"{value:.2f}" for value in spread)]
-        )
-    made = [
-        [f"`{name}`", "closed form" if told.get("closed_form") else f"{told['chains']} chains, {told['trajectories']} trajectories",
-         *([ "-", "-"] if told.get("closed_form") else [f"{told['r_hat']:.3f}", f"{told['effective_draws']:.0f}"]),
-         f"{told['seconds']:.0f}", "yes" if told["proven"] else "no"]
-        for name, told in stored["truths"].items()
-    ]  # fmt: skip
+        seconds = fmean(row["seconds"] for row in own)
+        lines.append([f"`{method}`", rank, *(f"{value:.1f}" for value in floors), *(f"{value:.2f}" for value in spread),
+                      f"{seconds:.1f}"])  # fmt: skip
     failed = [f"`{row['method']}` on {row['problem']}: {row['note']}" for row in stored["rows"] if not row["distances"]]
-    seeds = len({row["seed"] for row in rows})
-    told = f"{len(problems)} of 12 problems, {len(methods)} methods, {seeds} seed{'s' * (seeds > 1)}, `{stored['command']}`."
-    truths = table(["problem", "made by", "R-hat, largest", "effective draws, fewest", "seconds", "proven"], made)
-    head = ["method", "all", *names, "spread inside", "spread outside"]
-    found = f"{told}\n\n{truths}\n\n![Distances](figures/truth-distances.svg)\n\n![Time](figures/truth-times.svg)\n\n"
-    found += f"Distances in noise floors, and the standard deviation of functions by that of the truth:\n\n{table(head, lines)}"
-    return found + (f"\n\nNot run: {'; '.join(sorted(set(failed)))}." if failed else "")
+    seeds, total = len({row["seed"] for row in rows}), sum(row["seconds"] for row in stored["rows"])
+    told = (
+        f"{len(problems)} of 12 problems, {len(methods)} methods, {seeds} seed{'s' * (seeds > 1)}, `{stored['command']}`. All"
+        f" trainings together took {total / 60:.0f} minutes of one core."
+    )
+    if stored.get("settings"):
+        told += f" Settings: {', '.join(f'{name} {value:g}' for name, value in stored['settings'].items())}."
+    head = ["method", "all", *names, "spread inside", "spread outside", "seconds"]
+    parts = [
+        told,
+        "## Are the references right?",
+        truths_table(stored["truths"]),
+        "The noise floor of each distance:",
+        floors_table(rows, names),
+        *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text()))] if NUTS.exists() else []),
+        *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED} else []),
+        "## Every method",
+        "![Distances](figures/truth-distances.svg)",
+        "![Time](figures/truth-times.svg)",
+        "Distances in noise floors, the standard deviation of functions by that of the truth, and seconds of a training. A click on"
+        " the head of a column sorts the table.",
+        table(head, lines),
+        *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
+    ]
+    return "\n\n".join(parts)
 
 
 def page(text: str) -> str:

@@ -56,8 +56,8 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     path = Path(last_line(result))
     assert path == folder / "report.html"
     page = path.read_text(encoding="utf-8")
-    assert page.count("<figure") == 4 + 2 * exact.PATH.exists()
-    assert page.count("data:image/svg+xml;base64,") == page.count("data:image/png;base64,") == 2 + exact.PATH.exists()
+    assert page.count("<figure") == 6
+    assert page.count("data:image/svg+xml;base64,") == page.count("data:image/png;base64,") == 3
     for text in ("Point (MAP)", "Mean-field", "Blundell et al. 2015", "97 / 162", "194 / 324"):
         assert text in page
     assert "A quick look" in page
@@ -240,3 +240,17 @@ def test_trained_posteriors_fit_and_widen_away_from_data(seed):
         outcome = experiment.run(METHODS[name], problem, seed=seed, budget=None)
         assert outcome.scores["rmse"] < 0.2, name  # the noise alone is 0.1, the data's own spread 0.35
         assert outcome.scores["std_gap"] > 0.03, name
+
+
+def test_panels_say_how_far_they_are_from_the_exact_answer():
+    right = exact.exact_outcomes(exact.SEED)
+    assert exact.exact_outcomes(exact.SEED + 1) == {}
+    for problem in experiment.problems(exact.SEED):
+        own = right[problem.name]
+        assert all(values.shape == (len(problem.grid),) for values in own.figure.values())
+        assert exact.distance(own, own, problem).startswith("nearly exact: ")
+        off = {name: values + 1 for name, values in own.figure.items()}
+        moved = experiment.Outcome(own.method, problem.name, own.scores, figure=off)
+        assert exact.distance(moved, own, problem).startswith("far off: ")
+    assert right["regression"].scores["nll"] < -0.6
+    assert "1.0 times as wide" in exact.distance(right["regression"], right["regression"], experiment.problems(0)[0])
