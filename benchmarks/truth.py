@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import sys
 import time
 import warnings
@@ -278,6 +279,7 @@ def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -
     held_out, wanted = truth.chunk(2)
     epochs = epochs // SLOW_SHARE if method.slow else epochs
     row: Row = {"problem": name, "method": method_name, "seed": seed, "epochs": epochs, "apart": method_name in APART}
+    row["cores"] = os.cpu_count()  # rows of several machines can be in one file
     start = time.process_time()
     try:
         with warnings.catch_warnings():

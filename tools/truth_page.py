@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -17,6 +18,11 @@ START, END = "<!-- truth: from benchmarks/results, by python -m tools.truth_page
 NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
 CLOSED, SHOWN = ("linear", "process"), 8
 """Problems with closed forms, and how many methods are shown on them."""
+NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, slopes and trained starts, for as long. A row
+agrees where its farthest distance is below 1, or below what two halves of the NUTS chains themselves differ by.
+Effective draws are those of the median function, per second of one core with warm-up and training of the
+members. The chains of `heteroscedastic` were kept every 32 trajectories, at which all kept draws are
+independent, so its figure is a lower bound."""
 MAX_FLOORS = 100.0
 """Multiple of the noise floor at which colors and axes end."""
 Row = dict[str, Any]
@@ -37,14 +43,23 @@ def only(row: Row, name: str) -> Row:
     return {**row, "distances": {name: row["distances"][name]}}
 
 
+def shared(rows: list[Row]) -> list[str]:
+    """Problems on which every method without a prior of its own was run: what methods are ranked by."""
+    ranked = {row["method"] for row in rows if not row["apart"]}
+    problems = dict.fromkeys(row["problem"] for row in rows)
+    return [name for name in problems if ranked <= {row["method"] for row in rows if row["problem"] == name}]
+
+
 def grouped(rows: list[Row]) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Methods from near to far, those apart last; problems; the score of each pair."""
+    """Methods from near to far, those apart last; problems; the score of each pair that was run."""
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     own = {name: [row for row in rows if row["method"] == name] for name in methods}
-    methods.sort(key=lambda name: (own[name][0]["apart"], score(own[name])))
-    cells = {(m, p): score([row for row in own[m] if row["problem"] == p]) for m in methods for p in problems}
-    return methods, problems, cells
+    common = set(shared(rows))
+    ranking = {name: score([row for row in own[name] if row["problem"] in common]) for name in methods}
+    methods.sort(key=lambda name: (own[name][0]["apart"], ranking[name]))
+    cells = {(row["method"], row["problem"]): 0.0 for row in rows}
+    return methods, problems, {(m, p): score([row for row in own[m] if row["problem"] == p]) for m, p in cells}
 
 
 def heat_map(rows: list[Row]) -> str:
@@ -55,13 +70,16 @@ def heat_map(rows: list[Row]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" font-family="sans-serif" font-size="11">'
     ]
+    unproven = {row["problem"] for row in rows if not row.get("proven", True)}
     for column, problem in enumerate(problems):
-        x = left + width * (column + 0.5)
-        parts.append(f'<text transform="translate({x},{top - 8}) rotate(-45)">{escape(problem)}</text>')
+        x, name = left + width * (column + 0.5), problem + " (unproven)" * (problem in unproven)
+        parts.append(f'<text transform="translate({x},{top - 8}) rotate(-45)">{escape(name)}</text>')
     for line, method in enumerate(methods):
         y = top + height * line
         parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(method)}</text>')
         for column, problem in enumerate(problems):
+            if (method, problem) not in cells:
+                continue
             value = cells[method, problem]
             share = math.log(value) / math.log(MAX_FLOORS)
             color = "#{:02x}{:02x}{:02x}".format(*(round(255 + share * (end - 255)) for end in (27, 58, 92)))
@@ -77,9 +95,9 @@ def heat_map(rows: list[Row]) -> str:
 def times(rows: list[Row]) -> str:
     """Mean training time against the mean score of each method as SVG, both axes logarithmic."""
     methods, _, _ = grouped(rows)
-    points = []
+    common, points = set(shared(rows)), []
     for name in methods:
-        own = [row for row in rows if row["method"] == name]
+        own = [row for row in rows if row["method"] == name and row["problem"] in common]
         points.append((name, max(fmean(row["seconds"] for row in own), 0.1), score(own)))
     low, high = min(point[1] for point in points) / 1.2, max(point[1] for point in points) * 1.6
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 400" font-family="sans-serif" font-size="11">']
@@ -162,31 +180,36 @@ def contents(stored: dict[str, Any]) -> str:
     rows = [row for row in stored["rows"] if row["distances"]]
     methods, problems, _ = grouped(rows)
     names = list(dict.fromkeys(name for row in rows for name in row["distances"]))
-    lines = []
+    common, lines = shared(rows), []
     for method in methods:
-        own = [row for row in rows if row["method"] == method]
-        floors = [score([only(row, name) for row in own if name in row["distances"]]) for name in names]
+        own = [row for row in rows if row["method"] == method and row["problem"] in common]
+        parts = [[only(row, name) for row in own if name in row["distances"]] for name in names]
+        floors = [f"{score(part):.1f}" if part else "-" for part in parts]
         spread = [fmean(row["spread"][part] for row in own) for part in ("inside", "outside")]
         rank = "apart" if own[0]["apart"] else f"{score(own):.1f}"
         seconds = fmean(row["seconds"] for row in own)
-        lines.append([f"`{method}`", rank, *(f"{value:.1f}" for value in floors), *(f"{value:.2f}" for value in spread),
-                      f"{seconds:.1f}"])  # fmt: skip
+        lines.append([f"`{method}`", rank, *floors, *(f"{value:.2f}" for value in spread), f"{seconds:.1f}"])  # fmt: skip
     failed = [f"`{row['method']}` on {row['problem']}: {row['note']}" for row in stored["rows"] if not row["distances"]]
     seeds, total = len({row["seed"] for row in rows}), sum(row["seconds"] for row in stored["rows"])
     told = (
-        f"{len(problems)} of 12 problems, {len(methods)} methods, {seeds} seed{'s' * (seeds > 1)}, `{stored['command']}`. All"
-        f" trainings together took {total / 60:.0f} minutes of one core."
+        f"{len(problems)} of 12 problems, {len(methods)} methods, up to {seeds} seeds: {len(stored['rows'])} of"
+        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core together. Rank and table of methods are of"
+        f" the {len(common)} problems that all ranked methods were run on: {', '.join(common)}. The heat map has every run."
     )
+    made = Counter(row["cores"] for row in stored["rows"] if "cores" in row)
+    if len(made) > 1:
+        each = ", ".join(f"{count} on one of {cores} cores" for cores, count in made.most_common())
+        told += f" Runs were made on several machines ({each}), whose seconds are not comparable."
     if stored.get("settings"):
         told += f" Settings: {', '.join(f'{name} {value:g}' for name, value in stored['settings'].items())}."
     head = ["method", "all", *names, "spread inside", "spread outside", "seconds"]
-    parts = [
+    sections = [
         told,
         "## Are the references right?",
         truths_table(stored["truths"]),
         "The noise floor of each distance:",
         floors_table(rows, names),
-        *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text()))] if NUTS.exists() else []),
+        *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text())), NUTS_TEXT] if NUTS.exists() else []),
         *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED} else []),
         "## Every method",
         "![Distances](figures/truth-distances.svg)",
@@ -196,7 +219,7 @@ def contents(stored: dict[str, Any]) -> str:
         table(head, lines),
         *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def page(text: str) -> str:
