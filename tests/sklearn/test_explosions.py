@@ -1,6 +1,7 @@
 """Targets with zeros and heavy tails: the hurdle is offered, means are bounded, and choices that fail are given up aloud."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from bayesify import likelihoods
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 from bayesify.sklearn import BayesianRegressor, recipe
+from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.units import TargetUnits
 from benchmarks import stress
 
@@ -107,3 +109,19 @@ def test_one_guess_for_all_rows_is_scored_as_predictions_are():
     error = many - np.quantile(many, levels, method="inverted_cdf").reshape(-1, 1)
     exact = 2 * np.maximum(levels * error, (levels - 1) * error).mean()
     assert recipe._constant_score(recipe.Rows(np.zeros((50, 1)), y, weights)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_amounts_in_whole_units_are_no_counts_because_of_their_zeros():
+    draw = np.random.default_rng(0)
+    settings = SimpleNamespace(likelihood="auto", transform="auto", method=None, noise=None)
+
+    def tried(y):
+        rows = Rows(np.zeros((len(y), 1)), y[:, None], np.ones(len(y)))
+        return {name for name, _ in recipe.list_candidates(rows, settings)}
+
+    incomes = np.where(draw.random(400) < 0.45, 0.0, 1000.0 * draw.integers(5, 90, 400))
+    assert "hurdle" in tried(incomes)
+    assert not set(recipe.COUNT_LIKELIHOODS) & tried(incomes)
+    visits = np.where(draw.random(400) < 0.45, 0.0, draw.poisson(3.0, 400))
+    assert set(recipe.COUNT_LIKELIHOODS) <= tried(visits)
+    assert "hurdle" not in tried(visits)

@@ -61,7 +61,8 @@ MIN_ZERO_SHARE, MIN_AMOUNTS = 0.05, 3
 """Share of targets that are exactly 0, and number of targets above it, from which on the hurdle is tried. It then is the simplest
 choice: the score of a trial hardly sees amounts that a row in twenty has."""
 MAX_SMALL_COUNT = 10
-"""Counts are tried where a tenth of the targets lie at or below it; larger whole numbers are as good as real ones."""
+"""Counts are tried where a tenth of the targets above 0 lie at or below it. Larger whole numbers are as good as real ones, and
+amounts in whole units are no counts because many are zero."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
 Pair = tuple[str, str]
 """A likelihood and a transform."""
@@ -232,7 +233,8 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
         return [("gaussian", "none")]
     y, one = rows.y, rows.y.shape[1] == 1
     small = one and (y >= 0).all() and (y == np.round(y)).all()
-    small = small and rows.weights[y[:, 0] <= MAX_SMALL_COUNT].sum() >= 0.1 * rows.num_data
+    above = y[:, 0] > 0
+    small = small and rows.weights[above & (y[:, 0] <= MAX_SMALL_COUNT)].sum() >= 0.1 * rows.weights[above].sum()
     transforms = [transform]
     if transform == AUTO:
         transforms = (
