@@ -68,13 +68,16 @@ def problem(small: bool) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], Tensor
 def measure(net: nn.Module, batches: list[tuple[Tensor, Tensor]], x: Tensor, covariance: str) -> dict[str, float]:
     """Seconds and passes of one structure of the covariance."""
 
-    def fit() -> bayesify.Laplace:
-        made = bayesify.Laplace(net, likelihoods.Categorical(), subset="last_layer", covariance=covariance)  # type: ignore[arg-type]
-        return made.fit(batches)
+    def make() -> bayesify.Laplace:
+        return bayesify.Laplace(net, likelihoods.Categorical(), subset="last_layer", covariance=covariance)  # type: ignore[arg-type]
 
-    laplace = fit()
+    laplace = make().fit(batches)
+    fresh = [make() for _ in range(ROUNDS + 1)]  # each fit is the first of its object, which copied the network before
     over_data, one, fitting, predicting = best(
-        lambda: [net(images) for images, _ in batches], lambda: net(x), fit, lambda: laplace.predict(x).probs
+        lambda: [net(images) for images, _ in batches],
+        lambda: net(x),
+        lambda: fresh.pop().fit(batches),
+        lambda: laplace.predict(x).probs,
     )
     found = {"pass_over_data_s": over_data, "pass_s": one, "fit_s": fitting, "predict_s": predicting}
     found["predict_passes"] = predicting / one

@@ -4,6 +4,8 @@ python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on 
 python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, made images: seconds and memory
 python -m benchmarks.sampled_laplace --out DIR --small           # all of it in a small setting on a CPU
 
+`--weights FILE` takes the network from a file of `torch.save`. `--seconds` is the time of the minibatch steps.
+
 DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, whose deterministic network of the seed is taken; without it
 the network is trained. A run that was stopped goes on with the same command. Results are written when all cells of DIR are there.
 """
@@ -11,19 +13,20 @@ the network is trained. A run that was stopped goes on with the same command. Re
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared.image_problems import ImageProblem
-from bayesify_papers.shared.sources import SYNTHETIC, Source
+from bayesify_papers.shared.sources import SYNTHETIC, Source, unit_pixels
 from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, metrics, models, subnetwork
 from bayesify.laplace import Sampled
+from bayesify.laplace.sampled import SampledCovariance
 from benchmarks.runs import Row, cell, parser
 from benchmarks.timing import clock, record
 
@@ -79,7 +82,9 @@ def scores(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> dict[st
 
 
 def trained_network(options: Any, problem: ImageProblem) -> nn.Module:
-    """The deterministic network of a folder, or one that is trained now."""
+    """The network of a file of weights, the deterministic network of a folder, or one that is trained now."""
+    if options.weights and Path(options.weights).exists():
+        return read_weights(Path(options.weights)).to(problem.device).eval()
     recipe, folder = SMALL_RECIPE if options.small else RECIPE, Path(options.trained or options.out)
     about = folder / "run.json"
     if options.trained and about.exists():
@@ -87,10 +92,56 @@ def trained_network(options: Any, problem: ImageProblem) -> nn.Module:
         recipe = Recipe(
             **{key: value for key, value in json.loads(about.read_text())["settings"].items() if key in known}
         )
+    if options.epochs:
+        recipe = replace(recipe, epochs=options.epochs)
     network, _ = train(
         SYSTEMS["deterministic"], recipe, problem, options.seed, folder / f"point-{options.seed}.safetensors"
     )
     return network.mean_network().eval()
+
+
+def read_weights(path: Path) -> nn.Module:
+    """A ResNet-18 of ours from a file of `torch.save`: a module, its state, or a dictionary with the state."""
+    found = torch.load(path, map_location="cpu", weights_only=False)
+    if isinstance(found, nn.Module):
+        return found
+    for key in ("state_dict", "network", "model", "weights"):
+        found = found[key] if isinstance(found.get(key), dict) else found
+    state = {name.removeprefix("module.").removeprefix("network."): value for name, value in found.items()}
+    net = models.resnet18("cifar", 10)
+    net.load_state_dict(state)
+    return net
+
+
+@torch.no_grad()
+def scaling(net: nn.Module, problem: ImageProblem, source: Source) -> Callable[[Any, Any], Tensor]:
+    """The scaling of pixels under which a network classifies training images best: it is not stored with the weights."""
+    mean, std = ((torch.tensor(v).view(3, 1, 1)) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
+
+    def usual(images: Any, device: Any) -> Tensor:
+        return ((unit_pixels(images, "cpu") - mean) / std).to(device)
+
+    choices = [problem.scale, unit_pixels, usual]
+    few = source.images().train_images[:1000]
+    right = [float((net(one(few, problem.device)).argmax(1) == problem.y[:1000]).float().mean()) for one in choices]
+    print("accuracy on training images under three scalings", right, flush=True)
+    return choices[max(range(3), key=right.__getitem__)]
+
+
+def draw_options(options: Any, out: Path) -> Sampled:
+    """Options of the draws; on a GPU as many steps as fit into the seconds, by the speed of pushes, and the same in each slice."""
+    kept = out / "steps.txt"
+    if not kept.exists():
+        pushed = json.loads((out / "kronecker.json").read_text())["predict_500_s"]
+        each = 2.6 * pushed * options.minibatch / 500  # a step pushes all draws and pulls them back
+        kept.write_text(str(20 if options.small else min(max(int(options.seconds / each), 150), 1000)))
+    return Sampled(
+        num_draws=options.draws,
+        at_once=options.draws,
+        solver="minibatch",
+        steps=int(kept.read_text()),
+        batch=options.minibatch,
+    )
 
 
 def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
@@ -98,25 +149,27 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
     source = Source(SYNTHETIC, num_train=300) if options.small else Source("cifar10")
     problem = ImageProblem(source, options.device)
     net = trained_network(options, problem)
-    x = problem.scale(source.scored()["test"], problem.device)
+    scale = problem.scale if options.small else scaling(net, problem, source)
+    train_x = scale(source.images().train_images, problem.device)
+    x = scale(source.scored()["test"], problem.device)
     y = problem.test_labels.to(problem.device)
     memory = "1GiB" if options.small else options.memory
     batch = 100 if options.small else options.batch
 
     def made(name: str, **settings: Any) -> Row:
         torch.cuda.reset_peak_memory_stats() if x.is_cuda else None
-        batches = Timed(problem.x, problem.y, batch, out / f"{name}.seconds")
+        batches = Timed(train_x, problem.y, batch, out / f"{name}.seconds")
         laplace = bayesify.Laplace(net, likelihoods.Categorical(), memory=memory, **settings)
         if settings.get("covariance") not in ("full", "kronecker"):
             took = clock(lambda: laplace.fit(batches, checkpoint=out / f"{name}.draws"))
             took = max(took, batches.seconds())
         else:
             took = clock(lambda: laplace.fit(batches))
+        laplace.predict(x[:500], options.draws, method="linearized_mc")  # the first call looks for kernels
         predict_s = clock(lambda: laplace.predict(x[:500], options.draws, method="linearized_mc").outputs)
-        generator_seed = options.seed
 
         def outputs(part: Tensor) -> Tensor:
-            generator = torch.Generator(x.device).manual_seed(generator_seed)
+            generator = torch.Generator(x.device).manual_seed(options.seed)
             return laplace.predict(part, options.draws, method="linearized_mc", generator=generator).outputs
 
         found: Row = {**scores(outputs, x, y), "about": repr(laplace), "fit_s": took, "predict_500_s": predict_s}
@@ -128,20 +181,41 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
 
     def unnarrowed(laplace: bayesify.Laplace, outputs: Callable[[Tensor], Tensor]) -> Row:
         """The same without what training rows ask for."""
-        laplace.temperature = 1 / laplace.fitted()[1].narrowed
+        posterior = laplace.fitted()[1]
+        assert isinstance(posterior, SampledCovariance)
+        laplace.temperature = 1 / posterior.narrowed
         return {f"evidence_alone_{key}": value for key, value in scores(outputs, x, y).items()}
 
-    sampled = Sampled(num_draws=options.draws, iterations=options.iterations, at_once=options.at_once)
     size = 100 if options.small else 2000
-    runs: dict[str, dict[str, Any]] = {
-        "last_layer": {"subset": "last_layer", "covariance": "full"},
-        "sampled": {"covariance": sampled},
-        "subnetwork": {"subset": subnetwork.largest_variance(size, num_examples=500), "covariance": "full"},
-        "kronecker": {"subset": "all", "covariance": "kronecker", "num_samples": 2},
+    runs: dict[str, Callable[[], dict[str, Any]]] = {
+        "last_layer": lambda: {"subset": "last_layer", "covariance": "full"},
+        "kronecker": lambda: {"subset": "all", "covariance": "kronecker", "num_samples": 2},
+        "sampled": lambda: {"covariance": draw_options(options, out)},
+        "subnetwork": lambda: {
+            "subset": subnetwork.largest_variance(size, num_examples=500),
+            "covariance": "full",
+            "num_samples": 2,
+        },
     }
     with torch.no_grad():
         rows = {"network": cell(out / "network.json", lambda: scores(lambda part: net(part).unsqueeze(0), x, y), end)}
-    return rows | {name: cell(out / f"{name}.json", lambda n=name, s=s: made(n, **s), end) for name, s in runs.items()}
+    return rows | {
+        name: cell(out / f"{name}.json", lambda n=name, s=s: made(n, **s()), end)  # type: ignore[misc]
+        for name, s in runs.items()
+    }
+
+
+class Held:
+    """Batches on the CPU; notes the most memory that a GPU holds when it asks for the next one, without activations."""
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
+        self._batches, self.bytes = list(zip(x.split(batch), y.split(batch), strict=True)), 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for item in self._batches:
+            if torch.cuda.is_available():
+                self.bytes = max(self.bytes, torch.cuda.memory_allocated())
+            yield item
 
 
 def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
@@ -150,31 +224,32 @@ def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
     torch.manual_seed(0)
     net = models.resnet18("cifar", classes, width=4) if options.small else models.resnet50("imagenet", classes)
     net = net.to(options.device).eval()
-    x = torch.randn(count, 3, size, size, device=options.device)
-    y = torch.randint(classes, (count,), device=options.device)
+    x, y = torch.randn(count, 3, size, size), torch.randint(classes, (count,))
     with torch.no_grad():  # features that differ between examples, as those of a trained network do
         for module in net.train().modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 1.0
-        net(x[:64])
+        net(x[:64].to(options.device))
         net.eval()
     one = sum(parameter.numel() * 4 for parameter in net.parameters())
-    sampled = Sampled(num_draws=8, iterations=3, at_once=2)
+    sampled = Sampled(num_draws=4, steps=10 if options.small else 100, solver="minibatch", at_once=1)
 
     def row() -> Row:
-        batches = Timed(x, y, 32, out / "made.seconds")
-        laplace = bayesify.Laplace(net, likelihoods.Categorical(), covariance=sampled, memory=options.memory)
+        batches = Held(x, y, 32)
         with torch.no_grad():
-            forward = min(clock(lambda: [net(part) for part in x.split(32)]) for _ in range(3))
-        if x.is_cuda:
+            forward = min(clock(lambda: [net(part.to(options.device)) for part in x.split(32)]) for _ in range(3))
+        on_gpu = torch.cuda.is_available()
+        before = torch.cuda.memory_allocated() if on_gpu else 0
+        laplace = bayesify.Laplace(net, likelihoods.Categorical(), covariance=sampled, memory=options.memory)
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         took = clock(lambda: laplace.fit(batches))
         found: Row = {"classes": classes, "images": count, "network_mib": one / 2**20, "pass_s": forward, "fit_s": took}
         found |= {"fit_passes": took / forward, "about": repr(laplace), "draws": sampled.num_draws}
-        found["copies_of_the_network_for_draws"] = sampled.count_bytes(one // 4, torch.float32) / one
-        if x.is_cuda:
-            found["peak_copies_with_activations"] = torch.cuda.max_memory_allocated() / one
-        few = x[: min(64, count)]
+        if on_gpu:
+            found["held_copies"] = (batches.bytes - before) / one
+            found["peak_copies_with_activations"] = (torch.cuda.max_memory_allocated() - before) / one
+        few = x[: min(64, count)].to(options.device)
         found["predict_s"] = min(clock(lambda: laplace.predict(few).probs) for _ in range(2))
         return found
 
@@ -182,19 +257,12 @@ def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
 
 
 def main() -> None:
-    defaults = {
-        "out": "sampled_laplace",
-        "trained": "",
-        "made": False,
-        "seed": 0,
-        "draws": 16,
-        "iterations": 8,
-        "at_once": 8,
-    }
-    given = parser(__doc__, "small", "limit", **defaults, memory="48GiB", batch=500, device="cuda")
+    defaults = {"out": "sampled_laplace", "trained": "", "weights": "", "made": False, "seed": 0, "draws": 8}
+    steps = {"seconds": 70.0, "minibatch": 128, "epochs": 0, "batch": 512}
+    given = parser(__doc__, "small", "limit", **defaults, **steps, memory="48GiB", device="cuda")
     options = given.parse_args()
     if options.small:
-        options.device, options.memory, options.draws, options.iterations, options.at_once = "cpu", "1GiB", 4, 2, 4
+        options.device, options.memory, options.draws, options.minibatch = "cpu", "1GiB", 4, 50
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     end = time.time() + options.limit

@@ -22,6 +22,25 @@ def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return net.eval().double(), torch.randn(7, 2, 5, 5, dtype=torch.float64), torch.randint(3, (7,))
 
 
+def test_one_draw_at_a_time_leaves_the_rest_on_the_host() -> None:
+    net, x, y = problem()
+    net, x, y = net.cuda(), x.cuda(), y.cuda()
+    found = [
+        Laplace(
+            net,
+            likelihoods.Categorical(),
+            covariance=Sampled(2, 60, 1, tolerance=1e-8, solver=solver, steps=200, batch=7),  # type: ignore[arg-type]
+            prior_precision=1.0,
+        ).fit([(x, y)])
+        for solver in ("minibatch", "conjugate_gradients")
+    ]
+    assert [one.posterior.draws.device.type for one in found] == ["cpu", "cuda"]
+    # The noise is the same, and momentum in bfloat16 ends at the same solution.
+    torch.testing.assert_close(found[0].posterior.draws.cuda(), found[1].posterior.draws, rtol=0.05, atol=0.02)
+    assert found[0].predict(x).probs.is_cuda
+    assert found[0].draw(3)(x).shape == (3, 7, 3)
+
+
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_equals_the_cpu(structure: Any, subset: str) -> None:

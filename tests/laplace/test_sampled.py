@@ -87,6 +87,41 @@ def test_draws_have_the_dense_posterior_as_their_law(kind: str) -> None:
     assert torch.allclose(moved.square().mean(0).flatten(), found.diagonal(), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "left"), [("labels", 0.004), ("numbers", 0.05)])
+def test_minibatches_end_at_the_solutions_of_conjugate_gradients(kind: str, left: float) -> None:
+    net, likelihood, data = problem(kind)
+    found = {}
+    for solver, steps in (("conjugate_gradients", 1), ("minibatch", 20), ("minibatch", 160)):
+        options = Sampled(3, iterations=40, at_once=3, tolerance=1e-9, solver=solver, steps=steps, batch=10)  # type: ignore[arg-type]
+        laplace = bayesify.Laplace(net, likelihood, covariance=options, prior_precision=2.0).fit(batches(data))
+        found[solver, steps] = laplace.posterior.draws
+    exact, few, many = found.values()
+    # Batches of 10, 10 and 4: a step that weighs them by their size leaves 1 % however many steps there are.
+    assert float((many - exact).norm()) < left * float(exact.norm())
+    assert float((many - exact).norm()) < 0.3 * float((few - exact).norm())
+
+
+def test_a_large_network_is_solved_by_minibatches_one_draw_at_a_time() -> None:
+    options, size = Sampled(), 25_557_032
+    assert options.takes_minibatches(size, 256)
+    assert options.group(size) == 1
+    assert options.count_bytes(size, torch.float32) == 3 * 4 * size
+    assert not options.takes_minibatches(20_000, 1000)
+    assert options.group(20_000) == 4
+    assert not Sampled(solver="conjugate_gradients").takes_minibatches(size, 50_000)
+
+
+def test_a_learning_rate_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, likelihood, data = problem("labels")
+    monkeypatch.setattr(sampled_module, "STEPS_BETWEEN_CHECKS", 10)
+    options = Sampled(2, at_once=2, solver="minibatch", steps=60, batch=10)
+    right = bayesify.Laplace(net, likelihood, covariance=options, prior_precision=2.0).fit(batches(data))
+    monkeypatch.setattr(sampled_module, "RELATIVE_RATE", 5.0)
+    found = bayesify.Laplace(net, likelihood, covariance=options, prior_precision=2.0).fit(batches(data))
+    error = (found.posterior.draws - right.posterior.draws).norm() / right.posterior.draws.norm()
+    assert float(error) < 0.1
+
+
 @pytest.mark.slow
 def test_draws_do_not_depend_on_the_preconditioner() -> None:
     net, likelihood, data = problem("classes")
@@ -153,10 +188,15 @@ def small() -> tuple[nn.Module, list[tuple[Tensor, Tensor]], Tensor]:
     return net, [(x[:20], y[:20]), (x[20:], y[20:])], x
 
 
-def test_a_stopped_run_continues_to_the_same_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("solver", ["conjugate_gradients", "minibatch"])
+def test_a_stopped_run_continues_to_the_same_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: sampled_module.Solver
+) -> None:
     net, data, _ = small()
     monkeypatch.setattr(sampled_module, "MIN_SECONDS_BETWEEN_WRITES", 0.0)
-    options, path = Sampled(num_draws=4, iterations=4, at_once=2), tmp_path / "draws"
+    monkeypatch.setattr(sampled_module, "STEPS_BETWEEN_CHECKS", 3)  # three writes a group, and one at its end
+    options = Sampled(num_draws=4, iterations=4, at_once=2, solver=solver, steps=8, batch=7)
+    path = tmp_path / "draws"
     whole = bayesify.Laplace(net, "categorical", covariance=options).fit(data)
 
     def stop(after: int) -> None:

@@ -200,7 +200,7 @@ class Jacobians:
                 return None
             rows = len(found.outputs)
             # Without derivatives most activations are freed at once.
-            peak = max(4 * counter.largest, counter.bytes // 8) / rows
+            peak = max(4 * counter.largest, counter.bytes // 12) / rows
             sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
             self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
         return self._feature_costs[key]
@@ -226,7 +226,7 @@ class Jacobians:
 
         directions = {name: offsets[name].to(center[name]) for name in self.names}
         together = torch.func.vmap(push, out_dims=(None, 0), randomness="same")  # type: ignore[arg-type]
-        found = self._together("pushes", lambda: together(directions))
+        found = self._together("pushes", lambda: together(directions)) if _count(directions) > 1 else None
         if found is not None:
             return found
         parts = [
@@ -247,9 +247,12 @@ class Jacobians:
             found: dict[str, Tensor] = back(vector.to(outputs.dtype))[0]
             return {name: as_float(value.detach()) for name, value in found.items()}
 
-        found = self._together("pulls", lambda: torch.func.vmap(pull, randomness="same")(vectors))
+        several = len(vectors) > 1
+        found = self._together("pulls", lambda: torch.func.vmap(pull, randomness="same")(vectors)) if several else None
         if found is not None:
             return found
+        if not several:
+            return {name: value.unsqueeze(0) for name, value in pull(vectors[0]).items()}
         parts = [pull(vector) for vector in vectors]
         return {name: torch.stack([part[name] for part in parts]) for name in self.names}
 

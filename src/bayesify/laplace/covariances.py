@@ -312,6 +312,14 @@ class KroneckerBlock:
     prior: Tensor
 
 
+def _diagonalized(block: KroneckerBlock) -> tuple[Tensor, Tensor, Tensor]:
+    """Products of the eigenvalues of G and A, [d_out, d_in], and the eigenvectors of G and of A."""
+    what = f"Laplace: the Kronecker factor of {block.layer.name}'s"
+    in_values, in_vectors = stable_eigh(block.inputs, f"{what} inputs")
+    out_values, out_vectors = stable_eigh(block.slopes, f"{what} outputs")
+    return out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors
+
+
 class KroneckerCovariance(WeightCovariance):
     r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, independent weights for everything else.
 
@@ -353,13 +361,7 @@ class KroneckerCovariance(WeightCovariance):
     @cached_property
     def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """For each block the products of eigenvalues [d_out, d_in], and the eigenvectors of G and of A."""
-        found = []
-        for block in self.blocks:
-            what = f"Laplace: the Kronecker factor of {block.layer.name}'s"
-            in_values, in_vectors = stable_eigh(block.inputs, f"{what} inputs")
-            out_values, out_vectors = stable_eigh(block.slopes, f"{what} outputs")
-            found.append((out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors))
-        return found
+        return [_diagonalized(block) for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
         """Variances of a weight [n] by its name, or in the eigenbasis of a block [d_out, d_in] by its place."""
@@ -480,20 +482,30 @@ class KroneckerCovariance(WeightCovariance):
             found |= {name: value.reshape(num_draws, -1) for name, value in block.layer.from_matrix(matrix).items()}
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
-    def keep_eigenvectors(self) -> Self:
-        """Itself without the factors, once they are diagonalized: half of the memory, and nothing to store any more."""
-        self.diagonalize()
+    def keep_eigenvectors(self, device: torch.device) -> Self:
+        """Itself without the factors, once they are diagonalized on a device: half of the memory, and nothing to store any more.
+
+        The eigenvectors stay where the factors are; on a host with a GPU in memory from which they are copied fast.
+        """
+        home = self.prior.device
+        found = []
+        for block in self.blocks:
+            moved = replace(block, inputs=block.inputs.to(device), slopes=block.slopes.to(device))
+            kept = [part.to(home) for part in _diagonalized(moved)]
+            found.append(tuple(part.pin_memory() for part in kept) if home != device else tuple(kept))
+        self._eigen = found  # type: ignore[assignment]
         self.blocks = [replace(block, inputs=block.inputs[:0], slopes=block.slopes[:0]) for block in self.blocks]
         return self
 
     def times(self, vectors: Tensor) -> Tensor:
-        r"""$\Sigma v$ for vectors [n, S]: [n, S]."""
-        parts = self.subset.split(vectors)
-        found = {name: parts[name] * self._spread(name) for name in self.diagonal}
+        r"""$\Sigma v$ for vectors [n, S], which may be on another device: [n, S]."""
+        here, parts = vectors.device, self.subset.split(vectors)
+        found = {name: parts[name] * self._spread(name).to(here) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
-            _, out_vectors, in_vectors = self._eigen[index]
+            products, out_vectors, in_vectors = (part.to(here, non_blocking=True) for part in self._eigen[index])
             each = {part.name: parts[part.name].unflatten(-1, part.shape) for part in block.layer.weights}
-            turned = out_vectors.T @ block.layer.to_matrix(each) @ in_vectors * self._spread(index)
+            spread = products.add(self.factor * block.prior).reciprocal_()
+            turned = out_vectors.T @ block.layer.to_matrix(each) @ in_vectors * spread
             back = block.layer.from_matrix(out_vectors @ turned @ in_vectors.T)
             found |= {name: value.reshape(len(vectors), -1) for name, value in back.items()}
         return torch.cat([found[name] for name in self.subset.names], dim=-1)

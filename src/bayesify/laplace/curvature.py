@@ -149,6 +149,7 @@ class Pieces:
         num_examples: Number of examples after which to stop.
         one_by_one: Whether vectors are pulled back one after the other.
         progress: Called with the number of examples after each piece.
+        store: Device on which Kronecker factors are added up; that of the network by default.
     """
 
     loader: Iterable[Any]
@@ -160,6 +161,7 @@ class Pieces:
     num_examples: int | None = None
     one_by_one: bool = False
     progress: Callable[[int], None] | None = None
+    store: torch.device | None = None
 
     def __post_init__(self) -> None:
         self.data = DataTerm()
@@ -337,7 +339,12 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
                 a = a if weights is None else a * weights.to(a).sqrt().view(-1, 1, 1)
                 for key, factor in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
                     rows = factor.flatten(0, -2)
-                    sums.setdefault(key, rows.new_zeros(rows.shape[-1], rows.shape[-1])).addmm_(rows.T, rows)
+                    size, home = rows.shape[-1], pieces.store or rows.device
+                    total_of = sums.setdefault(key, rows.new_zeros(size, size, device=home))
+                    if home == rows.device:
+                        total_of.addmm_(rows.T, rows)
+                    else:
+                        total_of.add_((rows.T @ rows).to(home))
     # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
     bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
     chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
@@ -347,10 +354,11 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
         found[f"inputs/{layer.name}"] = sum_over_processes(sums[f"inputs/{layer.name}"]) / count
         found[f"slopes/{layer.name}"] = sum_over_processes(sums[f"slopes/{layer.name}"])
     rest = [weight.name for layer in layers if layer not in chosen for weight in layer.weights]
-    diagonals = {name: sum_over_processes(total) for name, total in squares.items()}
+    diagonals = {name: sum_over_processes(total).to(pieces.store or total.device) for name, total in squares.items()}
     if rest:
         partial = Subset(subset.weights, dict.fromkeys(rest))
-        diagonals |= partial.split(diagonal_curvature(pieces, partial)["curvature"])
+        more = partial.split(diagonal_curvature(pieces, partial)["curvature"])
+        diagonals |= {name: value.to(pieces.store or value.device) for name, value in more.items()}
     return found | {f"diagonal/{name}": diagonals[name] for name in subset.names if name in diagonals}
 
 

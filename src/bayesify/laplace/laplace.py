@@ -57,6 +57,7 @@ from bayesify.laplace.linearized import (
 )
 from bayesify.laplace.sampled import (
     MAX_EVIDENCE_EXAMPLES,
+    MAX_WEIGHTS_SOLVED_TOGETHER,
     NUM_SCALE_SAMPLES,
     DrawsFile,
     DrawSolver,
@@ -269,14 +270,18 @@ class Laplace(Drawable):
         self._check_sampling(checkpoint)
         first = parse_batch(first_batch(loader), read_batch).to(self.device)
         args, kwargs = checked_inputs(first.x)
-        find_last = functools.cache(lambda: last_layer(self._runner, self.weights, args, kwargs, self.output))
+        seen: list[Tensor] = []
+        find_last = functools.cache(
+            lambda: last_layer(self._runner, self.weights, args, kwargs, self.output, seen=seen.append)
+        )
         candidates = self._candidates(loader, read_batch, progress, find_last)
         chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
         self._check_memory(size)
         # The likelihood says what does not fit before any long computation.
         with explain_shape_errors(args, kwargs):
-            outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
+            few = next(split_rows(args, kwargs, 2))
+            outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
         variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
@@ -340,6 +345,8 @@ class Laplace(Drawable):
         """Raise `ValueError` if a covariance over so many weights does not fit into the memory budget."""
         structure: Structure = "kronecker" if self.covariance == "sampled" else self.covariance
         taken = self.sampling.count_bytes(size, self.dtype) if self.covariance == "sampled" else 0
+        if self.covariance == "sampled" and self.sampling.stays_on_host(size) and taken <= self.memory:
+            return
         if taken > self.memory:
             raise ValueError(
                 f"Laplace: {self.sampling.num_draws} draws of {size:,} weights take {in_words(taken)}, more than "
@@ -350,19 +357,20 @@ class Laplace(Drawable):
     def _solve_draws(
         self, loader: Iterable[Any], read_batch: BatchReader | None, checkpoint: str | Path | None, progress: bool
     ) -> None:
-        """Draws of the linearized posterior over the chosen weights; see `SampleThenOptimize`."""
+        """Draws of the linearized posterior over the chosen weights; see `Equations`."""
         subset = self.subset
         assert subset is not None
         prior = None if self._scales_by_curvature else self._prior(subset)
-        announced = self._announce("fit", self.sampling.count_passes())
+        sampling, home = self.sampling, self._draws_home(subset)
         file = None if checkpoint is None else DrawsFile(Path(checkpoint), self._draws_settings(subset))
         facts, kept = (file.read() if file is not None else None) or ({}, {})
         if facts:
             found, self.data = below("curvature", kept), DataTerm(**facts["data"])
-            found = {name: value.to(self.device) for name, value in found.items()}
+            found = {name: value.to(home) for name, value in found.items()}
         else:
-            found, self.data = self._curvature("kronecker", subset, loader, read_batch, progress=progress)
-        scale, preconditioner = whiten(subset, found, prior)
+            found, self.data = self._curvature("kronecker", subset, loader, read_batch, progress=progress, store=home)
+        announced = self._announce("fit", sampling.count_passes(subset.size, self.data.num_data))
+        scale, preconditioner = whiten(subset, found, None if prior is None else prior.to(home), self.device)
         found = {} if file is None else {name: value.cpu() for name, value in found.items()}
         with self._shown_draws(progress or announced) as advance:
             equations = self._equations(subset, loader, read_batch, (scale, preconditioner), advance)
@@ -374,20 +382,23 @@ class Laplace(Drawable):
             common = {key: getattr(equations, key) for key in ("factor", "noise_ratio")} | {"data": vars(self.data)}
             tensors = prefixed(curvature=found, likelihood=self.likelihood.state_dict())
             keep = None if file is None else lambda more, own: file.write(common | more, tensors | own)
-            solver = DrawSolver(equations, self.sampling, keep)
+            solver = DrawSolver(equations, sampling, keep)
             if "done" in facts:
                 solver.continue_from(facts, kept)
             self.posterior = solver.run()
         self.data = self.data if facts else equations.pieces.data
-        if prior is None and self.sampling.settle:
+        if prior is None and sampling.settle:
             self._narrow_draws(loader, read_batch)
-        self.remarks += (self._draws_remark(solver.residual),)
+        self.remarks += (self._draws_remark(solver.residual, equations.rate),)
 
     @contextmanager
     def _shown_draws(self, show: bool) -> Iterator[Callable[[], None] | None]:
         """Show how many passes over the data are done, on a terminal."""
-        columns = ("{task.description}", "bar", "percent", "left")
-        total = self.sampling.num_groups * (self.sampling.iterations + 1)
+        columns, sampling = ("{task.description}", "bar", "percent", "left"), self.sampling
+        assert self.subset is not None
+        size = self.subset.size
+        steps = sampling.steps if sampling.takes_minibatches(size, self.data.num_data) else sampling.iterations
+        total = sampling.num_groups(size) * (steps + 1)
         with Display(*columns, show=show, total=total, transient=False, description="draws") as bar:
             yield (lambda: bar.update(advance=1)) if bar.shown else None
 
@@ -402,8 +413,14 @@ class Laplace(Drawable):
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(loader, self._jacobians(subset.names), loss, memory, 0, read_batch)
-        at_once = min(self.sampling.at_once, self.sampling.num_draws)
-        return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance)
+        sampling = self.sampling
+        minibatch = sampling.batch if sampling.takes_minibatches(subset.size, self.data.num_data) else None
+        at_once = sampling.group(subset.size)
+        return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance, minibatch=minibatch)
+
+    def _draws_home(self, subset: Subset) -> torch.device:
+        """Where draws and what they are solved with are kept."""
+        return torch.device("cpu") if self.sampling.stays_on_host(subset.size) else self.device
 
     def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """Find the prior precision, and the noise where it was not given, by the evidence of at most some thousand examples."""
@@ -413,11 +430,14 @@ class Laplace(Drawable):
             prior = equations.prior, equations.preconditioner
             few = self._equations(equations.subset, batches, None, prior)
             few.example_weight = total / total_count(batches)
+        if equations.subset.size > MAX_WEIGHTS_SOLVED_TOGETHER:  # one draw has the effective dimension of so many
+            few = replace(few, at_once=1)
+        steps = -(-self.sampling.steps // 5) if equations.minibatch else -(-self.sampling.iterations // 2)
         find_factor(
             few,
             equations.subset.take(self.values).to(self.dtype),
             total * self.outputs_per_example,
-            -(-self.sampling.iterations // 2),
+            steps,
             self.sampling.tolerance,
             finds_noise=self._finds_noise,
         )
@@ -447,7 +467,7 @@ class Laplace(Drawable):
             subset, posterior.draws.mul_(math.sqrt(narrowed)), posterior.prior, posterior.factor, narrowed
         )
 
-    def _draws_remark(self, residual: float) -> str:
+    def _draws_remark(self, residual: float, rate: float) -> str:
         """What was found, and how exact it is."""
         _, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
@@ -457,6 +477,8 @@ class Laplace(Drawable):
             facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
         if posterior.narrowed < 1:
             facts.append(f"covariance times {posterior.narrowed:.2g} for the sake of training rows")
+        if self.sampling.takes_minibatches(len(posterior.prior), self.data.num_data):
+            facts.append(f"{self.sampling.steps} steps of {self.sampling.batch} examples at rate {rate:.2g}")
         return ", ".join([*facts, f"relative residual {residual:.2g}"])
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
@@ -584,6 +606,7 @@ class Laplace(Drawable):
         num_examples: int | None = None,
         *,
         progress: bool,
+        store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
         """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples.
 
@@ -600,6 +623,7 @@ class Laplace(Drawable):
                 read_batch,
                 num_examples,
                 one_by_one=structure == "diagonal",
+                store=store,
             )
 
         title = f"{structure} curvature"
@@ -880,7 +904,8 @@ class Laplace(Drawable):
             The draws. Their KL is that of the Gaussian to its prior, the same for each; NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
-        weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
+        drawn = posterior.draw(num_draws, generator).to(self.device)
+        weights = subset.fill(math.sqrt(self.temperature) * drawn, self.values)
         known = not isinstance(posterior, SampledCovariance)
         kl = self.kl() if known else torch.tensor(math.nan, dtype=self.dtype, device=self.device)
         return Draws(self._runner, weights, kl.expand(num_draws))
@@ -1141,7 +1166,8 @@ class Laplace(Drawable):
         laplace.likelihood.load_state_dict(below("likelihood", state))
         laplace.data, laplace.outputs_per_example = DataTerm(**data), outputs
         laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
-        curvature = {name: value.to(laplace.device) for name, value in below("posterior", state).items()}
+        home = laplace._draws_home(laplace.subset) if laplace.covariance == "sampled" else laplace.device
+        curvature = {name: value.to(home) for name, value in below("posterior", state).items()}
         laplace.posterior = laplace._covariance_from(curvature, laplace.subset, factor).rescaled(factor)
         return laplace
 

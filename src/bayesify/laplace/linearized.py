@@ -172,10 +172,17 @@ class LinearizedNetwork:
         """Outputs and their changes under several sets of offsets [S, n] of the chosen weights: [B, ...], then [S, B, ...] each."""
         args, kwargs = checked_inputs(x)
         rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
-        along = [self.posterior.subset.spread(one) for one in offsets]
+        each = max(
+            1, budget // (4 * offsets[0][0].numel() * offsets[0].element_size())
+        )  # draws on the device at a time
         for part in split_rows(args, kwargs, rows):
-            found = [self.jacobians.push(*part, one) for one in along]
-            yield found[0][0].to(self.dtype), *(change.to(self.dtype) for _, change in found)
+            found = [[self._push(part, some) for some in one.split(each)] for one in offsets]
+            yield found[0][0][0], *(torch.cat([change for _, change in parts]) for parts in found)
+
+    def _push(self, inputs: tuple[Any, Any], offsets: Tensor) -> tuple[Tensor, Tensor]:
+        device = next(self.jacobians.runner.network.parameters()).device
+        mean, changes = self.jacobians.push(*inputs, self.posterior.subset.spread(offsets.to(device)))
+        return mean.to(self.dtype), changes.to(self.dtype)
 
     def moved(self, x: Any, budget: int, offsets: Tensor) -> Tensor:
         """Outputs under offsets [S, n] of the chosen weights: [S, B, ...]."""

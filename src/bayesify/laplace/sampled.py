@@ -3,12 +3,13 @@ r"""Draws from the linearized posterior over all weights, each the solution of a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictive.spreads import Spread
 from bayesify.predictor import Batch
+from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.storage import tensor_files
 from bayesify.weights.catalog import group_layers
 from bayesify.weights.module_state import below, prefixed
@@ -29,8 +31,26 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 NUM_EVIDENCE_STEPS = 6
 """Most updates of the prior precision."""
-MAX_EVIDENCE_EXAMPLES = 5000
+NUM_MINIBATCH_EVIDENCE_STEPS = 4
+"""The same with the minibatch solver, whose noise hides small changes."""
+MAX_EVIDENCE_EXAMPLES = 2000
 """Examples by which the prior precision is found; more of them stand for all."""
+MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
+"""Most weights of a network whose draws are solved several at a time by default, and with several draws for the evidence."""
+MAX_GRADIENT_WORK = 1e9
+"""Largest product of weights and examples for which conjugate gradients are the default."""
+MOMENTUM = 0.9
+"""Nesterov's momentum of the minibatch solver."""
+RELATIVE_RATE = 0.2
+"""Learning rate of the minibatch solver times the largest eigenvalue of a minibatch's preconditioned equations."""
+NUM_POWER_ITERATIONS = 10
+"""Products with a minibatch that find this eigenvalue."""
+MAX_GROWTH = 3.0
+"""A norm of the solution above this multiple of the start shows that the learning rate is too large."""
+NOT_STARTED = -1
+"""Iteration of equations that the minibatch solver has not begun."""
+STEPS_BETWEEN_CHECKS = 50
+"""Minibatch steps after which the solution is looked at, and may be written."""
 MIN_EVIDENCE_CHANGE = 0.02
 """Change in the logarithm of the prior precision below which its updates end."""
 MIN_RELATIVE_SCALE = 0.01
@@ -41,43 +61,75 @@ MIN_SECONDS_BETWEEN_WRITES = 30.0
 """Seconds from one checkpoint to the next."""
 
 
+Solver = Literal["auto", "conjugate_gradients", "minibatch"]
+
+
 @checked
 @dataclass(frozen=True)
 class Sampled:
-    r"""Options of `Laplace(covariance=Sampled(...))`: draws of all weights, by conjugate gradients; `"sampled"` has the defaults.
+    r"""Options of `Laplace(covariance=Sampled(...))`: draws of all weights; `"sampled"` has the defaults.
 
-    Each iteration takes about four passes over the data for each draw, whatever the number of outputs.
+    Conjugate gradients take about four passes over the data for each draw and iteration. The minibatch solver takes about
+    four passes over `steps` minibatches for each draw, whatever the number of examples, and a pass over the data before. Neither
+    depends on the number of outputs.
 
     Args:
         num_draws: n, draws that are kept: one copy of the weights each. Variances are off by $\sqrt{2 / n}$ of themselves.
-        iterations: Most iterations for each draw.
-        at_once: Draws that are solved at a time; each takes six more copies of the weights while it is.
-        tolerance: Relative residual at which iterations end early.
+        iterations: Most iterations of conjugate gradients for each draw.
+        at_once: Draws that are solved at a time. Default: 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights. With 1 under the
+            minibatch solver, a GPU holds two and a half copies of the weights: the network, the iterate, and its momentum in
+            bfloat16. Everything else stays in the memory of the CPU.
+        tolerance: Relative residual at which conjugate gradients end early.
         settle: Whether the covariance is scaled down until the mean log predictive density of training rows is at most 0.005 nats
             below the network's own: for classes, where `fit` finds the prior precision. The evidence alone often asks for so
             wide a prior that the linearized network leaves the region where it is right.
+        solver: `"conjugate_gradients"`, or `"minibatch"`: stochastic gradient descent with Nesterov's momentum and a learning rate
+            that falls to zero in the second half. By default the first up to
+            `MAX_WEIGHTS_SOLVED_TOGETHER` weights while weights times examples are at most `MAX_GRADIENT_WORK`.
+        steps: Steps of the minibatch solver for each draw.
+        batch: Most examples of a step; batches of the loader are cut to it.
     """
 
     num_draws: Count = 16
     iterations: Count = 10
-    at_once: Count = 4
+    at_once: Count | None = None
     tolerance: Positive = 0.01
     settle: bool = True
+    solver: Solver = "auto"
+    steps: Count = 500
+    batch: Count = 128
 
-    @property
-    def num_groups(self) -> int:
+    def group(self, size: int) -> int:
+        """Draws over so many weights that are solved at a time."""
+        return min(self.at_once or (4 if size <= MAX_WEIGHTS_SOLVED_TOGETHER else 1), self.num_draws)
+
+    def takes_minibatches(self, size: int, num_data: int = 0) -> bool:
+        """Whether the minibatch solver serves so many weights and examples."""
+        large = size > MAX_WEIGHTS_SOLVED_TOGETHER or size * num_data > MAX_GRADIENT_WORK
+        return self.solver == "minibatch" or (self.solver == "auto" and large)
+
+    def stays_on_host(self, size: int) -> bool:
+        """Whether draws, targets, the prior's scale and the preconditioner are kept in the memory of the CPU."""
+        return self.group(size) == 1 and self.takes_minibatches(size)
+
+    def num_groups(self, size: int) -> int:
         """Groups of draws that are solved one after the other."""
-        return -(-self.num_draws // self.at_once)
+        return -(-self.num_draws // self.group(size))
 
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
-        """Memory of the draws over so many weights: one copy each, seven while a draw is solved, and two for all."""
-        copies = self.num_draws + 6 * min(self.at_once, self.num_draws) + 2
+        """Memory of the draws over so many weights: one copy each, seven while a draw is solved, and two for all.
+
+        Three copies if the rest stays on the CPU.
+        """
+        copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
 
-    def count_passes(self) -> int:
+    def count_passes(self, size: int, num_data: int) -> int:
         """Passes of the network over the data that `fit` takes at most, those that find the prior precision apart."""
-        products = self.num_groups * (self.iterations + 1)
-        return products * (4 * min(self.at_once, self.num_draws) + 2)
+        each = self.num_groups(size) * (4 * self.group(size) + 2)
+        if self.takes_minibatches(size, num_data):
+            return math.ceil(each * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
+        return each * (self.iterations + 1)
 
 
 class DrawsFile:
@@ -146,7 +198,8 @@ class SampledCovariance(WeightCovariance):
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         """Products of the draws' effects."""
-        roots = self.subset.move(gradients, self.draws).permute(2, 1, 0) / math.sqrt(len(self.draws))  # [B, K, n]
+        draws = self.draws.to(gradients.device)
+        roots = self.subset.move(gradients, draws).permute(2, 1, 0) / math.sqrt(len(draws))  # [B, K, n]
         found = roots @ roots.mT.contiguous()
         return found if factors is None else torch.stack([found for factor in factors if self.rescaled(factor)])
 
@@ -160,7 +213,9 @@ class SampledCovariance(WeightCovariance):
 
     def joint(self, gradients: Gradients) -> Tensor:
         """Products of the draws' effects."""
-        roots = self.subset.move(gradients, self.draws).movedim(0, -1).transpose(0, 1).flatten(0, 1)  # [B K, n]
+        roots = (
+            self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
+        )  # [B K, n]
         return roots @ roots.T / len(self.draws)
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
@@ -241,11 +296,14 @@ class OutputHessian:
         return self.weights.sqrt() * found
 
 
-def whiten(subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor | None) -> tuple[Tensor, KroneckerCovariance]:
+def whiten(
+    subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor | None, device: torch.device
+) -> tuple[Tensor, KroneckerCovariance]:
     r"""The prior's scale $\delta$, [S], and $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$ for the Kronecker-factored curvature K.
 
     Without a prior it is the g-prior (Antorán et al. 2023, section 5): $\delta$ is the diagonal of K, so that the data move all
-    weights alike in units of the prior and weights before a normalization may have any size.
+    weights alike in units of the prior and weights before a normalization may have any size. All of it stays where the curvature
+    is; eigenvectors are computed on a device.
     """
     given = {} if prior is None else subset.split(prior)
     scale: dict[str, Tensor] = {}
@@ -269,7 +327,7 @@ def whiten(subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor | None
             scale[name] = _floored(h)
             whitened[f"diagonal/{name}"] = h / given.get(name, scale[name])
     found = torch.cat([scale[name] for name in subset.names]) if prior is None else prior
-    return found, KroneckerCovariance(subset, whitened, torch.ones_like(found)).keep_eigenvectors()
+    return found, KroneckerCovariance(subset, whitened, torch.ones_like(found)).keep_eigenvectors(device)
 
 
 def _floored(scale: Tensor) -> Tensor:
@@ -286,7 +344,7 @@ class Group:
         solution: u.
         residual: r.
         direction: p.
-        iteration: Iterations that are done.
+        iteration: Iterations that are done; `NOT_STARTED` for a start of the minibatch solver that is not scaled yet.
     """
 
     target: Tensor
@@ -304,9 +362,10 @@ class Equations:
 
     With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the law
     $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models, with
-    application to linearised Laplace"). The paper descends by minibatches with Nesterov's momentum. Here conjugate gradients
-    solve the same equations, preconditioned by Kronecker factors, without a learning rate. Products $J_n v$ and $J_n^\top v$
-    take two passes of the network each, for all draws of a group at once, and no Jacobian is formed.
+    application to linearised Laplace"). The paper descends by minibatches with Nesterov's momentum; here the steps are
+    preconditioned by Kronecker factors, which also gives the start and the learning rate. Where there are few examples,
+    conjugate gradients solve the same equations. Products $J_n v$ and $J_n^\top v$ take two passes of the network each, for all
+    draws of a group at once, and no Jacobian is formed.
 
     Args:
         pieces: The data; every pass has to yield the same examples.
@@ -318,7 +377,8 @@ class Equations:
         factor: c.
         example_weight: What each example counts, where the pieces are some of the data.
         noise_ratio: Variance of a Gaussian noise at the time of the preconditioner, relative to the present one.
-        advance: Called after each pass.
+        advance: Called after each pass, or each step.
+        minibatch: Most examples of a step of the minibatch solver; `None`: conjugate gradients.
     """
 
     pieces: Pieces
@@ -331,10 +391,22 @@ class Equations:
     example_weight: float = 1.0
     noise_ratio: float = 1.0
     advance: Callable[[], None] | None = None
+    minibatch: int | None = None
 
     def __post_init__(self) -> None:
         self.root = self.prior.rsqrt()
+        self.rate, self.num_minibatches = 0.0, 0  # of the minibatch solver, unknown
         self._data: DataTerm | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is; `prior` and all that is held may be in the memory of the CPU."""
+        return next(self.pieces.jacobians.runner.network.parameters()).device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the GPU is to hold the network, the iterate and its momentum only."""
+        return self.prior.device != self.device
 
     @property
     def likelihood(self) -> Likelihood:
@@ -342,18 +414,41 @@ class Equations:
         return self.pieces.loss.likelihood
 
     def start(self, first: int, count: int) -> Group:
-        """The equations of some draws, from zero: the first iteration goes along the solution under the preconditioner."""
-        target = math.sqrt(self.factor) * self.prior_noise(first, count) + self._data_noise(first, count)
+        """The equations of some draws.
+
+        Conjugate gradients start from zero and go along the solution under the preconditioner. The minibatch solver starts there.
+        """
+        target = self._data_noise(first, count)
+        target.add_(self.prior_noise(first, count), alpha=math.sqrt(self.factor))
+        return self.group(target)
+
+    def group(self, target: Tensor) -> Group:
+        """Equations with a right side, not yet solved."""
+        if self.minibatch:
+            return Group(target, self.precondition(target), target[:, :0], torch.zeros_like(target), NOT_STARTED)
         return Group(target, torch.zeros_like(target), target.clone(), self.precondition(target))
 
     def restart(self, group: Group) -> Group:
         """The same under another prior precision, from the present solution."""
-        group.residual = group.target - self.product(group.solution)
-        group.direction, group.iteration = self.precondition(group.residual), 0
+        group.iteration = 0
+        if self.minibatch:
+            group.direction.zero_()
+        else:
+            group.residual = group.target - self.product(group.solution)
+            group.direction = self.precondition(group.residual)
         return group
 
     def solve(self, group: Group, most: int, tolerance: float, after: Callable[[], None] | None = None) -> float:
-        """Conjugate gradients for each equation, up to some iterations: the largest relative residual that is left."""
+        """Conjugate gradients for each equation, up to some iterations: the largest relative residual that is left.
+
+        With `minibatch` so many steps of the minibatch solver, whose residual is unknown (NaN).
+        """
+        if self.minibatch:
+            begin, count = group.iteration, self.at_once if self.on_host else len(group.target)
+            for row in range(0, len(group.target), count):
+                group.iteration = begin
+                self._descend(group, slice(row, row + count), most, after)
+            return math.nan
         tiny = torch.finfo(group.target.dtype).tiny
         scale = _dot(group.target, self.precondition(group.target)).clamp_min(tiny)
         left = _dot(group.residual, self.precondition(group.residual))
@@ -372,13 +467,94 @@ class Equations:
                 after()
         return math.sqrt(max(0.0, float((left / scale).max())))
 
+    def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
+        r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in the place of that of all data.
+
+        The iterate is $z = \delta^{-1/2} u$, so that the network is pushed along it without a copy. The target is that of all data
+        (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate. A direction with eigenvalue
+        $\lambda$ of the preconditioned equations starts at $\lambda$ times its solution, and T steps at rate $\eta$ leave
+        $\lambda e^{-10 \eta \lambda T}$ of it: at most $1 / (27 \eta T)$. The start is scaled down where that exceeds 1.
+        """
+        self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
+        if group.iteration < 0:
+            group.solution[rows] *= min(1.0, 27 * self.rate * most)
+        here, step = self.device, max(0, group.iteration)
+        limit = MAX_GROWTH * float(_norms(group.solution[rows]).max())
+        z, velocity = ((self.root * part[rows]).to(here) for part in (group.solution, group.direction))
+        if self.on_host:  # rounded by less than what a minibatch leaves open
+            velocity = velocity.bfloat16()
+        batches = itertools.islice(self._minibatches(), step, None)
+        while step < most:
+            z.add_(velocity, alpha=MOMENTUM)
+            slope = self._slope(z, next(batches)).sub_(group.target[rows].to(here))
+            move = self.precondition(slope).mul_(self.root.to(here)).mul_(self.rate * min(1.0, 2 - 2 * step / most))
+            del slope
+            z.sub_(move)
+            velocity.mul_(MOMENTUM).sub_(move)
+            del move
+            step += 1
+            if step % STEPS_BETWEEN_CHECKS and step < most:
+                continue
+            solution = (z / self.root.to(here)).to(group.solution)
+            if not float(_norms(solution).max()) <= limit:  # or not finite
+                self.rate, group.iteration = self.rate / 2, max(0, group.iteration)
+                self._descend(group, rows, most, after)
+                return
+            group.solution[rows], group.direction[rows] = solution, (velocity / self.root.to(here)).to(solution)
+            group.iteration = step
+            if after is not None:
+                after()
+
+    def _slope(self, z: Tensor, batch: list[tuple[Batch, Inputs]]) -> Tensor:
+        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for iterates [g, S], $H_b$ the curvature of a minibatch times their number."""
+        jacobians, total = self.pieces.jacobians, torch.zeros(())
+        for piece, inputs in batch:
+            outputs, changes = jacobians.push(*inputs, self.subset.spread(z))
+            vectors = self.num_minibatches * self._hessian(outputs, piece).times(changes)
+            pulled = self.subset.gather(jacobians.pull(*inputs, vectors)).to(z)
+            total = total.add_(pulled) if total.ndim else pulled
+        root = self.root.to(z.device)
+        if self.advance is not None:
+            self.advance()
+        return total.mul_(root).addcdiv_(z, root, value=self.factor)
+
+    def _minibatches(self) -> Iterator[list[tuple[Batch, Inputs]]]:
+        """Minibatches without end, from pass to pass over the data."""
+        while True:
+            yield from self._epoch(DataTerm())
+
+    def _epoch(self, data: DataTerm) -> Iterator[list[tuple[Batch, Inputs]]]:
+        """The minibatches of a pass over the data, each in pieces that fit into the budget."""
+        most = self.minibatch
+        for whole, inputs in self.pieces.read(data, self._rows if most is None else lambda *_: most):
+            step = self._rows(*inputs)
+            parts = [whole.rows(slice(start, start + step)) for start in range(0, len(whole), step)]
+            yield [(part, as_inputs(part.x)) for part in parts]
+
+    def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
+        """That of the preconditioned equations of a minibatch, by power iterations; a little too small."""
+        root, found = self.root.to(self.device), 1.0
+        z = root * self.prior_noise(-1, 1).to(self.device)
+        for _ in range(NUM_POWER_ITERATIONS):
+            z = root * self.precondition(self._slope(z / _norms(z / root), batch))
+            found = float(_norms(z / root))
+        return found
+
     def precondition(self, vectors: Tensor) -> Tensor:
-        """Products with the preconditioner under the present noise."""
-        return self.preconditioner.rescaled(self.factor / self.noise_ratio).times(vectors) / self.noise_ratio
+        """Products with the preconditioner under the present noise, computed where the network is."""
+        now = self.preconditioner.rescaled(self.factor / self.noise_ratio)
+        return (now.times(vectors.to(self.device)) / self.noise_ratio).to(vectors)
+
+    def residual(self, group: Group) -> float:
+        """Relative residual of the first equation, in the norm of the preconditioner, by a pass over the data."""
+        target = group.target[:1]
+        left = target - self.product(group.solution[:1])
+        ratio = _dot(left, self.precondition(left)) / _dot(target, self.precondition(target))
+        return math.sqrt(max(0.0, float(ratio)))
 
     def product(self, vectors: Tensor) -> Tensor:
         r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], in a pass over the data."""
-        along = self.subset.spread(self.root * vectors)
+        along = self.subset.spread((self.root * vectors).to(self.device))
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
             found, changes = self.pieces.jacobians.push(*inputs, along)
@@ -388,7 +564,7 @@ class Equations:
 
     def _data_noise(self, first: int, count: int) -> Tensor:
         r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], in a pass over the data."""
-        generator = torch.Generator(self.prior.device).manual_seed(2_000_003 * self.seed + 2 * first + 1)
+        generator = torch.Generator(self.device).manual_seed(2_000_003 * self.seed + 2 * first + 1)
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
             found = outputs()
@@ -398,7 +574,7 @@ class Equations:
 
     def mode_target(self, mean: Tensor) -> Tensor:
         r"""$\delta^{-1/2} (H w^* - \nabla \ell)$, [1, S], the right side of the equation for the mode of the linearized model."""
-        along = self.subset.spread(mean.unsqueeze(0))
+        along = self.subset.spread(mean.unsqueeze(0).to(self.device))
         slopes = OutputCurvature(self.likelihood, "empirical")
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -414,9 +590,9 @@ class Equations:
 
     def prior_noise(self, first: int, count: int) -> Tensor:
         """Standard normal numbers, [g, S], the same each time."""
-        generator = torch.Generator(self.prior.device).manual_seed(2_000_003 * self.seed + 2 * first)
+        generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first) % 2**63)
         shape = (count, len(self.prior))
-        return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.prior.device)
+        return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)
 
     def _pulled(
         self, vectors_at: Callable[[Callable[[], Tensor], Batch, Inputs], tuple[Tensor, Tensor]], count: int
@@ -426,13 +602,15 @@ class Equations:
         Raises:
             ValueError: If the loader gives other examples in each pass.
         """
-        total, data = self.prior.new_zeros(count, len(self.prior)), DataTerm()
+        total, data = torch.zeros(count, len(self.prior), dtype=self.prior.dtype, device=self.device), DataTerm()
         jacobians = self.pieces.jacobians
-        for piece, inputs in self.pieces.read(data, self._rows):
-            outputs, vectors = vectors_at(functools.partial(jacobians.run, *inputs), piece, inputs)
-            pulled = self.subset.gather(jacobians.pull(*inputs, vectors))
-            total.addcmul_(self.root, pulled.to(total))
-            data.add(self.likelihood, outputs, piece)
+        self.num_minibatches = 0
+        for batch in self._epoch(data):
+            self.num_minibatches += 1
+            for piece, inputs in batch:
+                outputs, vectors = vectors_at(functools.partial(jacobians.run, *inputs), piece, inputs)
+                total.add_(self.subset.gather(jacobians.pull(*inputs, vectors)).to(total))
+                data.add(self.likelihood, outputs, piece)
         self.pieces.close(data)
         known = self._data = self._data or data
         tolerance = 1e-3 * (abs(known.log_likelihood) + known.total_weight)
@@ -443,7 +621,7 @@ class Equations:
             )
         if self.advance is not None:
             self.advance()
-        return total
+        return total.mul_(self.root.to(total)).to(self.prior)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Examples whose activations and their changes fit into the budget."""
@@ -481,22 +659,14 @@ def find_factor(
     Returns:
         The effective dimension.
     """
-    most = min(len(mean), num_outputs)
+    mean, most = mean.to(equations.prior), min(len(mean), num_outputs)
     norm = float((equations.prior.double() * mean.double().square()).sum())
     equations.factor = most / max(norm, 1e-12)
-    group, gamma = equations.start(0, equations.at_once), most
-    mode = equations.mode_target(mean)
-    added = {
-        "target": mode,
-        "solution": torch.zeros_like(mode),
-        "residual": mode,
-        "direction": equations.precondition(mode),
-    }
-    for key, row in added.items():
-        setattr(group, key, torch.cat([getattr(group, key), row]))
-    noise = equations.prior_noise(0, equations.at_once)
+    noise, gamma = equations.prior_noise(0, equations.at_once), most
+    drawn_part = equations.start(0, equations.at_once).target
+    group = equations.group(torch.cat([drawn_part, equations.mode_target(mean)]))
     before: tuple[float, float] | None = None
-    for _ in range(NUM_EVIDENCE_STEPS):
+    for _ in range(NUM_MINIBATCH_EVIDENCE_STEPS if equations.minibatch else NUM_EVIDENCE_STEPS):
         equations.solve(group, iterations, tolerance)
         drawn, goals, former = group.solution[:-1], group.target[:-1], equations.factor
         gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
@@ -512,7 +682,7 @@ def find_factor(
             change = max(change, abs(math.log(ratio)))
         goals.add_(noise, alpha=math.sqrt(factor))
         drawn.add_(noise, alpha=factor**-0.5 - former**-0.5)
-        equations.factor = factor
+        equations.factor, equations.rate = factor, 0.0
         if change < MIN_EVIDENCE_CHANGE:
             break
         equations.restart(group)
@@ -557,7 +727,10 @@ class DrawSolver:
         while self._done < options.num_draws:
             count = min(equations.at_once, options.num_draws - self._done)
             group = self._group = self._group or equations.start(self._done, count)
-            left = equations.solve(group, options.iterations, options.tolerance, self._write)
+            most = options.steps if equations.minibatch else options.iterations
+            left = equations.solve(group, most, options.tolerance, self._write)
+            if math.isnan(left):  # that of one draw stands for all
+                left = self.residual or equations.residual(group)
             self.residual = max(self.residual, left)
             self.draws[self._done : self._done + count] = equations.root * group.solution
             self._done, self._group = self._done + count, None
@@ -568,7 +741,9 @@ class DrawSolver:
         """Keep the draws so far, at most every `MIN_SECONDS_BETWEEN_WRITES`."""
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
-        facts, tensors = {"done": self._done, "residual": self.residual}, {"draws": self.draws[: self._done]}
+        solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}
+        facts: dict[str, Any] = {"done": self._done, "residual": self.residual, **solved}
+        tensors = {"draws": self.draws[: self._done]}
         if self._group is not None:
             facts["iteration"] = self._group.iteration
             tensors |= prefixed(group={key: value for key, value in vars(self._group).items() if key != "iteration"})
@@ -578,9 +753,15 @@ class DrawSolver:
     def continue_from(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over what a checkpoint has."""
         self._done, self.residual = facts["done"], facts["residual"]
+        self._equations.rate, self._equations.num_minibatches = facts["rate"], facts["num_minibatches"]
         self.draws[: self._done] = tensors["draws"].to(self.draws)
         group = {key: value.to(self.draws) for key, value in below("group", tensors).items()}
         self._group = Group(**group, iteration=facts["iteration"]) if group else None
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    """[g, 1]."""
+    return vectors.norm(dim=1, keepdim=True)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

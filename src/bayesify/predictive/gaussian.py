@@ -250,7 +250,7 @@ class GaussianClassPredictive(ClassificationPredictive):
     def _integrals(self) -> tuple[Tensor, Tensor]:
         """Log of the mean probabilities, [B, ..., K], and mean entropy, [B, ...]."""
         mean, spread = self._logits
-        noise = _link_noise(spread.num_noise).to(mean).unsqueeze(1)  # [S, 1, n]
+        noise = _link_noise(spread.num_noise, mean.dtype, mean.device).unsqueeze(1)  # [S, 1, n]
         rows = max(1, MAX_ELEMENTS_PER_CHUNK // (len(noise) * mean.shape[-1]))
         found = []
         for start in range(0, len(spread), rows):
@@ -302,10 +302,10 @@ def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) 
 
 
 @lru_cache(maxsize=16)
-def _link_noise(size: int) -> Tensor:
+def _link_noise(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Standard normal numbers in pairs of opposite sign, [S, size]."""
     half = torch.randn(LINK_DRAWS // 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return torch.cat((half, -half))
+    return torch.cat((half, -half)).to(device, dtype)
 
 
 def _centered(mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,6 +34,7 @@ def last_layer(
     *,
     values: Mapping[str, Tensor] | None = None,
     owner: str = "Laplace",
+    seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
     """Weights of the linear map that runs last among those that the output depends on.
 
@@ -43,11 +44,12 @@ def last_layer(
     Args:
         runner: The network.
         weights: Its trainable weights by name.
-        args: Positional inputs; one example is run.
+        args: Positional inputs; two examples are run.
         kwargs: Keyword inputs.
         output: Which of several outputs.
         values: The weights' values; the network's own by default.
         owner: Who says so in an error.
+        seen: Called with the outputs of the examples.
 
     Raises:
         ValueError: If no linear map was called, or a weight is used later in an operation that no such layer does.
@@ -65,7 +67,9 @@ def last_layer(
     with runner.alone() as alone:
         for module in {id(module): module for own_maps in maps.values() for module in own_maps}.values():
             alone.module(module).register_forward_hook(lambda _, __, made, module=module: note(module, made))
-        outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
+        outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 2))), output)
+    if seen is not None:
+        seen(outputs.detach())
     names = {id(value): name for name, value in given.items()}
     used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
     found: list[str] = []
