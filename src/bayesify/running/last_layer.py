@@ -58,7 +58,7 @@ def last_layer(
     maps = {name: _maps_of(network, weight) for name, weight in weights.items()}
     known = values or {}
     own = {name: known[name] if name in known else network.get_parameter(name) for name in weights}
-    given = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
+    given = {name: value.detach().requires_grad_() for name, value in own.items()}  # other tensors of the same numbers
     called: list[tuple[nn.Module, list[Any]]] = []  # with the nodes of the graph that the call ended with
 
     def note(module: nn.Module, made: Any) -> None:
@@ -74,8 +74,12 @@ def last_layer(
     used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
     found: list[str] = []
     end = -1
+    owned: dict[int, list[str]] = {}
+    for name in (name for name in given if name in used):
+        for key in {id(module) for module in maps[name]}:
+            owned.setdefault(key, []).append(name)
     for module, nodes in called:
-        own_names = [name for name in given if name in used and any(module is one for one in maps[name])]
+        own_names = owned.get(id(module))
         if own_names:
             found, end = own_names, max((node._sequence_nr() for node in nodes if node is not None), default=end)
     made = {node for _, nodes in called for node in nodes}

@@ -164,7 +164,10 @@ class _Whole(Selector):
         self.find = find
 
     def count(self, candidates: Candidates) -> int:
-        return len(self.select(candidates))
+        if len(candidates.fixed):
+            return len(self.select(candidates))
+        names = self.find(candidates)
+        return sum(weight.numel for name, weight in candidates.weights.items() if name in names)
 
     def select(self, candidates: Candidates) -> Tensor:
         names, parts, start = self.find(candidates), [], 0
