@@ -1,9 +1,9 @@
 """Last-layer Laplace with many classes next to laplace-torch: seconds, memory, and what it says where it does not run.
 
-python -m benchmarks.last_layer_peers --site FOLDER    # laplace-torch, where it is not installed: a folder of `pip install --target`
+python -m benchmarks.last_layer_peers --site FOLDER    # FOLDER: laplace-torch by `pip install --target`, if it is not installed
 
 Each cell is a process of its own with a limit of memory and of time: ResNet-18 of width 16, images of 32 x 32, 64 to fit and 32 to
-predict, by default calls (laplace-torch: linearized predictions with the probit link). Seconds are those of the process on one thread.
+predict, by default calls (laplace-torch: linearized predictions with the probit link). Seconds are CPU time on one thread.
 """
 
 import json
