@@ -760,8 +760,8 @@ class DrawSolver:
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    """[g, 1]."""
-    return vectors.norm(dim=1, keepdim=True)
+    """Euclidean norms of rows: [g, 1]."""
+    return torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
