@@ -761,7 +761,8 @@ class DrawSolver:
 
 def _norms(vectors: Tensor) -> Tensor:
     """Euclidean norms of rows: [g, 1]."""
-    return torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return found
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
