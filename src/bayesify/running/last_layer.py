@@ -73,11 +73,7 @@ def last_layer(
     names = {id(value): name for name, value in given.items()}
     used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
     found: list[str] = []
-    end = -1
-    owned: dict[int, list[str]] = {}
-    for name in (name for name in given if name in used):
-        for key in {id(module) for module in maps[name]}:
-            owned.setdefault(key, []).append(name)
+    end, owned = -1, _names_by_map({name: maps[name] for name in given if name in used})
     for module, nodes in called:
         own_names = owned.get(id(module))
         if own_names:
@@ -145,6 +141,15 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
         whole = next((module for module in above if isinstance(module, nn.MultiheadAttention)), above[-1])
         if isinstance(whole, LINEAR_MAPS):
             found.append(whole)
+    return found
+
+
+def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
+    """Names of the weights of each linear map, by the map's identity."""
+    found: dict[int, list[str]] = {}
+    for name, own in maps.items():
+        for key in {id(module) for module in own}:
+            found.setdefault(key, []).append(name)
     return found
 
 
