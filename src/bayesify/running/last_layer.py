@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -79,13 +79,8 @@ def last_layer(
         if own_names:
             found, end = own_names, max((node._sequence_nr() for node in nodes if node is not None), default=end)
     made = {node for _, nodes in called for node in nodes}
-    for leaf, is_product in _used_after(outputs.grad_fn, end, made):
-        weight = weights.get(names.get(leaf, ""))
-        if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
-            raise ValueError(
-                f"{owner}: {weight.name} is used without a call of its layer, so that the last layer is not known; name its "
-                f"weights, subset=[{weight.name!r}, ...]"
-            )
+    after = ((weights.get(names.get(leaf, "")), kind) for leaf, kind in _used_after(outputs.grad_fn, end, made))
+    _check_layers(after, owner)
     if not found:
         raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
     return found
@@ -142,6 +137,16 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
         if isinstance(whole, LINEAR_MAPS):
             found.append(whole)
     return found
+
+
+def _check_layers(used: Iterable[tuple[Weight | None, bool]], owner: str) -> None:
+    """Raise `ValueError` for a matrix, or a weight in a product, that is used after the last call of a layer."""
+    for weight, is_product in used:
+        if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
+            raise ValueError(
+                f"{owner}: {weight.name} is used without a call of its layer, so that the last layer is not known; name its "
+                f"weights, subset=[{weight.name!r}, ...]"
+            )
 
 
 def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
