@@ -100,18 +100,31 @@ def times(rows: list[Row]) -> str:
         own = [row for row in rows if row["method"] == name and row["problem"] in common]
         points.append((name, max(fmean(row["seconds"] for row in own), 0.1), score(own)))
     low, high = min(point[1] for point in points) / 1.2, max(point[1] for point in points) * 1.6
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 400" font-family="sans-serif" font-size="11">']
-    parts.append('<path d="M50 20V360H630" fill="none" stroke="#222"/>')
-    parts.append('<text x="340" y="390" text-anchor="middle">training time, s</text>')
-    parts.append('<text transform="translate(16,190) rotate(-90)" text-anchor="middle">distance, noise floors</text>')
-    for mark in (1, 3, 10, 30, 100):
-        y = 360 - 340 * math.log(mark) / math.log(MAX_FLOORS)
-        parts.append(f'<text x="44" y="{y + 4:.0f}" text-anchor="end">{mark}</text>')
-    for name, seconds, value in points:
-        x = 50 + 560 * math.log(seconds / low) / math.log(high / low)
-        y = 360 - 340 * math.log(value) / math.log(MAX_FLOORS)
+    top = 1.5 * max(point[2] for point in points)
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 460" font-family="sans-serif" font-size="11">']
+    parts.append('<path d="M50 20V420H750" fill="none" stroke="#222"/>')
+    parts.append('<text x="400" y="450" text-anchor="middle">training time, s</text>')
+    parts.append('<text transform="translate(16,220) rotate(-90)" text-anchor="middle">distance, noise floors</text>')
+    for mark in (1, 2, 3, 5, 10, 20, 50, 100):
+        if mark <= top:
+            parts.append(
+                f'<text x="44" y="{424 - 400 * math.log(mark) / math.log(top):.0f}" text-anchor="end">{mark}</text>'
+            )
+    taken: list[tuple[float, float, float]] = []  # left, right and height of labels
+    for name, seconds, value in sorted(points, key=lambda point: -point[2]):
+        x = 50 + 700 * math.log(seconds / low) / math.log(high / low)
+        y = 420 - 400 * math.log(max(value, 1.0)) / math.log(top)
+        label = f"{name} ({seconds:.1f} s)"
+        wide = 6.2 * len(label)
+        left = x + 8 if x + 8 + wide < 755 else x - 8 - wide
+        heights = sorted((y + 12 * shift for shift in range(-20, 21)), key=lambda height: abs(height - y))
+        free = next(
+            h for h in heights if all(left > last or left + wide < first or abs(h - t) > 11 for first, last, t in taken)
+        )
+        taken.append((left, left + wide, free))
+        parts.append(f'<path d="M{x:.0f} {y:.0f}L{left if left > x else left + wide:.0f} {free:.0f}" stroke="#bbb"/>')
         parts.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="3" fill="#1b3a5c"/>')
-        parts.append(f'<text x="{x + 5:.0f}" y="{y + 4:.0f}">{escape(name)} ({seconds:.1f} s)</text>')
+        parts.append(f'<text x="{left:.0f}" y="{free + 4:.0f}">{escape(label)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
