@@ -164,3 +164,16 @@ def test_a_posterior_that_was_changed_keeps_its_units(networks):
         bnn.posterior.mean_value["0.weight"].add_(0.01)
     assert not restart(bnn, {"2.weight": 2})
     assert bnn.layout.units == {}
+
+
+def test_a_network_that_scales_its_last_layer_keeps_its_units(networks):
+    """The layer itself is of size 1 whatever the targets' unit."""
+
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return 100.0 * x
+
+    net = nn.Sequential(*copy.deepcopy(networks["trained"]), Scaled())
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=Gaussian())
+    bayesify.fit(bnn, loader(100.0), epochs=1, seed=0, progress=False)
+    assert bnn.layout.units == {}

@@ -20,7 +20,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Batch, Trainable
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
-from bayesify.running.last_layer import last_layer
+from bayesify.running.last_layer import last_layer, output_gain
 from bayesify.running.runner import Runner
 from bayesify.training.restarts import restart
 from bayesify.training.validation import Totals, predict_plain
@@ -144,14 +144,15 @@ class LearnedNoise:
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
         """The power of ten next to the targets' standard deviation, for the last layer's weights if outputs are linear in them."""
-        power = round(math.log10(size))
-        if not power:
-            return {}
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
             names = last_layer(runner, bnn.weights, args, kwargs, bnn.output, owner="fit")
         except ValueError:
+            return {}
+        gain = output_gain(runner, [bnn.weights[name] for name in names], args, kwargs, bnn.output)
+        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # of what the layer itself puts out
+        if not power:
             return {}
         once = select_output(network(*args, **kwargs), bnn.output)
         with swapped(network, {name: 2 * network.get_parameter(name) for name in names}):
