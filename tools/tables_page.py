@@ -254,7 +254,8 @@ def number(value: float | None) -> str:
 
 def tables() -> str:
     """Everything between the marks of the page, in Markdown."""
-    found = stored()
+    names = {source.name for source in SOURCES}
+    found = {method: {name: runs for name, runs in of.items() if name in names} for method, of in stored().items()}
     if PEER not in found:
         return "No runs are stored."
     parts: list[tuple[str, Callable[[Found], str]]] = [
