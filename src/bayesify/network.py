@@ -206,7 +206,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.given_weights = {}
         adopt(self, {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)})
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; layers with frozen statistics are in evaluation mode in both, and their scale and shift train."""
