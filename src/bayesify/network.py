@@ -638,7 +638,7 @@ def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
     if "unit_powers" in state:
         powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)
         bnn.register_buffer("unit_powers", powers)
-        bnn.layout.units = {name: 10.0**k for name, k in zip(bnn.weights, powers.tolist(), strict=True) if k}
+        bnn.layout.set_units({name: 10.0**k for name, k in zip(bnn.weights, powers.tolist(), strict=True) if k})
     for index, part in enumerate(bnn.posteriors):
         rate = state.get(f"posteriors.{index}.found_rate")
         if rate is not None and isinstance(part, Dropout):

@@ -583,10 +583,15 @@ class _Iterating(Trainable):
             return True
 
     def _first_loss(self, num_data: int) -> float:
-        """That of the first batch now."""
+        """That of the first batch now; running statistics are left as they are."""
         assert self.first is not None
-        now = self.terms(self.first[0], phase=self.first[1], num_data=num_data, num_draws=1)[0]
-        return _loss(now, self.first[0], num_data)
+        (batch, phase, _), network = self.first, self.swag.network
+        kept = {name: value.clone() for name, value in network.named_buffers()}
+        try:
+            return _loss(self.terms(batch, phase=phase, num_data=num_data, num_draws=1)[0], batch, num_data)
+        finally:
+            for name, value in network.named_buffers():
+                value.copy_(kept[name])
 
 
 def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> Any:

@@ -17,6 +17,7 @@ class NetworkLayout:
 
     Attributes:
         units: What a posterior's weight is multiplied by to be the network's, by name; 1 for those that are not named.
+        is_plain: Whether drawn weights are the network's as they are.
     """
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
@@ -27,12 +28,12 @@ class NetworkLayout:
             for name, value in values.items()
             if value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
         }
-        self.units: dict[str, float] = {}
+        self.set_units({})
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether drawn weights are the network's as they are."""
-        return not (self._padding or self.low_precision or self.channels_last or self.units)
+    def set_units(self, units: dict[str, float]) -> None:
+        """Take other units."""
+        self.units = units
+        self.is_plain = not (self._padding or self.low_precision or self.channels_last or units)
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""
