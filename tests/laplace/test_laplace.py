@@ -157,6 +157,7 @@ LEAVES = [case for case in CASES.values() if not case.training]
 
 
 @some_leaves(LEAVES)
+@pytest.mark.filterwarnings("ignore:.*num_samples='exact'")  # of what a pass for each output costs
 def test_ggn_for_each_kind_of_layer(case: Case) -> None:
     net = case.network(torch.float64)
     x = case.batch(dtype=torch.float64)
@@ -165,12 +166,12 @@ def test_ggn_for_each_kind_of_layer(case: Case) -> None:
     jacobian = dense_jacobian(net, x).flatten(0, 1)
     exact = jacobian.T @ jacobian / 0.5
     batch = {**x, "y": y} if isinstance(x, dict) else (x, y)
-    laplace = fitted(net, likelihoods.Gaussian(noise=0.5), [batch])
+    laplace = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], num_samples="exact")
     torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
-    diagonal = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], covariance="diagonal")
+    diagonal = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], covariance="diagonal", num_samples="exact")
     torch.testing.assert_close(diagonal.posterior.curvature, exact.diagonal(), rtol=1e-8, atol=1e-10)
     size = max(1, len(exact) // 2)
-    some = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], subnetwork.random(size, seed=1))
+    some = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], subnetwork.random(size, seed=1), num_samples="exact")
     index = some.subset.flat()
     torch.testing.assert_close(some.posterior.curvature, exact[index][:, index], rtol=1e-8, atol=1e-10)
     closed = some.output_covariance(x)

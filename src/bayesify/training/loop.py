@@ -324,12 +324,14 @@ class TrainingLoop:
             _raise(self._located(error, None), error)
         return {f"validation_{key}": value for key, value in scores.items()}
 
-    def _scores(self, predict: Callable[[Any], Predictive], validation: Validation) -> Totals:
+    def _scores(self, predict: Callable[[Any], Predictive], validation: Validation, *, together: bool = True) -> Totals:
+        """Scores on validation data; a process that validates alone must not wait for the others."""
         batches = DataStream(derive_seed(self.plan.seed, "validation data")).iterate(validation.loader)
 
         def interruptible() -> Iterator[Any]:
             for batch in batches:
-                self._pause()
+                if together:
+                    self._pause()
                 yield batch
 
         with self.step.autocast():
@@ -339,7 +341,7 @@ class TrainingLoop:
         """Scores of the starting network on validation data, whose loader is left as it was."""
         assert self.plan.validation is not None
         with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
-            return self._scores(predict, self.plan.validation).score()
+            return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
         """The model as it will be after the run: with the average of its parameters, if there is one."""
