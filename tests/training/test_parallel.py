@@ -71,6 +71,15 @@ def test_two_processes_give_the_result_of_one(tmp_path):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-7)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore")  # of Fabric
+@forks
+def test_the_first_process_scores_the_start_alone():
+    """Enough steps for `fit` to look at the given network, on validation data, which the other process does not wait for."""
+    history = bayesify.fit(network(), loader(), **options(device=FORKED, epochs=3))
+    assert "validation_nll" in history[-1]
+
+
 SCRIPT = """
 import json, os, sys, warnings
 import torch

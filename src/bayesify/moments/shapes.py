@@ -360,7 +360,7 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
 
     Args:
         mean: [..., K].
-        std: As the mean.
+        std: Standard deviations, in the shape of the mean.
         share: [..., K, K].
     """
     shape, count = mean.shape[:-1], mean.shape[-1]
