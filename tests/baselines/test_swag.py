@@ -310,7 +310,7 @@ def test_a_fit_that_ends_worse_than_the_network_is_told():
         net[0].weight.copy_(torch.tensor([[1.0, -1.0, 0.5]]))
         net[0].bias.zero_()
     loader = DataLoader(TensorDataset(x, y), 20)
-    with pytest.warns(UserWarning, match="worse than the network that was given"):
+    with pytest.warns(UserWarning, match="worse than the given network"):
         swag = baselines.SWAG(net, likelihoods.Gaussian()).fit(loader, 3, 0.015, momentum=0.0, seed=0, progress=False)
     assert "worse_than_start" in swag.history.findings.codes
     assert not baselines.SWAG(net, likelihoods.Gaussian()).fit(loader, 3, seed=0, progress=False).history.findings

@@ -246,7 +246,7 @@ def test_noise_of_a_regression_is_that_of_the_average():
 
 
 def test_what_cannot_be_averaged_is_refused():
-    with pytest.raises(ValueError, match=r"average= is for one model, and ModelStack has 2; leave it out"):
+    with pytest.raises(ValueError, match=r"average= works for one model, and ModelStack has 2; leave out average="):
         fit(ModelStack([plain(), plain()]), average=0.9)
     with pytest.raises(ValueError, match=r"average=1\.5"):
         fit(plain(), average=1.5)

@@ -1,4 +1,4 @@
-"""Rare arguments of `fit` in groups, and what all of them may be."""
+"""Groups of less common arguments of `fit`, and their checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Steps:
     """How batches become steps.
 
     Args:
-        accumulate: Batches whose gradients make one step. All of them see the same draw of the weights, so the step is that of
-            one batch as large as all of them together.
+        accumulate: Number of batches whose gradients make one step. All of them use the same draw of the weights, so the step
+            equals that of one batch that contains all of them.
         clip_norm: Upper bound on the norm of the gradient.
-        scheduler: When the scheduler of the learning rate steps: after each `"epoch"` or after each optimizer `"step"`.
-        skip_not_finite: Whether a step whose gradient is not finite is left out rather than an error; of several models
-            (`ModelStack`) only those stay where they are, with their buffers and their moments in the optimizer, whose
-            own gradient is not finite. The history counts such steps.
-        capture: Whether steps on a GPU run as CUDA graphs where nothing forbids it, with the same numbers and less waiting.
-        draws_in_turn: Whether the gradient of each draw is taken before the next draw runs, so that the activations of one draw are
-            held at a time: the same objective with less memory, and slower for small networks. Weights are drawn whole.
+        scheduler: When the learning rate scheduler steps: after each `"epoch"` or after each optimizer `"step"`.
+        skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a `ModelStack`, only the
+            models with a non-finite gradient skip it; their parameters, buffers and optimizer state do not change. The history
+            counts skipped steps.
+        capture: Whether steps on a GPU run as CUDA graphs where possible, with the same numbers and less waiting.
+        draws_in_turn: Whether to take the gradient of each draw before the next draw runs, so that only the activations of one draw
+            are in memory. The objective is the same; small networks are slower. Weights are drawn whole.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -47,15 +47,15 @@ class Steps:
 @checked
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where and when a run is stored.
+    """Where and when to store a run.
 
     Args:
-        path: The file.
-        every: Steps between checkpoints, for long epochs; after each epoch by default.
-        resume: Whether to continue the run that the file holds, if there is one, or to start again and overwrite it.
+        path: Path of the checkpoint file.
+        every: Steps between checkpoints, for long epochs; by default a checkpoint is written after each epoch.
+        resume: Whether to continue the run in the file, if there is one; `False` starts again and overwrites it.
 
     Raises:
-        ValueError: If the path is a folder, or in one that does not exist, or `every` is below 1.
+        ValueError: If the path is a folder, its parent folder does not exist, or `every` is below 1.
     """
 
     path: str | Path
@@ -69,22 +69,22 @@ class Checkpointing:
                 f"fit: checkpoint={str(path)!r} is a folder; give the path of a file, such as run.safetensors"
             )
         if not path.parent.is_dir():
-            raise ValueError(f"fit: checkpoint={str(path)!r}: the folder {path.parent} does not exist; make it first")
+            raise ValueError(f"fit: checkpoint={str(path)!r}: the folder {path.parent} does not exist; create it first")
 
 
 @checked
 @dataclass(frozen=True)
 class Devices:
-    """Processes that train together, each on its own device and on its part of every batch, by Lightning Fabric.
+    """Processes that train together through Lightning Fabric, each on its own device with its part of every batch.
 
-    With the same seed they give the result of one process up to rounding.
+    With the same seed, the result is that of one process up to rounding.
 
     Args:
-        count: How many, on each machine if torchrun started several.
-        kind: Of device, such as `"cpu"` or `"cuda"`; CUDA where there is any by default.
-        launch: How they start: `"script"` runs the calling script once more per process (as torchrun does, whose processes are
-            recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, not once CUDA was
-            used, and where torch sees a GPU not once anything was trained in this process).
+        count: Number of processes; per machine if torchrun started several machines.
+        kind: Kind of device, such as `"cpu"` or `"cuda"`; by default CUDA if available.
+        launch: How processes start. `"script"` runs the calling script once more per process; processes that torchrun started are
+            recognized. `"fork"` starts processes for this call only and brings the result back. It does not work on
+            Windows, after CUDA was used, or, if torch sees a GPU, after anything was trained in this process.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -101,12 +101,12 @@ class Validation:
     """Batches for the validation NLL of each epoch.
 
     Args:
-        loader: The batches.
-        num_draws: Draws for it, the same random ones each time.
+        loader: Batches of validation data.
+        num_draws: Number of draws; the random numbers are the same in each epoch.
 
     Raises:
-        TypeError: If the loader cannot be iterated again and again.
-        ValueError: If it is empty, or `num_draws` is below 1.
+        TypeError: If the loader can be iterated only once.
+        ValueError: If the loader is empty, or `num_draws` is below 1.
     """
 
     loader: Iterable[Any]
@@ -115,36 +115,38 @@ class Validation:
     def __post_init__(self) -> None:
         check_repeatable(self.loader)
         if count_batches(self.loader) == 0:
-            raise ValueError("fit: the validation loader yields no examples; give one with data, or none")
+            raise ValueError(
+                "fit: the validation loader yields no examples; give a loader with data, or leave validation= out"
+            )
 
 
 class Update:
-    """A method's own part in training by `fit`; the base has none.
+    """A method's own part in a training run of `fit`; the base class does nothing.
 
     Attributes:
-        takes_steps: Whether `take_step` stands in place of gradients and optimizer.
+        takes_steps: Whether `take_step` replaces gradients and optimizer.
     """
 
     takes_steps: ClassVar[bool] = False
 
     @property
     def acts_in_steps(self) -> bool:
-        """Whether it takes steps or looks at each of them, so that they cannot be captured."""
+        """Whether it takes steps or observes each step; such steps cannot be captured."""
         return self.takes_steps or type(self).after_step is not Update.after_step
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
-        """A step from one batch.
+        """Take a step from one batch.
 
         Args:
-            batch: On the model's device.
+            batch: Batch on the model's device.
             generator: Source of randomness.
-            share: How much of the run is done, from 0 to 1.
+            share: Share of the run that is done, from 0 to 1.
 
         Returns:
             Negative log-likelihood per example.
 
         Raises:
-            ValueError: If numbers are not finite; nothing is changed then.
+            ValueError: If numbers are not finite; nothing has changed then.
         """
         raise NotImplementedError
 
@@ -152,15 +154,15 @@ class Update:
         """Called after each step."""
 
     def after_epoch(self) -> dict[str, float]:
-        """Called after each epoch; further columns of the history."""
+        """Called after each epoch; returns additional columns of the history."""
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Choices as plain data, which a run that is continued must have in common with the interrupted one."""
+        """Choices as plain data; a continued run must have the same ones as the interrupted run."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the steps change besides the module, as nested data with tensors, for a checkpoint."""
+        """State that steps change outside the module, as nested data with tensors, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,25 +170,25 @@ class Update:
 
 
 def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages: bool = False) -> None:
-    """Raise if a model cannot be trained, or lacks what is asked for: a MAP phase, draws to take in turn, one average."""
+    """Raise `ValueError` if a model cannot be trained, or lacks a requested MAP phase, draws in turn, or a single average."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
-        raise ValueError("fit: no parameter of the network is trainable; set requires_grad on some")
+        raise ValueError("fit: no parameter of the network is trainable; set requires_grad=True on some of them")
     if map_epochs and "map" not in model.phases:
         raise ValueError(f"fit: {type(model).__name__} has no MAP phase; use map_epochs=0")
     if draws_in_turn and not isinstance(model, BayesianNetwork):
         raise ValueError(
-            f"fit: {type(model).__name__} has no draws to take in turn; leave Steps(draws_in_turn=True) out"
+            f"fit: {type(model).__name__} has no draws to take in turn; leave out Steps(draws_in_turn=True)"
         )
     if averages and model.num_models is not None:
         raise ValueError(
-            f"fit: average= is for one model, and {type(model).__name__} has {model.num_models}; leave it out, or train the "
-            "models one by one"
+            f"fit: average= works for one model, and {type(model).__name__} has {model.num_models}; leave out average=, or train "
+            "the models one by one"
         )
 
 
 def check_precision(precision: str) -> None:
-    """Raise `ValueError` for another precision than float32 and bf16."""
+    """Raise `ValueError` for any precision other than float32 and bf16."""
     if precision in ("float16", "fp16", "16", "half"):
         raise ValueError(
             f"fit: precision={precision!r}; log-densities overflow in float16 and CPUs have no fast float16; use 'bf16'"

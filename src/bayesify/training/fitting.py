@@ -1,4 +1,4 @@
-"""`fit`: the training of anything that is `Trainable`."""
+"""`fit`: trains any `Trainable`."""
 
 from __future__ import annotations
 
@@ -73,74 +73,73 @@ def fit(
 
     $$ -\frac1B \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p), $$
 
-    so that learning rates carry over between datasets of different size. A MAP phase, if asked for, comes first: the posterior
-    mean is trained by `bnn.map_objective`, with the same optimizer, and everything else stays where it starts.
+    so that learning rates carry over between datasets of different sizes. With `map_epochs`, a MAP phase comes first. It trains the
+    posterior mean by `bnn.map_objective` with the same optimizer and leaves everything else at its initial value.
 
-    The same seed gives the same result bit for bit on the same machine. A run that was interrupted or killed and is called
-    again with the same arguments and `checkpoint` path continues to the result of an undisturbed one. Random numbers
-    of the run (shuffling, dropout of the network, draws) come from streams of its own; torch's, NumPy's and Python's global
-    generators are left as they were. Random transforms in persistent workers cannot be set back within a run; they are the
-    caller's to keep the same.
+    The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
+    `fit` again with the same arguments and the same `checkpoint` path; the result is that of an uninterrupted run. The run
+    draws its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch,
+    NumPy and Python as they were. `fit` cannot reset random transforms in persistent workers within a run; keeping them
+    reproducible is up to the caller.
 
-    Ctrl-C lets the present step finish and writes the checkpoint before `KeyboardInterrupt` is raised; pressed twice it
-    interrupts at once. An error in a later batch leaves the model as the steps before it made it, and says how many they were;
-    so does a step whose gradients are not finite, which is not taken (`Steps(skip_not_finite=True)` goes on after it).
-    On a GPU such a step is reported at most 64 steps later, and none of those is taken either; optimizers without a fused form
-    report it at once.
+    After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised; a second Ctrl-C
+    interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error says how many
+    steps these are. A step with non-finite gradients is not taken and raises an error too; with
+    `Steps(skip_not_finite=True)` training goes on. On a GPU with a fused optimizer, this error comes up to 64 steps late, and none
+    of the steps in between is taken. Other optimizers report it at once.
 
-    Most calls need the first group of arguments; those under "Other" are for data and trainings out of the ordinary.
+    Most calls need only the first group of arguments. Those under "Other" are for unusual data and training runs.
 
     Args:
-        model: A `BayesianNetwork` with a likelihood, or another `Trainable`. It comes back in the mode (train or eval) in which it
-            was given.
+        model: A `BayesianNetwork` with a likelihood, or another `Trainable`. Its mode (train or eval) is the same after the call.
         train_loader: Iterable of batches that starts again each epoch: pairs (inputs, targets), triples with example weights,
             dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
-        epochs: Passes over the data in the variational phase; 0 where only a MAP phase is wanted.
+        epochs: Passes over the data in the variational phase; 0 for a MAP phase only.
         learning_rate: Learning rate of the default optimizer.
-        optimizer: An instance, or a function from parameters to one; Adam by default. On a GPU a plain SGD, Adam or AdamW takes its
-            fused form for the time of the run, with the same steps up to rounding; `foreach=True` leaves it as it is.
-        scheduler: Of the learning rate: an instance on the same optimizer, or a function from optimizer to one. By default the rate
-            of the default optimizer falls to 0 as half a cosine over the variational phase, step by step, which left the
-            suite of defaults 0.02 nats better after three epochs; `"constant"` leaves it where it is, as it is for other
-            optimizers. A finished run that is continued to more epochs goes on with the rate that it would have there.
-        validation: Batches for the validation NLL of each epoch; a `Validation` sets the number of its draws.
-        patience: Stop after this many epochs without a better validation NLL, and go back to the best one. Epochs count once
+        optimizer: An optimizer, or a function from parameters to an optimizer; Adam by default. On a GPU, a plain SGD, Adam or
+            AdamW runs in its fused form during the call, with the same steps up to rounding; set `foreach=True` to prevent this.
+        scheduler: Learning rate scheduler on the same optimizer, or a function from optimizer to scheduler. By default, the rate of
+            the default optimizer falls to 0 as half a cosine over the variational phase, step by step; this was 0.02 nats
+            better on the suite of defaults after three epochs. `"constant"` keeps the rate, as is the default with your own
+            optimizer. If you continue a finished run for more epochs, the rate is that of a run of the new length.
+        validation: Batches for the validation NLL of each epoch; a `Validation` also sets the number of draws.
+        patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs count once
             the MAP phase is over and the KL schedule has reached 1.
-        num_draws: S, draws per step; what the posterior recommends by default.
-        device: Where to train; the model is moved there. Where it is by default. `Devices` are several processes.
-        checkpoint: File in which the run is stored after each epoch, and from which it is continued; a `Checkpointing` stores it
+        num_draws: S, draws per step; by default the posterior's recommendation.
+        device: Device to train on; the model is moved there. By default the model stays where it is. `Devices` trains in several
+            processes.
+        checkpoint: File that stores the run after each epoch, and from which `fit` continues it. A `Checkpointing` stores it
             more often, or starts again.
-        seed: Of everything random, an integer; taken from torch's global generator by default.
-        progress: Whether to show a progress bar on the terminal, or a line now and then where there is none, and at the end
-            what is amiss.
+        seed: Seed of all randomness, an integer; drawn from torch's global generator by default.
+        progress: Whether to show a progress bar on the terminal (without a terminal, an occasional line) and print the findings at
+            the end.
 
     Other Args:
-        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. Under
-            augmentation N counts the original examples. A larger number is allowed and makes the KL count less.
+        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. With
+            augmentation, N counts the original examples. A larger N is allowed and gives the KL less weight.
         map_epochs: Epochs of the MAP phase.
         kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); below 1 it tempers the posterior.
-        kl_schedule: Factor on the KL as a function of the variational epochs that have passed; see `KLSchedule`.
+        kl_schedule: Factor on the KL as a function of the number of variational epochs so far; see `KLSchedule`.
         precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
-        callbacks: Functions of model and history, called after each epoch; one that returns `True` ends the training.
-        read_batch: A function from what the loader yields to inputs and targets.
-        steps: Accumulated batches, clipped gradients, when the scheduler steps, and whether steps on a GPU are captured.
-        update: A method's own part in the steps, such as that of `baselines.VOGN`.
-        average: Decay per step of an exponential average of the parameters, such as 0.999; an `Average` begins later, or is a plain
-            mean. The average takes the place of the parameters at the end and for validation, with batch statistics of its own,
-            which cost a pass over the training data each time. Callbacks, and a run that ends with an error, have the parameters
-            themselves.
+        callbacks: Functions of model and history, called after each epoch; one that returns `True` ends training.
+        read_batch: Function from what the loader yields to inputs and targets.
+        steps: How batches become steps: gradient accumulation, clipping, when the scheduler steps, CUDA graphs.
+        update: A method's own part in each step, for example of `baselines.VOGN`.
+        average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later, or be a
+            plain mean. The average replaces the parameters for validation and at the end. It has its own batch statistics, and each
+            computation of them costs a pass over the training data. Callbacks, and a run that ends with an error, see the
+            unaveraged parameters.
 
     Returns:
-        One entry per epoch; see `History`. Its `findings` say what is amiss, each with a remedy: a training that has not converged,
-        scales that never moved, a KL that dwarfs the data term, predictions worse than the starting network's.
+        One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,
+        scales never moved, the KL dwarfs the data term, or predictions are worse than the starting network's.
 
     Raises:
-        ValueError: If an argument is out of range, the loader is empty, inputs, targets or gradients are not valid (with epoch and
-            batch), or
-            the checkpoint is damaged or of another run.
-        TypeError: If a model, batch, seed or optimizer is none.
+        ValueError: If an argument is out of range, the loader is empty, inputs, targets or gradients are invalid (the message gives
+            epoch and batch), or the checkpoint is damaged or belongs to another run.
+        TypeError: If the model, a batch, the seed or the optimizer has the wrong type.
         OSError: If the checkpoint cannot be read or written.
-        ImportError: If `Devices` need Lightning Fabric and it is not installed.
+        ImportError: If `Devices` needs Lightning Fabric, which is not installed.
         KeyboardInterrupt: After Ctrl-C.
     """
     average = Average(average) if isinstance(average, int | float) else average
@@ -200,7 +199,7 @@ def fit(
 
 
 def _stored(checkpoint: Checkpointing | None) -> Checkpoint | None:
-    """The run to continue, if there is one."""
+    """The stored run to continue, or `None`."""
     if checkpoint is None or not checkpoint.resume or not Path(checkpoint.path).exists():
         return None
     return Checkpoint.read(Path(checkpoint.path))
@@ -209,7 +208,7 @@ def _stored(checkpoint: Checkpointing | None) -> Checkpoint | None:
 def _train_together(module: nn.Module, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:
     def work(fabric: Any) -> tuple[History, bytes | None]:
         history = train(FabricProcesses(fabric))
-        own = launch == "script"  # processes of the script hold the trained network themselves
+        own = launch == "script"  # with "script", each process already holds the trained network
         kept = module.kept_statistics if isinstance(module, BayesianNetwork) else None
         state = {"model": model_state(module), "kept": None if kept is None else kept.state()}
         return history, None if own else tensor_files.to_bytes(state)
@@ -220,9 +219,9 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
         if "Autograd-and-Fork" not in str(error):
             raise
         raise RuntimeError(
-            "fit: Devices(launch='fork'): torch sees a GPU and a backward pass has run in this process, after which forked "
-            "processes cannot train; call it before anything else is trained, start Python with CUDA_VISIBLE_DEVICES= "
-            "(empty), or use launch='script'"
+            "fit: Devices(launch='fork'): torch sees a GPU and this process has already run a backward pass, so forked processes "
+            "cannot train; call fit before training anything else, start Python with CUDA_VISIBLE_DEVICES= (empty), or use "
+            "launch='script'"
         ) from None
     if state is not None:
         trained = tensor_files.from_bytes(state)

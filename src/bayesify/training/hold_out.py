@@ -74,7 +74,7 @@ def train_held_out(
     x: Tensor,
     y: Tensor,
     held: np.ndarray,
-    steps: StoppedSteps = StoppedSteps(),  # noqa: B008 (frozen)
+    steps: StoppedSteps = StoppedSteps(),
     *,
     weights: Tensor | None = None,
     seed: int = 0,

@@ -1,4 +1,4 @@
-"""A look at a training while it runs, at little cost and without a trace in its numbers, for what `fit` tells at its end."""
+"""Observation of a run of `fit`, which yields its findings at the end; cheap, and without effect on the run's numbers."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
-"""Windows of steps that the objective is kept of; above this number, two become one."""
+"""Maximum number of windows of steps in which the objective is recorded; at this number, neighbors are merged in pairs."""
 MIN_WATCHED_STEPS = 10
 """In runs with fewer steps, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
-"""Examples that are predicted once before the training and once after it: one batch, and more of them up to this."""
+"""Examples that are predicted before and after training: at least one batch, and further batches up to this number."""
 MAX_SCORING_SHARE = 0.005
-"""Upper bound on what one draw of more than one batch may cost, relative to the passes of the training."""
+"""Maximum cost of one draw on more than one batch, as a share of the passes of the training run."""
 SCORING_DRAWS = 4
-"""Draws of the prediction at the end, in evaluation mode. With `MAX_SCORED_EXAMPLES` these are at most 2,048 passes of single
-examples, or 2 % of those of the training, and always one batch."""
+"""Draws of the prediction at the end, in evaluation mode. Together with `MAX_SCORED_EXAMPLES` this limits the prediction to 2,048
+passes of single examples, or 2 % of the passes of training; one batch is always predicted."""
 
 
 class Trace:
-    """The sums of an objective in windows of equally many steps; on the device, read once at the end."""
+    """Sums of an objective in windows of equally many steps, kept on the device and read once at the end."""
 
     def __init__(self) -> None:
-        self.windows: list[tuple[Tensor, int]] = []  # sums as in `Sums`, and examples
+        self.windows: list[tuple[Tensor, int]] = []  # sums as in `Sums`, number of examples
         self._every, self._steps, self._examples = 1, 0, 0
-        self._before: Tensor | None = None  # the epoch's sums at the window's start
-        self._rest: Tensor | None = None  # what the window has from the epoch before
+        self._before: Tensor | None = None  # sums of the epoch when the window began
+        self._rest: Tensor | None = None  # part of the window from the previous epoch
 
     def step(self, sums: Tensor, examples: int) -> None:
-        """A step was taken: the epoch's sums so far, and the step's examples."""
+        """Record a step, given the sums of the epoch so far and the number of examples in the step."""
         self._steps += 1
         self._examples += examples
         if self._steps < self._every:
@@ -64,7 +64,7 @@ class Trace:
             self._every *= 2
 
     def close_epoch(self, sums: Tensor) -> None:
-        """The sums begin again."""
+        """End an epoch, after which the sums start at 0 again."""
         if self._steps:
             self._rest = self._since(sums)
         self._before = None
@@ -74,7 +74,7 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window with a step that was not skipped, means over models; a wait for the device."""
+        """NLL per example and KL of each window in which a step was taken, means over models; waits for the device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -86,7 +86,7 @@ class Trace:
         return losses, penalties
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {
             "windows": [[window.tolist(), count] for window, count in self.windows],
             "present": [self._every, self._steps, self._examples],
@@ -108,10 +108,10 @@ class Trace:
 
 
 class Watch:
-    """Watches one run of `fit`: the objective in windows, the starting network, the spread of the weights.
+    """Observes one run of `fit`: the objective in windows, the starting network, the spread of the weights.
 
-    Nothing that it does changes a number of the run, takes a random number of it or makes a step wait, and no failure of it ends
-    the run. Where several processes train together, what is measured is measured in the first.
+    It changes no number of the run, consumes none of its random numbers and delays no step. An error inside it does not end
+    the run. If several processes train together, only the first one measures.
     """
 
     def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
@@ -119,20 +119,20 @@ class Watch:
         self.trace, self.phase = Trace(), ""
         self.start: Score | None = None
         self.spread: dict[str, float] = {}
-        self._widths: dict[str, float] = {}  # standard deviations at the start; a continued run does not know them
+        self._widths: dict[str, float] = {}  # initial standard deviations; unknown in a continued run
         self.first: list[Finding] = []
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
         self._totals: Totals | None = None
         self._network: nn.Module | None = None
-        self._first: list[Batch] = []  # those that the given network was scored on
+        self._first: list[Batch] = []  # batches on which the given network was scored
         self._last: list[Batch] = []
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Before the first step of a run that is not continued; `score` scores a function to predictions on validation data."""
+        """Begin a run that is not continued; `score` scores a predicting function on the validation data."""
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
@@ -149,7 +149,7 @@ class Watch:
             self._totals = Totals()
 
     def before_step(self, phase: Phase, batches: Sequence[Batch], last_epoch: bool) -> None:
-        """Before a step from some batches."""
+        """Look at the batches of a step before it is taken."""
         if phase != self.phase:
             self.trace, self.phase = Trace(), phase
         for batch in batches if self._network is not None else ():
@@ -182,7 +182,7 @@ class Watch:
         self._network = self._totals = None
 
     def _predict_start(self, x: Any) -> Predictive:
-        """The prediction of the starting network alone."""
+        """Prediction of the starting network."""
         bnn = self.model.module
         assert self._network is not None
         assert isinstance(bnn, BayesianNetwork)
@@ -193,7 +193,7 @@ class Watch:
         return prediction
 
     def _tell(self, found: list[Finding]) -> None:
-        """Findings that are told before the training and again at its end."""
+        """Warn of findings before training; the end of training reports them again."""
         self.first = self.first + found
         for finding in found:
             warnings.warn(f"fit: {finding}", stacklevel=2)
@@ -203,17 +203,17 @@ class Watch:
         return bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
 
     def after_step(self, sums: Tensor, examples: int) -> None:
-        """After a step: the epoch's sums so far, and the step's examples."""
+        """Record a step, given the sums of the epoch so far and the number of examples in the step."""
         self.trace.step(sums, examples)
 
     def close_epoch(self, sums: Tensor) -> None:
-        """At the end of an epoch."""
+        """End an epoch."""
         self.trace.close_epoch(sums)
         self._close_start()
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Without gradients and with random numbers of its own; what goes wrong inside ends there."""
+        """Run without gradients and with separate random numbers; errors inside are dropped."""
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.no_grad(), own_generators(devices):
@@ -221,10 +221,10 @@ class Watch:
         except Exception:
             return
 
-    # -- at its end ------------------------------------------------------------------------------------------------
+    # -- at the end -----------------------------------------------------------------------------------------------
 
     def _moving(self, values: list[float]) -> list[float]:
-        """The part of a series in which a network can move: a learning rate that falls to 0 ends every training as if converged."""
+        """Part of a series in which the network can still move: a learning rate that falls to 0 makes every run look converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     @property
@@ -232,13 +232,13 @@ class Watch:
         return self.start.unit_nats if self.start is not None else 0.0
 
     def findings(self, history: History, kl_weight: float, stopped: bool, autocast: Any = None) -> Findings:
-        """What there is to say."""
+        """All findings of the run."""
         self._close_start()
         nll, kl = self.trace.read()
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
-        # The rows that the given network was scored on, so that chance does not tell them apart; a continued run has others.
+        # Score the rows on which the given network was scored, so that chance does not matter; a continued run has other rows.
         self._last = self._first or self._last
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
@@ -248,9 +248,8 @@ class Watch:
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
             parts.append(rules.convergence(self._moving(nll), self._moving(bound), self._unit_nats))
-        if (
-            0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD
-        ):  # else they are large, or have moved
+        # Larger spreads have moved, or were never small.
+        if 0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD:
             with self._aside():
                 parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
@@ -263,15 +262,15 @@ class Watch:
             with self._aside():
                 parts.append(rules.scales_wide(self._widths, *weight_spread(self.model, self.device)))
         found = joined(parts)
-        if "worse_than_start" not in found.codes:  # a new start that ended well
+        if "worse_than_start" not in found.codes:  # starting elsewhere did no harm
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
-        unknown = " of training batches; give validation= to compare with the starting network on other data"
+        unknown = " on training batches; give validation= to compare with the starting network on other data"
         return Findings(found, "" if held_out or self.start is None else unknown)
 
     def _predictions(
         self, history: History, nll: list[float], held_out: bool, now: Score | None
     ) -> list[list[Finding]]:
-        """What predictions tell; `now` is the score of the last batches in evaluation mode, as `predict` does."""
+        """Findings about predictions; `now` is the score of the last batches in evaluation mode, as in `predict`."""
         found = []
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
@@ -282,7 +281,7 @@ class Watch:
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
-            weighted = any(batch.weights is not None for batch in self._last)  # a mean over examples in training
+            weighted = any(batch.weights is not None for batch in self._last)  # training averages over examples
             bnn = self.model.module
             averaged = isinstance(bnn, BayesianNetwork) and bnn.kept_statistics is None and following_layers(bnn)
             if averaged and not weighted:
@@ -298,7 +297,7 @@ class Watch:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         score = self._totals.score() if self._totals is not None and self._totals.total > 0 else self.start
         start = None if score is None else list(astuple(score))
         first = [[finding.code, finding.sentence, finding.remedy] for finding in self.first]
@@ -321,13 +320,13 @@ class Watch:
 
 
 def _settled(held_out: list[float]) -> bool:
-    """Whether the NLL of held-out data no longer falls in the last third of the epochs: more of them would not help."""
+    """Whether the held-out NLL no longer falls in the last third of the epochs, so that more epochs would not help."""
     last = held_out[-max(2, len(held_out) // 3 + 1) :]
     return len(last) > 1 and last[-1] > last[0] - rules.MIN_GAIN_NATS
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """What a training is compared with: the network that was given, or the posterior mean if it was trained before."""
+    """The network to compare the result with: the given network, or the posterior mean if it was trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None
@@ -340,12 +339,12 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 @torch.no_grad()
 def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[str, float]:
-    """How far draws of each weight lie apart relative to its size, by name; see `weight_spread`."""
+    """Spread of each weight over draws, relative to its size, by name; see `weight_spread`."""
     return weight_spread(model, device)[1]
 
 
 def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-    r"""How far draws of each weight lie apart, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this over the weight's root mean square."""
+    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this divided by the weight's root mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)
     drawable = next((part for part in parts if isinstance(part, Drawable)), None)
     if drawable is None:
@@ -359,7 +358,7 @@ def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[d
 
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:
-    """How well a model predicts some batches."""
+    """Score of a model's predictions on some batches."""
     predictor, totals = validated(model), Totals(seen=True)
     for batch in batches:
         part = batch.to(device)
@@ -369,14 +368,14 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each different draw, where they can be counted and are several."""
+    """NLL per example of each distinct draw; empty unless the posterior has a countable number of draws above 1."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []
     total, examples = torch.zeros(count, dtype=torch.float64), 0
     for batch in batches:
         part = batch.to(device)
-        generator = torch.Generator(device).manual_seed(0)  # the members in the same order each time
+        generator = torch.Generator(device).manual_seed(0)  # same order of members for each batch
         outputs = bnn.predict(part.x, count, generator=generator, keep_outputs=True).outputs
         total -= likelihood.log_prob(outputs, part.y, has_draws=True).double().sum(1).cpu()
         examples += len(batch)
