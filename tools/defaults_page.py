@@ -46,12 +46,12 @@ BOUNDS: dict[str, Callable[[Row, Row], bool]] = {
     "NLL": lambda row, plain: row["nll"] <= plain["nll"] + 0.02,
     "ECE": lambda row, plain: row["ece"] <= max(0.04, plain["ece"]),
     "information": lambda row, _: row["mutual_information"] > 1e-3,
-    "strangers": lambda row, _: row["mutual_information_outside"] >= 2 * row["mutual_information"],
+    "unfamiliar": lambda row, _: row["mutual_information_outside"] >= 2 * row["mutual_information"],
     "AUROC": lambda row, plain: row["auroc_entropy"] >= plain["auroc_entropy"] - 0.01,
 }
-"""What a method with default arguments keeps, against the plain network's scores, means over seeds both."""
+"""Bounds that a method with default arguments keeps, compared with the plain network; both are means over seeds."""
 LINKS = ("mc", "probit", "bridge", "bridge_norm")
-"""Of laplace-torch."""
+"""Links of laplace-torch."""
 KINDS = ("digits", "letters")
 KEYS = ("accuracy", "nll", "ece", "mutual_information", "mutual_information_outside", "auroc_entropy", "seconds")
 
@@ -97,18 +97,19 @@ def exceptions(found: dict[tuple[str, str], Row]) -> dict[tuple[str, str], list[
 
 REASONS: dict[str, dict[str, str]] = {
     "mlp": {
-        "swag": "three iterates of SGD spread where training images pull, not where there were none (the paper takes tens of "
-        "epochs)",
-        "walsh_hadamard": "presumably since a layer's weights vary by one vector of 1,024 numbers, in directions that clothes use "
-        "more than digits do",
+        "swag": "three epochs of SGD give few iterates, and these spread only along directions of the training images (the "
+        "paper uses tens of epochs)",
+        "walsh_hadamard": "presumably because one vector of 1,024 numbers varies all weights of a layer, in directions that "
+        "clothes use more than digits do",
     },
     "normalized_cnn": {
-        "laplace_kronecker": "too wide: BatchNorm with fixed statistics amplifies the noise of weights before it, which the "
-        "default precision does not know; take the last layer, a subnetwork, or a larger `prior_precision`",
-        "laplace_diagonal": "as Kronecker",
-        "swag": "presumably its rate, which suits networks without BatchNorm: the iterates leave the network's optimum",
-        "inducing": "presumably since training on makes it surer of digits, of which the network itself is surer than of clothes",
-        "dropout": "the same, by 0.001 more than allowed",
+        "laplace_kronecker": "too wide: BatchNorm with fixed statistics amplifies the noise of the weights before it. Take the "
+        "last layer, a subnetwork, or a larger `prior_precision`",
+        "laplace_diagonal": "the same as Kronecker",
+        "swag": "presumably the learning rate, which suits networks without BatchNorm: the iterates leave the optimum",
+        "inducing": "presumably because more training makes the model more confident on digits, on which the network is already "
+        "more confident than on clothes",
+        "dropout": "the same as inducing weights, 0.001 beyond the bound",
     },
 }
 """Why a method misses a bound on a network, by network and method."""
@@ -130,8 +131,8 @@ def exception_table(found: dict[tuple[str, str], Row]) -> str:
 def shortfall(name: str, row: Row) -> str:
     """A missed bound in figures."""
     plain = row["plain"]
-    if name == "strangers":
-        return f"strangers' information {_ratio(row):.1f} times the test images' (asked 2)"
+    if name == "unfamiliar":
+        return f"mutual information on unfamiliar images {_ratio(row):.1f} times that on test images (bound: 2)"
     if name == "information":
         return f"mutual information {row['mutual_information']:.4f} (asked 0.001)"
     key = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc_entropy"}[name]
@@ -157,7 +158,7 @@ def network_table(found: dict[tuple[str, str], Row], network: str) -> str:
         scores = [f"{row[key]:.3f}" for key in ("accuracy", "nll", "ece", "auroc_entropy")]
         misses = ", ".join(out.get((network, method), []))
         rows.append([title, *scores[:3], information, scores[3], f"{row['seconds']:.0f}", misses])
-    head = ["", "accuracy", "NLL", "ECE", "mutual information, inside / strangers", "AUROC", "seconds", "misses"]
+    head = ["", "accuracy", "NLL", "ECE", "mutual information, test / unfamiliar images", "AUROC", "seconds", "misses"]
     return f"### {NETWORKS[network]}\n\n{table(head, rows)}"
 
 
@@ -239,11 +240,11 @@ def outside() -> str:
             )
         if any(cells):
             lines.append([title, *cells])
-    return table(["NLL, ECE, strangers' information over the test images', misses", "CNN", "MLP"], lines)
+    return table(["NLL, ECE, ratio of mutual information (unfamiliar / test images), misses", "CNN", "MLP"], lines)
 
 
 def kinds(found: dict[tuple[str, str], Row]) -> str:
-    """Strangers' mutual information over the test images', by kind of strangers."""
+    """Mutual information on unfamiliar images over that on test images, by kind of image."""
     lines = []
     for method, title in TITLES.items():
         rows = [found.get((network, method)) for network in NETWORKS]
