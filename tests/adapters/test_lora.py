@@ -219,7 +219,7 @@ def test_vectors_alone_can_vary():
 
 
 def test_mistakes_name_the_remedy():
-    with pytest.raises(ValueError, match="give a list, each entry a text"):
+    with pytest.raises(ValueError, match="give a list, each entry a string"):
         bayesianize_lora(network(), names="*lora_*")
     with pytest.raises(ValueError, match="give a tuple of globs"):
         bayesianize_lora(network(), names=())

@@ -98,7 +98,7 @@ def example(
         ("seed", 1.0, "seed=1.0; give an integer"),
         ("choice", "d", "choice='d'; give 'a', 'b' or 'c'"),
         ("choice", ["a"], "give 'a', 'b' or 'c'"),
-        ("path", 3, "path=3; give a text or a path"),
+        ("path", 3, "path=3; give a string or a path"),
         ("tensor", np.zeros((2, 3)), r"tensor=an array \[2, 3\]; give a tensor"),
         ("generator", 0, "generator=0; give a torch.Generator"),
         ("function", 3, "function=3; give a function"),

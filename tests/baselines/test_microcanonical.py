@@ -155,7 +155,7 @@ def test_what_cannot_be_sampled_is_refused_with_a_remedy() -> None:
     point = bayesify.bayesianize(nn.Linear(2, 1), "point", likelihood=likelihoods.Gaussian(0.1))
     with pytest.raises(TypeError, match=r"microcanonical: the posterior is not an Ensemble; make the network with"):
         microcanonical(point, data.x, data.y)
-    with pytest.raises(ValueError, match="targets are not finite; remove those rows"):
+    with pytest.raises(ValueError, match="targets are not finite; remove their rows"):
         microcanonical(linear(data), data.x, data.y.clone().fill_(float("inf")))
     with pytest.raises(ValueError, match="a network of 1 weight has no directions"):
         microcanonical(linear(toy.linear(num_data=4, num_features=1)), data.x[:, :1], data.y)

@@ -248,7 +248,7 @@ def test_bad_use():
     assert swag.count == 0
     with pytest.raises(ValueError, match=r"no weight 2.weight"):
         swag.collect(nn.Sequential(nn.Linear(2, 3)))
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="give only one of them"):
         swag.fit([(torch.ones(1, 2), torch.ones(1, 1))], 1, prior=priors.Standard(), weight_decay=0.1)
     with pytest.raises(ValueError, match="epochs=0"):
         swag.fit([(torch.ones(1, 2), torch.ones(1, 1))], 0)

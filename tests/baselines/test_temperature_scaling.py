@@ -140,7 +140,7 @@ def test_bad_input():
     with pytest.raises(TypeError, match="does not predict"):
         baselines.TemperatureScaling("net")
     bnn = bayesify.bayesianize(net, "mean_field", likelihood="categorical")
-    with pytest.raises(ValueError, match="likelihood of its own"):
+    with pytest.raises(ValueError, match="has its own likelihood"):
         baselines.TemperatureScaling(bnn, "categorical")
     with pytest.raises(ValueError, match="yields no example"):
         baselines.TemperatureScaling(net, "categorical").fit([])
@@ -148,5 +148,7 @@ def test_bad_input():
         baselines.TemperatureScaling(net, "categorical").fit([(x, y + 4)])
     with torch.no_grad():
         right = net(x).argmax(-1)
-    with pytest.warns(UserWarning, match="runs to its bound 0.001: every validation example is predicted right"):
+    with pytest.warns(
+        UserWarning, match="reached its bound 0.001, because every validation example is predicted correctly"
+    ):
         baselines.TemperatureScaling(net, "categorical").fit([(x, right)])

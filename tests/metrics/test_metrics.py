@@ -251,7 +251,7 @@ class TestOod:
         assert found["auroc_max_probability"] == 1.0
 
     def test_two_kinds_are_refused(self):
-        with pytest.raises(ValueError, match="two of a kind"):
+        with pytest.raises(ValueError, match="two predictions of the same kind"):
             metrics.ood(gaussian(random(2, 3, 1)), categorical(random(2, 3, 4)))
 
 

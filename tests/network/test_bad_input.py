@@ -299,7 +299,7 @@ def test_arrays_of_another_library_are_refused_with_the_way_out():
 
 
 def test_a_loss_is_not_a_likelihood() -> None:
-    message = r"likelihood=CrossEntropyLoss; give a Likelihood, such as likelihoods\.Categorical\(\), or a text"
+    message = r"likelihood=CrossEntropyLoss; give a Likelihood, such as likelihoods\.Categorical\(\), or a string"
     with pytest.raises(ValueError, match=message):
         bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood=nn.CrossEntropyLoss())  # type: ignore[arg-type]
 

@@ -114,7 +114,7 @@ def test_safetensors_reads_what_is_written(tmp_path):
     for name, tensor in tensors.items():
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
-    with pytest.raises(TypeError, match=r"z is of type torch\.complex128"):
+    with pytest.raises(TypeError, match=r"z has type torch\.complex128"):
         tensor_files.write(path, "model", {}, {"z": torch.zeros(1, dtype=torch.complex128)})
 
 

@@ -153,13 +153,13 @@ def broken_files(whole: bytes):
     header = whole.replace(b"mean_field", b"mean_yield")
     newer = whole.replace(b'"format_version":"2"', b'"format_version":"9"')
     return {
-        "cut in the tensors": (whole[:-10], "cut short"),
-        "cut in the header": (whole[: length // 2], "cut short"),
-        "cut to nothing": (b"", "cut short"),
+        "cut in the tensors": (whole[:-10], "truncated"),
+        "cut in the header": (whole[: length // 2], "truncated"),
+        "cut to nothing": (b"", "truncated"),
         "one bit in a tensor": (bytes(flipped), "checksum"),
         "one letter in the header": (header, "checksum"),
         "a newer format": (newer, "format 9"),
-        "another kind of file": (b"{}" * 200, "cut short|of another kind"),
+        "another kind of file": (b"{}" * 200, "truncated|of another kind"),
     }
 
 
@@ -216,7 +216,9 @@ def test_paths_that_cannot_be_written(tmp_path):
         bayesify.save(make(), tmp_path)
     with pytest.raises(ValueError, match="does not exist"):
         bayesify.save(make(), tmp_path / "no" / "m.safetensors")
-    with pytest.raises(TypeError, match=r"ModelStack is several models; save each of those that unstack\(\) gives"):
+    with pytest.raises(
+        TypeError, match=r"ModelStack is a stack of several models; save each model that unstack\(\) returns"
+    ):
         bayesify.save(ModelStack([make(), make()]), tmp_path / "m.safetensors")
     with pytest.raises(TypeError, match="int cannot be stored"):
         bayesify.save(3, tmp_path / "m.safetensors")
@@ -288,7 +290,7 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
     assert torch.equal(loaded.predict(x), model.predict(x))
     assert loaded.pair == (1, 2.5)
     del serializers.STORED["Shifted"]
-    with pytest.raises(ValueError, match="holds a 'Shifted', which is unknown"):
+    with pytest.raises(ValueError, match="contains a 'Shifted', a type that is unknown"):
         bayesify.load(tmp_path / "m.safetensors", small())
 
 
@@ -314,7 +316,7 @@ def test_parameters_that_are_not_finite_are_neither_stored_nor_loaded(tmp_path):
         stored = name.replace("/", ".")
         tensors[stored] = tensors[stored] * float("inf")
         tensor_files.write(path, header.pop("kind"), header, tensors)
-        with pytest.raises(ValueError, match=r"weight is not finite in it; use an earlier copy"):
+        with pytest.raises(ValueError, match=r"weight is not finite; use an earlier copy"):
             bayesify.load(path, net)
         with torch.no_grad():
             parameter.copy_(value)

@@ -160,7 +160,7 @@ def test_nothing_larger_than_the_file_is_built(
     tensor_files.write(tmp_path / "m", "model", header, tensors)
     result = attempt(tmp_path / "m", net())
     assert isinstance(result, ValueError)
-    assert "far more numbers than the file holds" in str(result) or "size mismatch" in str(result)
+    assert "far more numbers than the file contains" in str(result) or "size mismatch" in str(result)
 
 
 @pytest.mark.parametrize("where", ["config", "posterior"])

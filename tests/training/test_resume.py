@@ -650,10 +650,10 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     whole = path.read_bytes()
     bnn = network()
     for content, message in (
-        (whole[: len(whole) // 2], "cut short"),
-        (b"", "cut short"),
+        (whole[: len(whole) // 2], "truncated"),
+        (b"", "truncated"),
         (whole[:-3] + b"abc", "checksum"),
-        (b"not a checkpoint at all", "cut short"),
+        (b"not a checkpoint at all", "truncated"),
     ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Which examples to ask labels for: scores of predictions, batches by joint entropies, and a loop over a pool."""
+"""Active learning: scores that say which examples to label, batches chosen by joint entropy, and a loop over a pool."""
 
 from bayesify.acquisition.batches import batch_bald
 from bayesify.acquisition.pool import PoolRun, at_random, by_batch_bald, by_score, label_pool

@@ -1,4 +1,4 @@
-"""Batches of examples whose labels together tell the most."""
+"""Batches of examples whose labels are jointly most informative."""
 
 from __future__ import annotations
 
@@ -28,49 +28,52 @@ def batch_bald(
     generator: torch.Generator | None = None,
     memory: Budget = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""The batch whose labels share the most information with the weights, chosen greedily (BatchBALD, Kirsch et al. 2019).
+    r"""Greedy choice of the batch whose labels have the most mutual information with the weights (BatchBALD, Kirsch et al. 2019).
 
     $$ I(y_{1:q}; w) = H[y_{1:q}] - \sum_i \tfrac1S \sum_s H[p_s(y_i)], \qquad p(y_{1:q}) = \tfrac1S \sum_s \prod_i p_s(y_i) $$
 
-    What example n adds to those chosen is computed by the chain rule, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] - \tfrac1S \sum_s
-    H[p_s(y_n)]$: hypothetical labels of the chosen ones weigh the draws, $p(s | y_{1:q})$, and $p(y_n | y_{1:q})$ is the mixture
-    with these weights. All $C^q$ configurations of labels are enumerated while they are at most `num_configurations`; beyond, that
-    many are sampled from the draws, in equal shares. A copy of a chosen example adds nothing where each draw is
-    sure of its label, and `bald` scores it as high as the first.
+    The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
+    \tfrac1S \sum_s H[p_s(y_n)]$. Hypothetical labels of the chosen examples weight the draws by $p(s | y_{1:q})$, and
+    $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
+    `num_configurations`. Otherwise this number of configurations is sampled, an equal number from each draw. A copy of a chosen
+    example adds nothing if each draw is certain of its label, whereas `bald` scores the copy as high as the original.
 
     Args:
-        draws: S functions with logits of C classes.
+        draws: S functions that return logits of C classes.
         x: Inputs of N examples, N at least `size`.
-        size: q.
-        likelihood: Of classes; `Categorical()` by default.
-        output: Which of several outputs; see `bayesianize`.
-        num_configurations: See above.
-        generator: Source of randomness of sampled configurations.
-        memory: Budget of the forward passes; see `predict`.
+        size: Number of examples q to choose.
+        likelihood: Likelihood of classes; `Categorical()` by default.
+        output: Name or index of the output to use, if the network has several; see `bayesianize`.
+        num_configurations: Largest number of label configurations.
+        generator: Source of randomness of the sampled configurations.
+        memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Indices of the chosen examples, [q], in order, and the information of the batch up to each in nats, [q].
+        Indices of the chosen examples, [q], in the order of their choice, and the information in nats of the batch up to each
+        example, [q].
 
     Raises:
-        TypeError: If the likelihood is not of classes.
-        ValueError: If an example has several labels, there is one class, or there are fewer examples than `size`.
+        TypeError: If the likelihood is not one of classes.
+        ValueError: If an example has several labels, there is only one class, or there are fewer examples than `size`.
     """
     args, kwargs = checked_inputs(x)
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)
     predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
     if not isinstance(predictive, ClassificationPredictive):
-        raise TypeError(f"batch_bald: {type(likelihood).__name__} is not a likelihood of classes; use Categorical")
+        raise TypeError(
+            f"batch_bald: {type(likelihood).__name__} is not a likelihood of classes; use Categorical or Bernoulli"
+        )
     log_probs = predictive.draw_log_probs
     if log_probs.ndim == 4 and log_probs.shape[2] == 1:
         log_probs = log_probs.squeeze(2)
     if log_probs.ndim != 3:
         raise ValueError(
-            f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model of one label each"
+            f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model with one label per example"
         )
     if log_probs.shape[-1] == 1:
         raise ValueError(
             "batch_bald: the network has one output, and a single class has no information; give likelihood=Bernoulli() "
-            "for two classes, for numbers take acquisition.epistemic"
+            "for two classes, or use acquisition.epistemic for numbers"
         )
     if log_probs.shape[1] < size:
         raise ValueError(f"batch_bald: size={size} of {log_probs.shape[1]} examples; give at least as many")
@@ -81,7 +84,7 @@ def _greedy(
     log_probs: Tensor, size: int, num_configurations: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """`batch_bald` from log-probabilities [S, N, C]."""
-    log_probs = log_probs.clamp_min(-1e3)  # labels that no draw allows weigh nothing
+    log_probs = log_probs.clamp_min(-1e3)  # labels that no draw allows get zero weight
     num_draws, _, classes = log_probs.shape
     noise = _entropy(log_probs.exp()).mean(0)  # [N]
     log_joint = log_probs.new_zeros(1, num_draws)  # log p_s of each configuration of labels, [M, S]
@@ -119,7 +122,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Mean over configurations of the entropy of each example's label given them, [N]; weights [M, S], shares [M]."""
+    """Entropy of each example's label given a configuration, averaged over configurations, [N]; weights [M, S], shares [M]."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

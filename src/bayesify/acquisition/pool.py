@@ -1,4 +1,4 @@
-"""Active learning over a pool: train, choose, ask, again; a run that was killed goes on where it was."""
+"""Active learning over a pool: train, choose examples, ask for their labels, repeat. A killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
 
 Train = Callable[[Tensor, Tensor, int], Predictor]
-"""A trained model from inputs, labels and a seed."""
+"""Function of inputs, labels and a seed that returns a trained model."""
 Choose = Callable[[Predictor, Tensor, int, torch.Generator], Tensor]
-"""Indices of a number of examples among inputs, from a model."""
+"""Function of a model, inputs, a number of examples and a generator that returns the indices of the chosen examples."""
 
 
 @dataclass(frozen=True)
 class PoolRun:
-    """What a run over a pool gave.
+    """Result of a run over a pool.
 
     Args:
-        model: Trained on all labels.
-        indices: Of the labeled examples, in the order in which they were asked for.
-        labels: Theirs.
-        rounds: One entry per training: `"labels"`, how many there were, and what `evaluate` said.
+        model: Model trained on all labels.
+        indices: Indices of the labeled examples, in the order in which their labels were requested.
+        labels: Labels of these examples.
+        rounds: One entry per training run: the number of labels under `"labels"`, and the scores that `evaluate` returned.
     """
 
     model: Predictor
@@ -39,15 +39,15 @@ class PoolRun:
     rounds: list[dict[str, float]]
 
     def labels_to_reach(self, name: str, value: float) -> int | None:
-        """The smallest number of labels with which a score was at least a value; `None` if it never was.
+        """The smallest number of labels with which a score was at least `value`; `None` if it never was.
 
         Raises:
-            ValueError: If `evaluate` gave no such score.
+            ValueError: If `evaluate` returned no score of this name.
         """
         known = self.rounds[0] if self.rounds else {}
         if name not in known:
             raise ValueError(
-                f"labels_to_reach: no score {name!r} among {', '.join(known)}; label_pool(evaluate=...) gives scores"
+                f"labels_to_reach: no score {name!r} among {', '.join(known)}; pass label_pool(evaluate=...) to compute scores"
             )
         return next((int(entry["labels"]) for entry in self.rounds if entry[name] >= value), None)
 
@@ -66,30 +66,30 @@ def label_pool(
     path: str | Path | None = None,
     seed: Seed = 0,
 ) -> PoolRun:
-    """Ask for labels of a pool in rounds: train on those there are, choose more, ask for them.
+    """Label a pool in rounds: train on the known labels, choose more examples, and ask for their labels.
 
-    Answers are stored as soon as they are given. The same call with the same `path` continues from them: nobody is asked twice, and
-    where `train` and `choose` follow their seeds, the result is that of an undisturbed run.
+    Labels are stored as soon as `ask` returns them. The same call with the same `path` continues from the stored labels, so that no
+    label is requested twice. If `train` and `choose` follow their seeds, the result equals that of an uninterrupted run.
 
     Args:
-        train: A function of inputs, labels and a seed that gives a trained model, the same for the same arguments.
-        ask: Labels of examples by their indices in the pool; a tensor with one row each.
-        x: The pool, [N, ...].
-        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or a function of your own of the model, the unlabeled inputs, a
-            number, and a generator, that gives indices among these inputs.
+        train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.
+        ask: Function of indices in the pool that returns a tensor of labels, with one row per index.
+        x: Inputs of the pool, [N, ...].
+        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function of the model, the unlabeled inputs, the
+            number of examples to choose, and a generator, which returns indices among the unlabeled inputs.
         start: Indices of the examples that are labeled first.
-        size: Labels per round; fewer in the last one, if the pool ends.
-        rounds: How often to ask after the start.
-        evaluate: Scores of a model, stored with each round.
-        path: File of the run.
-        seed: Of trainings and choices.
+        size: Number of labels per round; the last round has fewer if the pool runs out.
+        rounds: Number of rounds after the start.
+        evaluate: Function of a model that returns scores, which are stored with each round.
+        path: File in which the run is stored.
+        seed: Seed of the training runs and choices.
 
     Raises:
-        ValueError: If indices are out of range or repeated, or the file is damaged or of another run.
+        ValueError: If indices are out of range or repeated, or the file is damaged or belongs to another run.
         OSError: If the file cannot be read or written.
     """
     first = torch.tensor(list(start), dtype=torch.int64)
-    _check_indices("start", first, len(x))
+    _check_indices("start is", first, len(x))
     run = _StoredRun(path, {"seed": seed, "size": size, "start": first.tolist(), "pool": len(x)})
     if not run.read():
         run.add(first, _answers(ask, first))
@@ -97,9 +97,7 @@ def label_pool(
         done = -(-(len(run.indices) - len(first)) // size)
         model = train(x[run.indices], run.labels, seed + done)
         if not isinstance(model, Predictor):
-            raise TypeError(
-                f"label_pool: train gave {shown(model)}; give a model that predicts, such as a BayesianNetwork"
-            )
+            raise TypeError(f"label_pool: train returned {shown(model)}; return a predictor, such as a BayesianNetwork")
         if len(run.rounds) == done:
             run.rounds.append({"labels": len(run.indices), **_scores(model, evaluate)})
         rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, run.indices, False).nonzero().squeeze(1)
@@ -107,17 +105,17 @@ def label_pool(
             run.write()
             return PoolRun(model, run.indices, run.labels, run.rounds)
         new = choose(model, x[rest], min(size, len(rest)), torch.Generator().manual_seed(seed + done))
-        _check_indices("choose", new, len(rest))
+        _check_indices("choose returned", new, len(rest))
         chosen = rest[new.cpu()]
         run.add(chosen, _answers(ask, chosen))
 
 
 class _StoredRun:
-    """Labels and rounds so far, kept in a file where a path is given.
+    """Labels and rounds so far, stored in a file if a path is given.
 
     Args:
-        path: The file.
-        settings: What a run that goes on from the file must share with it.
+        path: Path of the file.
+        settings: Settings that must match those in the file for a run to continue from it.
     """
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
@@ -126,7 +124,7 @@ class _StoredRun:
         self.rounds: list[dict[str, float]] = []
 
     def read(self) -> bool:
-        """Take in what the file holds; false where there is none."""
+        """Read the file. Returns whether there is one."""
         if self._path is None:
             return False
         if not Path(self._path).exists():
@@ -135,12 +133,14 @@ class _StoredRun:
         header, tensors = tensor_files.read(self._path, "pool")
         different = [key for key, value in self._settings.items() if header["settings"].get(key) != value]
         if different:
-            raise ValueError(f"{self._path}: is of a run with another {different[0]}; give another path, or delete it")
+            raise ValueError(
+                f"{self._path}: belongs to a run with another {different[0]}; give another path, or delete the file"
+            )
         self.indices, self.labels, self.rounds = tensors["indices"], tensors["labels"], header["rounds"]
         return True
 
     def add(self, indices: Tensor, labels: Tensor) -> None:
-        """Take in answers and store them at once."""
+        """Add labels and store them at once."""
         self.labels = torch.cat((self.labels, labels)) if len(self.indices) else labels
         self.indices = torch.cat((self.indices, indices))
         self.write()
@@ -155,23 +155,23 @@ class _StoredRun:
 def _scores(model: Predictor, evaluate: Callable[[Predictor], Mapping[str, float]] | None) -> dict[str, float]:
     scores = {} if evaluate is None else evaluate(model)
     if not isinstance(scores, Mapping):
-        raise TypeError(f"label_pool: evaluate gave {shown(scores)}; give a dict of numbers")
+        raise TypeError(f"label_pool: evaluate returned {shown(scores)}; return a dict of numbers")
     return {key: float(value) for key, value in scores.items()}
 
 
-def _check_indices(owner: str, indices: Tensor, count: int) -> None:
+def _check_indices(source: str, indices: Tensor, count: int) -> None:
     if not isinstance(indices, Tensor):
-        raise TypeError(f"label_pool: {owner} gave {shown(indices)}; give a tensor of indices")
+        raise TypeError(f"label_pool: {source} {shown(indices)}; give a tensor of indices")
     inside = len(indices) and bool(((indices >= 0) & (indices < count)).all())
     if indices.ndim != 1 or not inside or len(indices.unique()) != len(indices):
-        raise ValueError(f"label_pool: {owner} gave {indices.tolist()}; give different indices from 0 to {count - 1}")
+        raise ValueError(f"label_pool: {source} {indices.tolist()}; give distinct indices from 0 to {count - 1}")
 
 
 def _answers(ask: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
     labels = ask(indices)
     if not isinstance(labels, Tensor) or labels.shape[:1] != indices.shape:
         raise ValueError(
-            f"label_pool: ask gave {shown(labels)} for {len(indices)} examples; give a tensor with a label each"
+            f"label_pool: ask returned {shown(labels)} for {len(indices)} examples; return a tensor with one label per example"
         )
     return labels.cpu()
 
@@ -181,8 +181,8 @@ def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
     """Choose the examples with the highest scores.
 
     Args:
-        score: Of a prediction, [B]: `bald`, `epistemic`, `lambda predictive: predictive.entropy`.
-        options: Of `predict`, such as `num_draws`.
+        score: Function of a prediction that returns scores [B]: `bald`, `epistemic`, `lambda predictive: predictive.entropy`.
+        options: Options of `predict`, such as `num_draws`.
     """
 
     def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -196,8 +196,8 @@ def by_batch_bald(num_draws: Count = 64, **options: Any) -> Choose:
     """Choose by `batch_bald`.
 
     Args:
-        num_draws: S.
-        options: Of `batch_bald`.
+        num_draws: Number of draws S.
+        options: Options of `batch_bald`.
     """
 
     def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -212,5 +212,5 @@ def by_batch_bald(num_draws: Count = 64, **options: Any) -> Choose:
 
 
 def at_random(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Choose without a look at the model: what other choices are compared with."""
+    """Choose examples at random, as a baseline for the other choices."""
     return torch.randperm(len(x), generator=generator)[:size]

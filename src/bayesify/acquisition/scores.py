@@ -1,4 +1,4 @@
-"""Scores of single examples: how much their label would tell."""
+"""Scores of single examples: how informative their label would be."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from bayesify.predictive.regression import RegressionPredictive
 
 @checked
 def bald(predictive: ClassificationPredictive) -> Tensor:
-    r"""Mutual information of an example's label and the weights in nats: [B].
+    r"""Mutual information between an example's label and the weights, in nats: [B].
 
     $$ I(y; w) = H\Big[\tfrac1S \sum_s p_s\Big] - \tfrac1S \sum_s H[p_s] $$   (Houlsby et al. 2011, eq. 2)
 
-    Several labels of an example (binary outputs, positions) add up, as if they told different things.
+    The scores of several labels of an example (binary outputs, positions) are added, as if the labels were independent.
     """
     return _per_example(predictive.mutual_information)
 
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """Variance of the mean over draws, summed over outputs: [B]. The noise, which no label removes, does not count."""
+    """Variance of the mean over draws, summed over outputs: [B]. Noise is excluded, because no label can reduce it."""
     return _per_example(predictive.epistemic)
 
 
 @checked
 def expected_improvement(predictive: RegressionPredictive, best: float, *, maximize: bool = True) -> Tensor:
-    r"""How far the value f at an example is expected to be above the best one so far: [B].
+    r"""Expected improvement of the value f at an example over the best value so far: [B].
 
     $$ \mathbb{E} \max(f - \text{best}, 0) = \tfrac1S \sum_s \max(f_s - \text{best}, 0) $$   (Jones et al. 1998)
 
-    f is the mean of the target given a draw, without noise. Where the prediction is a closed form, f is Gaussian with its mean and
-    epistemic variance: $\sigma (z \Phi(z) + \phi(z))$ with $z = (m - \text{best}) / \sigma$.
+    f is the mean of the target given a draw, without noise. If the prediction is a closed form, f is Gaussian with the prediction's
+    mean and epistemic variance, and the result is $\sigma (z \Phi(z) + \phi(z))$ with $z = (m - \text{best}) / \sigma$.
 
     Args:
-        predictive: Of one target.
+        predictive: Prediction of one target.
         best: The best value so far.
-        maximize: Whether larger is better; else the improvement is below the best value.
+        maximize: Whether larger values are better. Otherwise an improvement is a value below the best one.
 
     Raises:
         ValueError: If there are several targets.
@@ -49,7 +49,7 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
     sign = 1.0 if maximize else -1.0
     count = predictive.mean[0].numel()
     if count != 1:
-        raise ValueError(f"expected_improvement: {count} targets per example; give a prediction of one")
+        raise ValueError(f"expected_improvement: {count} targets per example; give a prediction of one target")
     if predictive.is_mixture:
         return _per_example((sign * (predictive.draw_means - best)).clamp_min(0).mean(0))
     gap, std = sign * (predictive.mean - best), predictive.epistemic.sqrt()

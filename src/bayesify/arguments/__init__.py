@@ -1,1 +1,1 @@
-"""What arguments may be."""
+"""Checks of public arguments, and the error messages of these checks."""

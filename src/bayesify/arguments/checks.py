@@ -1,7 +1,8 @@
-"""Arguments are what their annotations say: one check of kinds and ranges for every public call.
+"""One check of argument types and ranges, by annotation, for every public call.
 
-`@checked` above a function, a method or a class (its `__init__`) compares what is given with the annotations, and an error says
-`InducingWeights: rows=0; give at least 1`. Ranges are part of an annotation: `Positive`, `Count` and the other names below.
+`@checked` on a function, a method or a class (its `__init__`) compares the arguments with the annotations. A wrong argument raises
+an error such as `InducingWeights: rows=0; give at least 1`. Annotations carry ranges: `Positive`, `Count` and the other names
+below.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ import torch
 from torch import Tensor, nn
 
 MAX_FLOAT32 = 3.4e38
-"""Numbers beyond it are infinite in float32."""
+"""Largest magnitude that float32 holds; larger numbers become infinite."""
 FINITE = "a finite number, at most 3.4e38"
 MAX_COUNT = 10**9
-"""Largest number of things that are kept, or done one after the other."""
+"""Largest allowed count of stored objects or of sequential steps."""
 
 
 class BadArgument(ValueError, TypeError):
-    """A value that an argument does not take, whether by its kind or by its range."""
+    """An argument's value has the wrong type or is out of range."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an annotation allows; `None` is no limit."""
+    """The range of numbers that an annotation allows; `None` means no limit."""
 
     least: float | None = None
     above: float | None = None
@@ -44,7 +45,7 @@ class Range:
     below: float | None = None
 
     def words(self, value: Any, kind: str) -> str | None:
-        """What to give in place of a value outside, or of something that is no number; `None` if it is inside."""
+        """The remedy for a value that is out of range or not a number; `None` if the value is in range."""
         number = isinstance(value, numbers.Real)
         if (self.least, self.below) == (0, 1) and not (number and 0 <= value < 1):
             return f"{kind} of at least 0 and below 1"
@@ -85,21 +86,21 @@ def _budget_words(value: Any) -> str | None:
 
 
 Budget = Annotated[Any, _budget_words]
-"""Of memory: bytes, text such as `"1GiB"`, or `None` for the default."""
+"""Memory budget: bytes, a string such as `"1GiB"`, or `None` for the default."""
 Inputs = Annotated[Any, _inputs_words]
-"""What a network is called with."""
+"""Inputs of a network."""
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
-"""From 0 to 1, both allowed."""
+"""A number from 0 to 1, both included."""
 Probability = Annotated[float, Range(least=0, below=1)]
-"""From 0 to 1, the latter not allowed."""
+"""A number from 0 to 1, with 0 included and 1 excluded."""
 Level = Annotated[float, Range(above=0, below=1)]
-"""From 0 to 1, neither allowed."""
+"""A number strictly between 0 and 1."""
 Count = Annotated[int, Range(least=1, most=MAX_COUNT)]
 CountOrZero = Annotated[int, Range(least=0, most=MAX_COUNT)]
 DataCount = Annotated[int, Range(least=1)]
-"""Of examples, which need not be in memory."""
+"""Number of examples. It has no upper limit because examples need not be in memory."""
 Memory = Annotated[int, lambda value: None if value >= 1 else "a positive number of bytes"]
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Axis = Annotated[int, Range(least=-8, most=8)]
@@ -109,17 +110,17 @@ Device = Annotated[str | torch.device, _device_words]
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why a value is not taken: what to give, and whether its kind was right."""
+    """A refused value: the remedy, and whether the value's type was right."""
 
     words: str
     kind_fits: bool = False
 
 
 Taker = Callable[[Any], Any]
-"""Gives the value back, whole numbers and flags as Python's own, or `_Refused`."""
+"""Returns the accepted value, with integers and flags converted to Python's `int` and `bool`, or `_Refused`."""
 T = TypeVar("T")
 _ROOMS = ("priors", "likelihoods", "subnetwork")
-"""Rooms that messages name, as names in them are not theirs alone."""
+"""Packages that messages name, because other packages have classes or functions of the same name."""
 _MEANT = {
     "learning_rate": ("lr", "step_size"),
     "epochs": ("n_epochs", "num_epochs", "max_epochs"),
@@ -135,16 +136,15 @@ _MEANT = {
     "bnn": ("model", "network"),
     "patience": ("early_stopping",),
 }
-"""Names here, and those of other libraries that may mean them."""
+"""Our argument names, each with the names that other libraries use for the same argument."""
 
 
 def checked(thing: T) -> T:
-    """Have a function, or a class's `__init__`, compare its arguments with its annotations.
+    """Decorator that compares the arguments of a function, or of a class's `__init__`, with their annotations.
 
-    What a value is told by: `bool` (no number is a flag), `int` (by `operator.index`; no flag, no tensor), `float` (a real number
+    It checks `bool` (numbers are refused), `int` (by `operator.index`; flags and tensors are refused), `float` (a real number
     that float32 holds), `str`, `Literal`, tensors, generators, functions, paths, sequences and mappings with their entries, and
-    classes. Annotations that do not say (`Any`, type variables, protocols) take everything. Inside a compiled function nothing is
-    compared.
+    classes. Other annotations (`Any`, type variables, protocols) accept everything. Inside a compiled function nothing is checked.
     """
     if isinstance(thing, type):
         if "__init__" in vars(thing):
@@ -153,7 +153,7 @@ def checked(thing: T) -> T:
     function: Any = thing
     plan: list[tuple[str, Taker | None]] | None = None
     by_name: dict[str, Taker] = {}
-    names: set[str] = set()  # all of them, empty where any name is taken
+    names: set[str] = set()  # all argument names; empty if the function has **kwargs
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -180,12 +180,12 @@ def checked(thing: T) -> T:
 
 
 def refuse(owner: str, name: str, value: Any, words: str) -> BadArgument:
-    """The error for a value that an argument does not take: `Owner: name=value; give words`."""
+    """The error for a refused value: `Owner: name=value; give words`."""
     return BadArgument(f"{owner}: {name}={shown(value)}; give {words}")
 
 
 def shown(value: Any) -> str:
-    """A value in a message: tensors by shape, long ones cut."""
+    """A value as text for a message: tensors by their shape, long text shortened."""
     if isinstance(value, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
         return f"{kind} {list(value.shape)}"
@@ -193,7 +193,7 @@ def shown(value: Any) -> str:
         return getattr(value, "__name__", type(value).__name__)
     try:
         text = repr(value)
-    except Exception:  # of somebody else's class
+    except Exception:  # a user's class may raise anything
         text = type(value).__name__
     text = type(value).__name__ if " object at 0x" in text else text
     return text if len(text) <= 60 else text[:59] + "…"
@@ -209,7 +209,7 @@ def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: 
 
 
 def _owner(function: Any, args: tuple[Any, ...]) -> str:
-    """What a function is called in messages."""
+    """Name of a function in messages."""
     whose, _, what = function.__qualname__.rpartition(".")
     if whose and args:
         whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__
@@ -219,7 +219,7 @@ def _owner(function: Any, args: tuple[Any, ...]) -> str:
 
 
 def _unknown(owner: str, name: str, names: set[str]) -> str:
-    """What to say of an argument that there is none of: the one that was meant, or all of them."""
+    """Message for an unknown argument: the argument that the user probably meant, or all arguments."""
     close = difflib.get_close_matches(name, names, 1)
     meant = next(
         (own for own, others in _MEANT.items() if name in others and own in names), close[0] if close else None
@@ -250,12 +250,12 @@ def _evaluate(annotation: Any, names: dict[str, Any]) -> Any:
         return annotation
     try:
         return eval(annotation, names)
-    except (NameError, TypeError, AttributeError):  # imported for types alone
+    except (NameError, TypeError, AttributeError):  # a name imported under TYPE_CHECKING
         return Any
 
 
 def _taker(annotation: Any) -> Taker | None:
-    """How values are compared with an annotation; `None` where it takes everything."""
+    """A function that checks values against an annotation; `None` if the annotation accepts everything."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
@@ -323,7 +323,7 @@ _SIMPLE: dict[Any, Taker] = {
     int: _whole,
     float: _real,
     bool: _flag,
-    str: lambda value: value if isinstance(value, str) else _Refused("a text"),
+    str: lambda value: value if isinstance(value, str) else _Refused("a string"),
     Path: lambda value: value if isinstance(value, os.PathLike) else _Refused("a path"),
     type(None): _none,
     None: _none,

@@ -1,4 +1,4 @@
-"""Dataclasses of arrays, numbers and texts as plain data, for files, and back."""
+"""Dataclasses of arrays, numbers and strings, converted to plain data for files and back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 
 
 class Plain:
-    """Base of dataclasses whose fields are plain data, arrays, tuples of these, or such dataclasses themselves."""
+    """Base of dataclasses whose fields are plain data, arrays, other `Plain` dataclasses, or tuples of any of the three."""
 
     def config(self) -> dict[str, Any]:
-        """As plain data."""
+        """All fields as plain data."""
         return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def restore(cls, config: Mapping[str, Any]) -> Self:
-        """From `config`: numbers, texts, arrays, tuples and dataclasses become what annotations say, all else stays as it is.
+        """The dataclass that `config` describes.
 
-        A field that has a default may be missing, as in a file of an earlier version.
+        Values whose annotation is a number, string, array, tuple or `Plain` dataclass are converted to it; all other values stay
+        unchanged. A field that has a default may be missing, as in a file of an earlier version.
         """
         kinds, found = get_type_hints(cls), {}
         for entry in fields(cls):  # type: ignore[arg-type]

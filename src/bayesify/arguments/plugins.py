@@ -1,4 +1,4 @@
-"""Other people's methods: what installed packages offer by entry points of the group `bayesify.methods`."""
+"""Third-party methods: entry points of the group `bayesify.methods` in installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = "bayesify.methods"
 
 @functools.cache
 def plugins() -> tuple[tuple[str, Any], ...]:
-    """Pairs of an entry point's own words, `name = module:object`, and its object; loaded in the first call.
+    """Pairs of an entry point's text, `name = module:object`, and its object. The first call loads the objects.
 
     An entry point that cannot be loaded is skipped with a warning.
     """
@@ -23,7 +23,7 @@ def plugins() -> tuple[tuple[str, Any], ...]:
         source = f"{point.name} = {point.value}"
         try:
             found.append((source, point.load()))
-        except Exception as error:  # whatever somebody else's module sets off
+        except Exception as error:  # a third-party module may raise anything
             warnings.warn(f"{GROUP}: the entry point {source!r} is skipped: {reason_of(error)}", stacklevel=2)
     return tuple(found)
 

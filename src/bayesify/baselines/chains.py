@@ -1,4 +1,4 @@
-"""Draws of several Markov chains, with the numbers that tell whether the chains agree."""
+"""Draws of several Markov chains, with diagnostics of whether the chains agree."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import below, prefixed
 
 LIMIT_R_HAT = 1.05
-"""Chains whose functions have a larger R-hat have not found one distribution."""
+"""Chains have not converged to the same distribution if the R-hat of a function is larger."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    r"""What several chains say about themselves.
+    r"""Convergence diagnostics of several chains.
+
+    A function is one output, or one class probability, at one input.
 
     Args:
-        r_hat: Largest split R-hat of functions: of each output at each input, or of each class probability.
-        r_hat_95: The value that 95 % of the functions stay below.
-        effective_draws: Smallest effective sample size of functions.
-        median_effective_draws: Median of the effective sample sizes of functions.
+        r_hat: Largest split R-hat of all functions.
+        r_hat_95: 95 % quantile of the split R-hat over functions.
+        effective_draws: Smallest effective sample size of all functions.
+        median_effective_draws: Median of the effective sample sizes over functions.
         log_density_r_hat: Split R-hat of $\log p(w, y)$.
         log_density_effective_draws: Effective sample size of $\log p(w, y)$.
         energy_error: Mean over chains of the root mean square error of the energy, in nats; see the sampler.
@@ -53,12 +55,12 @@ class Diagnostics:
 
 @register_predictor
 class Chains(FixedDraws):
-    """A posterior that is the draws of C Markov chains of T draws each, chain after chain.
+    """A posterior made of the draws of C Markov chains with T draws each.
 
     Args:
-        draws: The C T draws, all of the first chain first.
+        draws: The C T draws, chain after chain.
         likelihood: p(y | outputs).
-        output: Which of several outputs the likelihood is about; see `bayesianize`.
+        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
         log_density: log p(w, y) of each draw, [C, T].
         energy_error: Root mean square energy error of each chain, [C].
         acceptance: Share of accepted proposals of each chain, [C].
@@ -82,17 +84,17 @@ class Chains(FixedDraws):
         self.acceptance = torch.ones(chains) if acceptance is None else acceptance.detach()
         if self.log_density.numel() != len(draws):
             raise ValueError(
-                f"Chains: log_density of {list(self.log_density.shape)} for {len(draws)} draws; give one number per draw, [C, T]"
+                f"Chains: log_density is {list(self.log_density.shape)} for {len(draws)} draws; give one number per draw, [C, T]"
             )
 
     @property
     def num_chains(self) -> int:
-        """C."""
+        """Number of chains C."""
         return len(self.log_density)
 
     @torch.no_grad()
     def functions(self, x: Any) -> Tensor:
-        """Outputs of all draws, or class probabilities where the likelihood has classes: [C, T, B, ...]."""
+        """Outputs of all draws, or class probabilities if the likelihood has classes: [C, T, B, ...]."""
         args, kwargs = checked_inputs(x)
         outputs = self.draws.outputs(args, kwargs, output=self.output, keep=True).kept
         assert outputs is not None
@@ -101,13 +103,13 @@ class Chains(FixedDraws):
         return values.reshape(*self.log_density.shape, *values.shape[1:])
 
     def diagnostics(self, x: Any) -> Diagnostics:
-        """Whether the chains agree about the functions at inputs, and about the log density.
+        """Diagnostics of whether the chains agree about the functions at the inputs, and about the log density.
 
         Args:
             x: Inputs, as `predict` takes them.
 
         Raises:
-            ValueError: If chains have fewer than 4 draws.
+            ValueError: If the chains have fewer than 4 draws.
         """
         values = self.functions(x).flatten(2)
         r_hat, effective = split_r_hat(values), effective_sample_size(values)
@@ -123,7 +125,7 @@ class Chains(FixedDraws):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The draws, and what is known of the chains."""
+        """The draws, and the log densities, energy errors and acceptance of the chains."""
         own = {"log_density": self.log_density, "energy_error": self.energy_error, "acceptance": self.acceptance}
         return super().state() | prefixed(chains=own)
 

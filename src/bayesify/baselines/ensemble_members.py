@@ -18,15 +18,15 @@ from bayesify.training.history import History
 def fit_members(
     bnn: BayesianNetwork, loader: Iterable[Any], epochs: Count, *, steps: Steps | None = None, **options: Any
 ) -> History:
-    r"""Train a deep ensemble (Lakshminarayanan et al. 2017) one member after the other in each step, in place.
+    r"""Train a deep ensemble (Lakshminarayanan et al. 2017) in place, one member after the other in each step.
 
-    A step is that of `bayesify.fit` with all members, the gradient of
+    As in `bayesify.fit`, a step follows the gradient of
 
     $$ \frac1K \sum_k \frac{N}{B} \sum_b \log p(y_b | f_k(x_b)) + \log p(w_k), $$
 
-    but each member's gradient is taken before the next member runs, so that the activations of one member are held at a time:
-    `bayesify.fit` with `Steps(draws_in_turn=True)`. Without it `bayesify.fit` runs them together, which is faster for small
-    networks.
+    but each member's gradient is computed before the next member runs, so that memory holds the activations of only one member.
+    This is `bayesify.fit` with `Steps(draws_in_turn=True)`. By default `bayesify.fit` runs all members together, which is faster
+    for small networks.
 
     Args:
         bnn: A network with an `Ensemble` posterior and a likelihood; it is changed.
@@ -36,27 +36,29 @@ def fit_members(
         options: Further arguments of `bayesify.fit`: optimizer, learning rate, checkpoint, seed and others.
 
     Returns:
-        One row per epoch, with `nll` per example and `kl`.
+        One entry per epoch, with `nll` per example and `kl`.
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If an argument is out of range, or ensembles of one network have different sizes.
+        ValueError: If an argument is out of range, or the ensembles of a network have different sizes.
     """
     members_of(bnn, "fit_members")
     return fit(bnn, loader, epochs=epochs, steps=replace(steps or Steps(), draws_in_turn=True), **options)
 
 
 def members_of(bnn: BayesianNetwork, owner: str) -> int:
-    """Members of a deep ensemble; `owner` is named in errors.
+    """Number of members of a deep ensemble; errors name `owner`.
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If ensembles of one network have different sizes.
+        ValueError: If the ensembles of a network have different sizes.
     """
     parts = bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
     sizes = {part.members for part in parts if isinstance(part, Ensemble)}
     if not sizes or not all(isinstance(part, Ensemble) for part in parts):
         raise TypeError(f"{owner}: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len(sizes) > 1:
-        raise ValueError(f"{owner}: ensembles of different sizes in one network; give them the same members")
+        raise ValueError(
+            f"{owner}: the network has ensembles of different sizes; give all of them the same number of members"
+        )
     return sizes.pop()

@@ -1,4 +1,4 @@
-"""Draws that exist already, as something that predicts: what a Markov chain leaves."""
+"""A predictor made of existing draws, such as those of a Markov chain."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bayesify.weights.module_state import below, copy_network, describe, fingerp
 
 @register_predictor
 class FixedDraws(Drawable):
-    """A posterior that is a list of draws: those of a Markov chain, or of anything else that was drawn once.
+    """A posterior that is a fixed list of draws, for example those of a Markov chain.
 
     Args:
-        draws: The draws, such as those of `baselines.nuts`.
+        draws: The draws, such as the result of `baselines.nuts`.
         likelihood: p(y | outputs).
-        output: Which of several outputs the likelihood is about; see `bayesianize`.
+        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
     """
 
     @checked
@@ -38,19 +38,19 @@ class FixedDraws(Drawable):
 
     @property
     def num_distinct_draws(self) -> int:
-        """Those in the list."""
+        """Number of draws in the list."""
         return len(self.draws)
 
     @checked
     def draw(self, num_draws: Count | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """Draws at equal distances in the list.
+        """Evenly spaced draws of the list.
 
         Args:
-            num_draws: How many; by default all.
-            generator: Not used: the draws are fixed.
+            num_draws: Number of draws; by default all.
+            generator: Not used, because the draws are fixed.
 
         Raises:
-            ValueError: If there are fewer than that.
+            ValueError: If the list has fewer draws.
         """
         if num_draws is None or num_draws == len(self.draws):
             return self.draws
@@ -73,10 +73,10 @@ class FixedDraws(Drawable):
         """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            num_draws: How many of the draws; by default all.
-            generator: Not used: the draws are fixed.
-            keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`.
+            num_draws: Number of draws to use; by default all.
+            generator: Not used, because the draws are fixed.
+            keep_outputs: Whether to keep all outputs: always (true), never (false), or if they fit in memory (by default).
+            split_batch: Whether the batch may be split; see `BayesianNetwork.predict`.
         """
         args, kwargs = checked_inputs(x)
         with explain_shape_errors(args, kwargs):
@@ -90,7 +90,7 @@ class FixedDraws(Drawable):
         return {"likelihood": self.likelihood.config(), "output": self.output}
 
     def state(self) -> dict[str, Tensor]:
-        """The draws, their own buffers, and what is not drawn of the network."""
+        """The draws, their own buffers, and all tensors of the network that are not drawn."""
         runner = self.draws.runner
         named: dict[str, Tensor] = dict(runner.network.named_parameters())
         named.update(runner.network.named_buffers())
@@ -104,7 +104,7 @@ class FixedDraws(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The draws over a copy of the network; their KL is not stored and NaN."""
+        """The draws over a copy of the network. Their KL is not stored, so it is NaN."""
         network = copy_network(net, "FixedDraws")
         network.load_state_dict(below("network", state), strict=False)
         reference = next(network.parameters())
@@ -119,7 +119,7 @@ class FixedDraws(Drawable):
         )
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the network as it was given."""
+        """Fingerprint of the original network."""
         result = fingerprint(self.draws.runner.network)
         for name, value in self.draws.weights.items():
             for alias in (name, *self.draws.runner.weights[name].aliases):

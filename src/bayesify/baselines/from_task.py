@@ -1,4 +1,4 @@
-"""The baselines that are more than a posterior, from a training task."""
+"""Functions that fit the baselines to a training task."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
 
 MIN_FULL_CHAIN_STEPS = 50
-"""Chains of fewer steps have shorter trajectories."""
+"""Shorter chains have shorter trajectories."""
 SHORT_TRAJECTORY_STEPS = 16
-"""Steps of a microcanonical trajectory in such a chain."""
+"""Steps of a microcanonical trajectory in a chain shorter than `MIN_FULL_CHAIN_STEPS`."""
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`.
+    """Train to the maximum a posteriori for all epochs, then collect iterates at a `gentle_rate` for half as many.
 
-    A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
-    Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by w.
+    The first phase gets all epochs, because a gentle rate trains no further. With only half of the epochs, the demonstration's
+    curve was flat (NLL 0.78 instead of -0.53). Rows that stand for w examples on average have gradients w times as large, so the
+    rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
@@ -51,7 +52,7 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 
 
 def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """All epochs to the maximum a posteriori, and as many of `sghmc`."""
+    """Train to the maximum a posteriori for all epochs, then run `sghmc` for as many."""
     trained = train_point(task)
     return sghmc(
         trained, task.loader, task.epochs, num_draws=num_draws, num_data=task.num_data, seed=task.seed, progress=False
@@ -61,7 +62,7 @@ def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def natural_gradient_fit(
     trainer: type[VOGN | IVON | NoisyKFAC], family: type[MeanField | MatrixNormal], **settings: Any
 ) -> Callable[..., BayesianNetwork]:
-    """The function that trains a family by natural gradients from a task, with settings of the trainer."""
+    """A function that trains a posterior family on a task by natural gradients, with the given settings of the trainer."""
 
     def fit_natural(task: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
         bnn = bayesianize(task.net, family(init_std=0.02), likelihood=task.likelihood, prior=task.prior)
@@ -72,9 +73,9 @@ def natural_gradient_fit(
 
 
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up.
+    """Run a chain of `nuts` with one step per epoch, after the same number of warm-up steps.
 
-    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is a quick look: its steps take an eighth as many gradients.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only a quick look: its steps use an eighth as many gradients.
     """
     epochs, batches = task.epochs, task.batches()
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
@@ -94,10 +95,10 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 
 
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
-    """An ensemble trained to the maximum a posteriori, and chains of `microcanonical` from its members.
+    """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    There are as many trajectories as epochs, after half as many of warm-up. With fewer than `MIN_FULL_CHAIN_STEPS` of them
-    the chains are a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
+    There are as many trajectories as epochs, after half as many warm-up trajectories. With fewer than `MIN_FULL_CHAIN_STEPS`
+    trajectories, the chains are only a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
     """
     epochs, batches = task.epochs, task.batches()
     with own_generators(seed=task.seed):

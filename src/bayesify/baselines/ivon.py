@@ -33,37 +33,39 @@ class IVON(NaturalGradient):
     $$ g \leftarrow \beta_1 g + (1 - \beta_1) \hat g, \qquad
        m \leftarrow m - \alpha \frac{g / (1 - \beta_1^t) + \delta m}{h + \delta}. $$
 
-    The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q, and the last term keeps
-    $h + \delta$ positive. At a fixed point mean and standard deviations are stationary for the bound of `bnn.elbo`: for linear
-    regression with known noise m is the exact posterior mean, and $1 / \sigma^2$ the diagonal of the exact precision.
+    The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q. The last term keeps
+    $h + \delta$ positive. At a fixed point, the mean and the standard deviations are stationary for the bound of `bnn.elbo`. For
+    linear regression with known noise, m is then the exact posterior mean, and $1 / \sigma^2$ is the diagonal of the exact
+    precision.
 
-    A step needs one ordinary gradient of that bound: its part by $\log \sigma$ is $G = \sigma^2 (\hat h - h)$, so that
+    A step needs one ordinary gradient of the bound. Its component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$, so that
     $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. No gradients of single examples are
-    needed. Every layer is served, BatchNorm in training mode too. Several draws of a step are averaged. `fit` trains under
-    bfloat16 autocast, with accumulated batches, on several devices, and by captured steps on a GPU.
+    needed, so that every layer is supported, including BatchNorm in training mode. Several draws of a step are averaged. `fit`
+    supports bfloat16 autocast, accumulated batches, several devices, and captured steps on a GPU.
 
-    It is a trainer around a network with a `MeanField` posterior, as `VOGN` is:
+    Like `VOGN`, it is a trainer for a network with a `MeanField` posterior:
 
         bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
         baselines.IVON(bnn, init_curvature=0.9).fit(loader, epochs=200, schedule=schedules.cosine, precision="bf16")
         bnn.predict(x)
 
     The paper trains ResNets on CIFAR from scratch with $\alpha = 0.2$ (falling as a cosine after a warm-up), $\beta_1 = 0.9$,
-    $\beta_2 = 1 - 10^{-5}$, $\delta = 2 \cdot 10^{-4}$ (`prior=Gaussian((N * 2e-4) ** -0.5)`), and h starting at 0.9
-    or 0.5. It multiplies its rates by the start of $h + \delta$; here they are $\alpha$ itself.
+    $\beta_2 = 1 - 10^{-5}$, $\delta = 2 \cdot 10^{-4}$ (`prior=Gaussian((N * 2e-4) ** -0.5)`), and an initial h of 0.9
+    or 0.5. The paper multiplies its rates by the initial $h + \delta$; here the rate is $\alpha$ itself.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
-        num_data: N; counted by `fit` by default.
-        learning_rate: $\alpha$; 1 would be a full Newton step.
-        momentum: $\beta_1$.
-        decay: $\beta_2$; the scales follow the curvature of the last $1 / (1 - \beta_2)$ steps. Around a
-            trained network a third of the run suits: 1 - 3 / steps, in which a weight without curvature widens 4.5-fold.
-        init_curvature: h before the first step, the same for all weights. By default the standard deviations stay where they are,
-            a tenth of the weights, which suits a trained network.
-        clip: Upper bound on the size of each entry of $(g + \delta m) / (h + \delta)$; none by default.
-        num_draws: Draws of the weights per step.
-        kl_weight: Factor on the KL, which divides N.
+        num_data: Number of examples N; by default `fit` counts them.
+        learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
+        momentum: Decay $\beta_1$ of the gradient's moving average.
+        decay: Decay $\beta_2$ of the curvature's moving average; the scales follow the curvature of the last $1 / (1 - \beta_2)$
+            steps. To start from a trained network, average over a third of the run: 1 - 3 / steps. A weight without curvature
+            then widens 4.5-fold.
+        init_curvature: Initial h, the same for all weights. By default the standard deviations keep their initial values, a tenth
+            of the weights, which suits a trained network.
+        clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; none by default.
+        num_draws: Number of draws of the weights per step.
+        kl_weight: Factor on the KL; N is divided by it.
         point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
@@ -119,7 +121,7 @@ class IVON(NaturalGradient):
         )
 
     def check_posterior(self, part: Posterior) -> None:
-        """Refuses capped, unit-wise and pruned ones."""
+        """Refuse capped, unit-wise and pruned posteriors."""
         check_mean_field(type(self).__name__, part)
 
     @checked
@@ -160,14 +162,14 @@ class IVON(NaturalGradient):
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Tell the optimizer N, and before the first step set the scales that a given curvature stands for."""
+        """Pass N to the optimizer, and before the first step set the scales by `init_curvature`, if given."""
         self.optimizer.effective_data = total = self.effective_data
         if self.init_curvature is not None and not self.optimizer.state:
             for name, (_, log_std) in self._pairs.items():
                 log_std.fill_(-0.5 * math.log(total * self.init_curvature + self.prior_precision[name]))
 
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """See `NaturalGradient`: the optimizer of this trainer, whose rates follow the schedule step by step."""
+        """See `NaturalGradient`. `fit` gets the optimizer of this trainer, whose rates follow the schedule step by step."""
         self._begin()
         steps = options.get("steps", Steps())
         given = {
@@ -188,7 +190,7 @@ class IVON(NaturalGradient):
         return options | given
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes besides the network, as nested data with tensors."""
+        """Everything that a step changes except the network, as nested data with tensors."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -199,32 +201,32 @@ class IVON(NaturalGradient):
 def _scheduler(
     optimizer: torch.optim.Optimizer, schedule: Callable[[float], float], total: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """The schedule of a run of so many steps, from the optimizer's first rates."""
+    """The schedule of a run of `total` steps, starting from the optimizer's initial rates."""
     for group in optimizer.param_groups:
-        group["lr"] = group.pop("initial_lr", group["lr"])  # of an earlier run
+        group["lr"] = group.pop("initial_lr", group["lr"])  # undo the schedule of an earlier run
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(min(1.0, step / total)))
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    """The steps of `IVON` from gradients of the negative bound per example, and those of Adam for points.
+    """Optimizer that takes `IVON`'s steps from gradients of the negative bound per example, and Adam's steps for point estimates.
 
-    Everything that changes is a tensor on the parameters' device, and no step waits for it, so that steps can be captured. With
-    `found_inf` of `fit`'s guard on, a step changes nothing.
+    All state is in tensors on the parameters' device, and no step synchronizes with the host, so that steps can be captured. If the
+    guard of `fit` sets `found_inf`, a step changes nothing.
 
     Args:
         means: Means of the weights.
-        log_stds: Their log standard deviations, in the same order.
-        prior_precisions: Those of their priors.
-        points: The optimizer of everything else, if there is more.
-        lr: The learning rate.
-        betas: Decay of the moving averages of gradient and curvature.
-        clip: Upper bound on the size of each entry of a preconditioned gradient.
+        log_stds: Log standard deviations of the weights, in the same order.
+        prior_precisions: Prior precisions of the weights, in the same order.
+        points: Optimizer of the point estimates, if any.
+        lr: Learning rate.
+        betas: Decays of the moving averages of the gradient and the curvature.
+        clip: Upper bound on the absolute value of each entry of a preconditioned gradient.
 
     Attributes:
         effective_data: N divided by the KL's weight.
     """
 
-    _step_supports_amp_scaling = True  # what tells the guard of `fit` that `found_inf` is heeded
+    _step_supports_amp_scaling = True  # tells the guard of `fit` that this optimizer respects `found_inf`
 
     def __init__(
         self,
@@ -245,7 +247,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """One state and one set of groups for both optimizers, so that checkpoints and schedulers see all of it."""
+        """Share the state and the groups between both optimizers, so that checkpoints and schedulers see everything."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 
@@ -253,13 +255,13 @@ class CurvatureDescent(torch.optim.Optimizer):
         """Inverse of `state_dict`."""
         super().load_state_dict(state_dict)
         for parameter in self.param_groups[0]["params"]:
-            if parameter in self.state:  # torch leaves the count of steps where it was stored
+            if parameter in self.state:  # torch leaves the step count on the device of the file
                 self.state[parameter]["step"] = self.state[parameter]["step"].to(parameter)
         self._share()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step from the gradients, in torch's `foreach` kernels."""
+        """Take one step from the gradients, with torch's `foreach` kernels."""
         found: Tensor | None = getattr(self, "found_inf", None)
         if self.points is not None:
             if found is not None:
@@ -267,7 +269,7 @@ class CurvatureDescent(torch.optim.Optimizer):
             try:
                 self.points.step()
             finally:
-                vars(self.points).pop("found_inf", None)  # the flag is that of one run
+                vars(self.points).pop("found_inf", None)  # the flag belongs to a single run
         group, count = self.param_groups[0], len(self.prior_precisions)
         triples = zip(group["params"][:count], group["params"][count:], self.prior_precisions, strict=True)
         used = [triple for triple in triples if triple[0].grad is not None and triple[1].grad is not None]
@@ -289,7 +291,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         given = [value.grad for value in (*means, *log_stds) if value.grad is not None]
         gradients = list(torch._foreach_add(given[: len(means)], torch._foreach_mul(means, decays), alpha=-1))
         growth = list(torch._foreach_mul(given[len(means) :], (1 - decay) * total))  # a
-        if found is not None:  # then averages of themselves, no growth and a rate of 0
+        if found is not None:  # where set: keep the averages, no growth, and a rate of 0
             bad = found > 0
             gradients = [torch.where(bad, *pair) for pair in zip(averages, gradients, strict=True)]
             growth = [torch.where(bad, 0.0, value) for value in growth]

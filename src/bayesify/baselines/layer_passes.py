@@ -1,4 +1,4 @@
-"""One pass of a network with drawn weights, and the gradients that come back: at layers, by weights, example by example."""
+"""One pass of a network with drawn weights, and its gradients: at the layers, by weight, and example by example."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20
-"""Bytes of gradients of single examples that are held at a time."""
+"""Largest number of bytes of gradients of single examples in memory at a time."""
 
 
 class LayerPass:
-    """A forward pass with one draw, the inputs of its layers kept, and the gradients that come back.
+    """A forward pass with one draw that keeps the inputs of its layers, and its backward pass.
 
     Args:
-        runner: The network.
-        weights: One draw by name, without an axis of draws; they are detached.
-        rules: The layers whose inputs to keep, with their rules, by module name.
+        runner: Runner of the network.
+        weights: Weights of one draw by name, without an axis of draws; they are detached.
+        rules: Rules of the layers whose inputs are kept, by module name.
         args: Positional inputs of B examples.
         kwargs: Keyword inputs.
-        output: Which of several outputs.
+        output: Name or index of the output to use, if there are several.
 
     Attributes:
         outputs: The network's outputs, [B, ...], in the graph.
-        weights: The draw, as leaves of the graph.
+        weights: Weights of the draw, as leaves of the graph.
         inputs: Positional and keyword inputs.
-        at_outputs, at_layers: Gradients of the loss, after `pull`: at the outputs, and at the layers.
-        used: Names of the weights that the loss depends on, after `pull`.
+        at_outputs, at_layers: Gradients of the loss at the outputs and at the layers; set by `pull`.
+        used: Names of the weights on which the loss depends; set by `pull`.
     """
 
     at_outputs: Tensor
@@ -64,12 +64,13 @@ class LayerPass:
         self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
-        """Gradients of a loss by the weights and by other tensors; those inside of the network are kept.
+        """Gradients of a loss with respect to the weights and other tensors. Stores the gradients inside the network.
 
         Args:
-            loss: A sum over examples times their weights.
+            loss: Weighted sum over examples.
             others: Further tensors.
-            example_weights: [B]. A kept gradient holds the root of its example's weight, so that its square holds the weight.
+            example_weights: Weights of the examples, [B]. A stored gradient contains the square root of its example's weight, so
+                that its square contains the weight.
         """
         taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]
@@ -90,9 +91,9 @@ class LayerPass:
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
-    """Rules for the gradients of single examples, by module name, of the layers that own some of the weights.
+    """Rules for the gradients of single examples, by module name, for the layers that own some of the weights.
 
-    A tied weight has none, since its gradient is a sum over layers, and neither has scale and shift of BatchNorm, whose
+    A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have none, because their
     normalized inputs depend on the batch.
     """
     found: dict[str, Rule] = {}
@@ -108,7 +109,7 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """Sums over examples of squared gradients by weights without a rule, one example at a time, after `LayerPass.pull`."""
+    """Sums over examples of squared gradients of weights without a rule, one example at a time; call `LayerPass.pull` first."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()
@@ -122,5 +123,5 @@ def general_squares(
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """[B] in a shape that multiplies the first axis of a tensor."""
+    """Numbers [B], reshaped to multiply the first axis of a tensor."""
     return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

@@ -1,4 +1,4 @@
-"""Microcanonical Langevin sampling: chains from the members of an ensemble, all at once on one stack of models."""
+"""Microcanonical Langevin sampling: chains that start at the members of an ensemble and run together on one stack of models."""
 
 from __future__ import annotations
 
@@ -27,44 +27,45 @@ from bayesify.storage import tensor_files
 from bayesify.training.stack import ModelStack
 
 MINIMAL_NORM = 0.1931833275037836
-"""Share of the first turn in a step (McLachlan 1995): the energy error of a step is the least."""
+"""Share of the first turn in a step, which minimizes the energy error of a step (McLachlan 1995)."""
 MAX_ENERGY_ERROR = 1000.0
-"""Nats of an error after which a trajectory is void."""
+"""Energy error in nats above which a trajectory is discarded."""
 MOVING = ("position", "direction", "log_density", "gradient", "sums")
 """Tensors of the chains that a trajectory changes."""
 ENERGY_ORDER = 6.0
-"""Power of the step with which the squared energy error grows."""
+"""The squared energy error grows with this power of the step size."""
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 FIRST_STEPS = 8
-"""Steps of a trajectory before its length is known."""
+"""Mean number of steps of a trajectory before its length is tuned."""
 FIRST_STEP = 0.02
-"""Step before it is tuned, in units of the square root of the number of weights."""
+"""Step size before tuning, in units of the square root of the number of weights."""
 
 
 class Microcanonical:
-    r"""The state of C chains that move together, and how they move.
+    r"""The state and the dynamics of C chains that move together.
 
-    Each chain has a position z, the weights in units of the prior's standard deviation, and a direction u with $|u| = 1$. It moves
-    along the dynamics whose energy is $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq. 6),
+    Each chain has a position z, the weights in units of the prior's standard deviation, and a direction u with $|u| = 1$. It
+    follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq. 6),
 
     $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
 
-    in steps $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps. With `adjust` it starts in a
-    random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where $\Delta E$ sums the energy errors of its
-    steps (Robnik et al. 2025): the draws are exact. Without it every trajectory is accepted, and noise turns the direction after
-    each step, $u \leftarrow (u + \nu \xi) / |\cdot|$ with $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, which forgets it after a length
-    L (Robnik & Seljak 2023). The bias then depends on the variance of the energy error of a step per weight, by which $\epsilon$
-    is chosen.
+    in steps $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps.
+
+    With `adjust`, a trajectory starts in a random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where
+    $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`, every
+    trajectory is accepted. After each step, noise turns the direction, $u \leftarrow (u + \nu \xi) / |\cdot|$ with
+    $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, so that the chain forgets its direction after a length L (Robnik & Seljak 2023). The
+    bias then depends on the variance of the energy error of a step per weight, and $\epsilon$ is tuned to a given variance.
 
     Args:
-        stack: C networks under `Point` at their starts.
-        values: The parameters of the stack that move, [C, *shape] each.
+        stack: C networks under `Point` at their starting points.
+        values: The moving parameters of the stack, [C, *shape] each.
         batch: All data.
-        scale: The prior's standard deviation of each weight, [P], in the order of `values`.
+        scale: Prior standard deviation of each weight, [P], in the order of `values`.
         adjust: Whether trajectories can be rejected.
-        accept: Acceptance that tuning aims at, with `adjust`.
-        energy_variance: Variance of the energy error of a step per weight that tuning aims at, without `adjust`.
-        max_steps: Steps of a trajectory at most.
+        accept: Target acceptance of tuning, with `adjust`.
+        energy_variance: Target variance of the energy error of a step per weight, without `adjust`.
+        max_steps: Largest mean number of steps of a trajectory.
         seed: Seed of the chains.
     """
 
@@ -89,7 +90,7 @@ class Microcanonical:
         chains, self.size = self.position.shape
         if self.size < 2:
             raise ValueError(
-                f"microcanonical: a network of {self.size} weight has no directions; give at least 2 weights"
+                f"microcanonical: a network of {self.size} weight has no directions; give a network with at least 2 weights"
             )
         self.step, self.length = FIRST_STEP * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = self._fresh_direction()
@@ -99,7 +100,7 @@ class Microcanonical:
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def slope(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(z, y), [C], and its gradient by z, [C, P]."""
+        """log p(z, y), [C], and its gradient with respect to z, [C, P]."""
         weights = (position * self.scale).split([value[0].numel() for value in self.values], dim=1)
         with torch.no_grad():
             for value, part in zip(self.values, weights, strict=True):
@@ -111,7 +112,7 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn the directions toward the gradient for a share of a step; what the kinetic energy gains, [C]."""
+        """Turn the directions toward the gradient for a share of a step. Returns the gain of kinetic energy, [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
         angle = share * self.step * norm / (self.size - 1)
@@ -124,7 +125,7 @@ class Microcanonical:
         return found
 
     def _move(self) -> Tensor:
-        """One step of all chains; its energy error, [C]."""
+        """Move all chains by one step. Returns the energy errors, [C]."""
         before, kinetic = self.log_density, self._turn(MINIMAL_NORM)
         for share in (1 - 2 * MINIMAL_NORM, MINIMAL_NORM):
             self.position = self.position + 0.5 * self.step * self.direction
@@ -143,20 +144,20 @@ class Microcanonical:
         return found
 
     def _refresh(self) -> None:
-        """Turn the directions by noise that forgets them after the length L."""
+        """Add noise to the directions, so that chains forget them after the length L."""
         noise = math.sqrt(math.expm1(2 * self.step / self.length) / self.size)
         turned = self.direction + noise * self._normal()
         self.direction = turned / turned.norm(dim=1, keepdim=True)
 
     @torch.no_grad()
     def advance(self, mean_steps: float | None = None) -> Tensor:
-        """One trajectory of all chains, accepted or not; sums of its errors are kept.
+        """Run one trajectory of all chains, accept or reject it, and add its errors to `sums`.
 
         Args:
-            mean_steps: Steps of a trajectory in the mean; by default as many as the length needs.
+            mean_steps: Mean number of steps of a trajectory; by default the number that the length needs.
 
         Returns:
-            Squared energy error of each chain, [C], of the trajectory or, without `adjust`, of a step in the mean.
+            Squared energy error of each chain's trajectory, [C]; without `adjust`, the mean over its steps.
         """
         if mean_steps is None:
             mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)
@@ -186,11 +187,11 @@ class Microcanonical:
     # -- tuning ------------------------------------------------------------------------------------------------------
 
     def warm_up(self, num_trajectories: int) -> None:
-        r"""Tune the step, by the energy error that all chains have together, and the length, by the spread of their positions.
+        r"""Tune the step size by the mean energy error of all chains, and the length by the spread of their positions.
 
-        The first third, of short trajectories, finds a step. The second third also finds the spread
-        $\sqrt{\sum_p \operatorname{var} z_p}$ of all chains, which is the length L: chains that have not met yet are apart by the
-        way that each still has to go. The last third finds the step for this length.
+        The first third, with short trajectories, tunes the step size. The second third also estimates the spread
+        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If chains have not met yet, the spread
+        is the distance that each still has to travel. The last third tunes the step size for this length.
         """
         aim = self._aim()
         third = max(1, num_trajectories // 3)
@@ -211,9 +212,9 @@ class Microcanonical:
         self.sums.zero_()
 
     def _aim(self) -> float:
-        r"""The mean squared energy error that tuning aims at.
+        r"""Target of tuning: the mean squared energy error.
 
-        Errors of a trajectory are nearly $\mathcal{N}(s^2 / 2, s^2)$, of which $2 \Phi(-s / 2)$ are accepted.
+        Errors of a trajectory are nearly $\mathcal{N}(s^2 / 2, s^2)$, and the acceptance is then $2 \Phi(-s / 2)$.
         """
         if not self.adjust:
             return self.energy_variance * self.size
@@ -222,7 +223,7 @@ class Microcanonical:
     # -- keeping -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next trajectory depends on."""
+        """Everything on which the next trajectory depends."""
         tuned = torch.tensor([self.step, self.length], dtype=torch.float64)
         moving = {name: getattr(self, name) for name in MOVING}
         return {**moving, "tuned": tuned, "generator": self.generator.get_state()}
@@ -236,7 +237,7 @@ class Microcanonical:
 
     @property
     def energy_error(self) -> Tensor:
-        """Root mean square energy error since the warm-up in nats, [C]: of a trajectory, or of a step without `adjust`."""
+        """Root mean square energy error since the warm-up in nats, [C]: of trajectories, or of steps without `adjust`."""
         return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
 
     @property
@@ -260,25 +261,25 @@ def microcanonical(
     checkpoint: str | Path | None = None,
     seed: Seed = 0,
 ) -> Chains:
-    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, one chain from each member.
+    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, one chain per ensemble member.
 
-    This is the sampling of MILE (Sommer et al. 2025): train an ensemble, then let each member move by microcanonical dynamics,
-    all of them together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network are those of
-    `bnn`. What a likelihood could learn stays at its present value, and so do weights that are not under the ensemble. A
-    trajectory costs up to 3 `max_steps` gradients over all data.
+    This is the sampling of MILE (Sommer et al. 2025): train an ensemble, then move each member by microcanonical dynamics. All
+    chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network are those of
+    `bnn`. Parameters of the likelihood keep their current values, and so do weights that are not under the ensemble. A trajectory
+    costs up to 3 `max_steps` gradients over all data.
 
     Args:
         bnn: A trained network under `Ensemble`, with a likelihood and a fixed prior; it is not changed.
         x: Inputs of all N examples, as `bnn.predict` takes them.
-        y: Their targets.
-        example_weights: $\omega$, how many examples each one stands for, [N]; 1 by default.
-        num_draws: T, the draws that each chain keeps.
-        num_warmup: Trajectories before, in which step and length are tuned.
-        thin: Trajectories from one draw to the next.
-        adjust: Whether trajectories can be rejected. Without it the draws are biased, and steps stay longer in networks of many
-            thousand weights.
-        max_steps: Steps of a trajectory in the mean at most.
-        checkpoint: A file that the chains are stored in. Called again with the same arguments, or with more draws, they continue.
+        y: Targets of the examples.
+        example_weights: Number of examples $\omega$ that each row stands for, [N]; 1 by default.
+        num_draws: Number of draws T that each chain keeps.
+        num_warmup: Number of warm-up trajectories, in which step size and length are tuned.
+        thin: Number of trajectories per draw that is kept.
+        adjust: Whether trajectories can be rejected. Without it the draws are biased, but networks of many thousand weights allow
+            longer steps.
+        max_steps: Largest mean number of steps of a trajectory.
+        checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues them.
         seed: Seed of the chains.
 
     Returns:
@@ -286,12 +287,12 @@ def microcanonical(
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If an argument is out of range, inputs or targets are not finite, weights do not fit, the prior is
+        ValueError: If an argument is out of range, inputs or targets are not finite, example weights do not fit, the prior is
             hierarchical, or the checkpoint belongs to another run.
     """
     members_of(bnn, "microcanonical")
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise ValueError("microcanonical: targets are not finite; remove those rows")
+        raise ValueError("microcanonical: some targets are not finite; remove their rows")
     if example_weights is not None:
         check_example_weights(example_weights, len(y))
     args, kwargs = checked_inputs(x)
@@ -303,7 +304,7 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """Chains at the members of an ensemble, and the shape of each weight in the order of their positions.
+    """A sampler whose chains start at the members of an ensemble, and the shape of each weight in the order of the positions.
 
     Raises:
         ValueError: If there is no likelihood, or the prior is hierarchical.
@@ -343,7 +344,7 @@ def _chains(
     kept: Tensor,
     densities: Tensor,
 ) -> Chains:
-    """Positions [C, T, P] and log densities [C, T] as what predicts."""
+    """A predictor from positions [C, T, P] and log densities [C, T]."""
     flat = (kept * sampler.scale).flatten(0, 1)  # [C T, P]
     parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
     weights = {name: part.reshape(-1, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
@@ -355,7 +356,7 @@ def _chains(
 def _run(
     sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Positions [C, P] and log densities [C] of each draw, from a file as far as it has them."""
+    """Positions [C, P] and log densities [C] of each draw; draws that the file already has are read from it."""
     kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
     if not kept:
         sampler.warm_up(settings["num_warmup"])
@@ -376,7 +377,8 @@ def _read(sampler: Microcanonical, settings: Mapping[str, Any], path: Path) -> t
     header, tensors = tensor_files.read(path, "chains")
     if header["settings"] != settings:
         raise ValueError(
-            f"{path}: was written with {header['settings']}, this run has {dict(settings)}; use the same, or another path"
+            f"{path}: was written with {header['settings']}, but this run has {dict(settings)}; use the same settings, or another "
+            "path"
         )
     if tensors["position"].shape != sampler.position.shape:
         raise ValueError(f"{path}: belongs to another network or another number of members; give another path")

@@ -1,4 +1,4 @@
-"""What VOGN, IVON and noisy K-FAC share: steps of natural gradient on a Gaussian posterior, and training by them."""
+"""Base classes of VOGN, IVON and noisy K-FAC: natural gradient steps on a Gaussian posterior, and training with them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from bayesify.training.state import describe_schedule
 FIT_OPTIONS = frozenset(
     ("validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch")
 )
-"""Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""
+"""Arguments that a trainer's `fit` passes on to `bayesify.fit`."""
 
 
 class NaturalGradient(ABC):
     r"""A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
 
-    The trained network stays an ordinary `BayesianNetwork`: prediction, storage and metrics know nothing of how it was trained.
-    Weights that are not under the posterior, and what the likelihood can learn, are trained by Adam along the way. Arguments are
-    those of `VOGN`; a `kl_weight` below 1 tempers the posterior, as if there were more data.
+    The trained network stays an ordinary `BayesianNetwork`; prediction, storage and metrics do not depend on how it was trained.
+    Adam trains weights that are not under the posterior, and parameters of the likelihood. `VOGN` documents the arguments. A
+    `kl_weight` below 1 tempers the posterior, as if there were more data.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -47,7 +47,7 @@ class NaturalGradient(ABC):
 
     family: type[Posterior]
     options: ClassVar[tuple[str, ...]] = ()
-    """Choices besides those that all such trainers have."""
+    """Names of arguments that only this trainer has."""
     fit_options: ClassVar[frozenset[str]] = FIT_OPTIONS
 
     def __init__(
@@ -83,7 +83,7 @@ class NaturalGradient(ABC):
         ]
 
     def check_posterior(self, part: Posterior) -> None:  # noqa: B027 (most have no limits)
-        """Raise `ValueError` for choices of a posterior of the family that the steps do not serve."""
+        """Raise `ValueError` if the steps do not support the settings of a posterior of the family."""
 
     @abstractmethod
     def step(
@@ -95,29 +95,29 @@ class NaturalGradient(ABC):
         generator: torch.Generator | None = None,
         learning_rate: Positive | None = None,
     ) -> float:
-        """One step from a batch, in the present mode (train or eval) of the network.
+        """Take one step from a batch, in the current mode (train or eval) of the network.
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             y: Targets.
             example_weights: Factors on the examples' log-likelihoods, [B].
             generator: Source of randomness.
-            learning_rate: In place of the trainer's own, for schedules.
+            learning_rate: Learning rate of this step, for schedules; the trainer's own by default.
 
         Returns:
-            Negative log-likelihood per example, the mean over draws.
+            Negative log-likelihood per example, averaged over draws.
 
         Raises:
-            ValueError: If N is not known, inputs do not fit, or the loss is not finite; nothing is changed then.
+            ValueError: If N is unknown, inputs do not fit, or the loss is not finite. Nothing changes in this case.
         """
 
     @abstractmethod
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `bayesify.fit` that make its steps those of this trainer, from the caller's options."""
+        """Arguments of `bayesify.fit` that make it take this trainer's steps, with the caller's options."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes besides the network, as nested data with tensors."""
+        """Everything that a step changes except the network, as nested data with tensors."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ class NaturalGradient(ABC):
 
     @property
     def effective_data(self) -> float:
-        """N divided by the KL's weight: a tempered posterior is that of more data."""
+        """N divided by the KL's weight, because tempering acts like more data."""
         if self.num_data is None:
             raise ValueError(f"{type(self).__name__}: give num_data, the number of examples in the whole dataset")
         return self.num_data / self.kl_weight
@@ -141,18 +141,20 @@ class NaturalGradient(ABC):
         Args:
             loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data.
-            schedule: Factor on the learning rate as a function of the share of the run that is done, from 0 to 1.
+            schedule: Factor on the learning rate as a function of the completed share of the run, from 0 to 1.
             options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
 
         Returns:
-            Itself; the trained network is `bnn`, the numbers of each epoch are in `history`.
+            This object. The trained network is `bnn`, and the values of each epoch are in `history`.
 
         Raises:
-            TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
+            TypeError: If an option concerns the optimizer of `bayesify.fit`, which this trainer replaces.
         """
         odd = options.keys() - self.fit_options
         if odd:
-            raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
+            raise TypeError(
+                f"{type(self).__name__}.fit: {min(odd)} is not an argument here; give one of {', '.join(sorted(self.fit_options))}"
+            )
         if self.num_data is None:
             self.num_data = count_examples(loader, options.get("read_batch"))
         given = self.arguments_of_fit(loader, TrainerUpdate(self, epochs, schedule), options)
@@ -160,7 +162,7 @@ class NaturalGradient(ABC):
         return self
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data, those of the network left out."""
+        """All arguments as plain data, except the network."""
         kept = ("learning_rate", "momentum", "decay", "num_draws", "kl_weight", *self.options)
         rates = [self.point_learning_rate] if self._points else []
         return {"trainer": type(self).__name__, "point_learning_rate": rates} | {
@@ -169,7 +171,7 @@ class NaturalGradient(ABC):
 
 
 class TrainerUpdate(Update):
-    """What tells the run of a trainer from others; the epochs and the schedule of its learning rate."""
+    """Identity of a trainer's run: its arguments, the number of epochs, and the schedule of the learning rate."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
@@ -181,13 +183,13 @@ class TrainerUpdate(Update):
 
 
 class LayerwiseTrainer(NaturalGradient):
-    r"""Steps from what a pass shows at the layers: their inputs, and the gradients of single examples at their outputs.
+    r"""A trainer whose steps use the inputs of layers and the gradients of single examples at the layers' outputs.
 
-    An example of weight $\omega$ is $\omega$ examples: sums over a batch have its weights as factors, B and N count rows, and
-    whatever is per example, such as the damping, follows the mean weight of the batches so far.
+    An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch have the weights as factors, and B and N count
+    rows. A quantity per example, such as the damping, is multiplied by the mean weight of the batches so far.
 
-    Arguments are those of `VOGN`. Draws in pairs of opposite noise (`antithetic`) cancel the noise of a gradient linear in the
-    weights.
+    `VOGN` documents the arguments. Draws in pairs of opposite noise (`antithetic`) cancel the noise of a gradient that is linear in
+    the weights.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -244,7 +246,7 @@ class LayerwiseTrainer(NaturalGradient):
         learning_rate: Positive | None = None,
     ) -> float:
         """See `NaturalGradient`."""
-        _ = self.effective_data  # known, or an error
+        _ = self.effective_data  # raises if N is unknown
         args, kwargs = checked_inputs(x)
         with torch.no_grad():
             draws = self.bnn.draw(self.num_draws, generator=generator, antithetic=self.antithetic)
@@ -252,7 +254,7 @@ class LayerwiseTrainer(NaturalGradient):
         gathered: dict[str, dict[str, Tensor]] = {}
         gradient: dict[str, Tensor] = {}
         points: list[Tensor | None] = [None] * len(self._points)
-        # Not the noise that `fit` finds, which has no gradient.
+        # Skip the noise if `fit` estimates it, because it then has no gradient.
         moved = [place for place, point in enumerate(self._points) if point.requires_grad]
         total = 0.0
         for weights in each(draws.weights):
@@ -282,7 +284,7 @@ class LayerwiseTrainer(NaturalGradient):
         y: Tensor,
         example_weights: Tensor | None,
     ) -> tuple[LayerPass, Tensor, int]:
-        """A pass with one draw, the negative log-likelihood summed over examples, and their number B."""
+        """A pass with one draw, the negative log-likelihood summed over examples, and the number of examples B."""
         with explain_shape_errors(args, kwargs):
             seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
         with torch.enable_grad():
@@ -315,10 +317,10 @@ class LayerwiseTrainer(NaturalGradient):
         learning_rate: float,
         mean_weight: float,
     ) -> None:
-        """Bring moments and posterior up to date, all of them or, if a result is not finite, none."""
+        """Update the moments and the posterior, or change nothing if a result is not finite."""
         before = {**vars(self), "moments": {kind: dict(values) for kind, values in self.moments.items()}}
         self.steps += 1
-        # A moving average like those of the moments; exactly 1 where no batch has weights.
+        # Like the moments, this is a bias-corrected moving average; it is exactly 1 if no batch has weights.
         self.mean_weight += (mean_weight - self.mean_weight) * (1 - self.decay) / (1 - self.decay**self.steps)
         try:
             changed = self.update(gradient, curvature, learning_rate)
@@ -339,27 +341,27 @@ class LayerwiseTrainer(NaturalGradient):
             self._optimizer.zero_grad()
 
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of the layers whose inputs a pass must keep, by module name: all that have one."""
+        """Rules of the layers whose inputs a pass must keep, by module name. By default these are all layers with a rule."""
         return self._rules
 
     @abstractmethod
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """What one draw's pass, pulled back, says of the curvature: kinds of moments, each by name.
+        """Observations of the curvature from one draw's backward pass: kinds of moments, each by weight or layer name.
 
-        Sums over examples times their weights, divided by the number of rows, as the gradient is.
+        Like the gradient, each is a weighted sum over examples divided by the number of rows.
         """
 
     @abstractmethod
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """A step of the posterior, which brings the moments up to date and changes nothing else.
+        """Compute a step of the posterior. This updates the moments and changes nothing else.
 
         Args:
-            gradient: Of the mean negative log-likelihood per example, by weight name.
-            curvature: See `curvature`.
+            gradient: Gradient of the mean negative log-likelihood per example, by weight name.
+            curvature: Observations of the curvature; see `curvature`.
             learning_rate: Learning rate of the mean.
 
         Returns:
@@ -368,13 +370,13 @@ class LayerwiseTrainer(NaturalGradient):
 
     @property
     def row_damping(self) -> float:
-        """The damping, which is per example, for a row of the mean weight: it stands for as many examples."""
+        """Damping per row: the damping per example times the mean weight, the number of examples that a row stands for."""
         return self.damping * self.mean_weight
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:
-        """A moving average of a kind of moment brought up to date by an observation, and freed of its start at 0 (as Adam does).
+        """Update a moving average of one kind of moment with an observation, and return it with Adam's bias correction.
 
-        `times`: how often it was brought up to date, this time included; the number of steps by default.
+        `times` is the number of updates including this one; by default the number of steps.
         """
         known = self.moments.setdefault(kind, {})
         past = known.get(name)
@@ -382,7 +384,7 @@ class LayerwiseTrainer(NaturalGradient):
         return known[name] / (1 - decay ** (self.steps if times is None else times))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes besides the network, as nested data with tensors."""
+        """Everything that a step changes except the network, as nested data with tensors."""
         return {
             "moments": self.moments,
             "steps": self.steps,
@@ -405,7 +407,7 @@ class LayerwiseTrainer(NaturalGradient):
 
 
 class _LayerwiseSteps(TrainerUpdate):
-    """The steps of a trainer as `fit` takes them."""
+    """Adapter that lets `fit` take the steps of a trainer."""
 
     takes_steps = True
 
@@ -437,11 +439,11 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
 
 
 def check_mean_field(owner: str, part: Posterior) -> None:
-    """Raise `ValueError` for a `MeanField` whose parameters are not the plain means and log standard deviations of all weights."""
+    """Raise `ValueError` unless the parameters of a `MeanField` are the plain means and log standard deviations of all weights."""
     assert isinstance(part, MeanField)
     if part.max_std is not None:
         raise ValueError(f"{owner}: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
     if part.units != "weight":
-        raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself")
+        raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight')")
     if any(part.mean_value.mask(name) is not None for name in part.mean_value):
         raise ValueError(f"{owner}: the posterior is pruned; train first, then prune")

@@ -32,7 +32,7 @@ class NoisyKFAC(LayerwiseTrainer):
     r"""Noisy natural gradient with a matrix normal posterior (NNG; Zhang et al. 2018, algorithm 2).
 
     For the matrix `[W b]` of a layer with inputs $a$ (a 1 appended for the bias) and gradients $g$ of $-\log p(y | f)$ at
-    its outputs, the Fisher information is taken to be $A \otimes S$ with moving averages of
+    its outputs, the Fisher information is approximated by $A \otimes S$, with moving averages of
 
     $$ A = \tfrac1B \sum_i \sum_t a_{it} a_{it}^\top, \qquad S = \tfrac{1}{B T} \sum_i \sum_t g_{it} g_{it}^\top $$
 
@@ -44,15 +44,15 @@ class NoisyKFAC(LayerwiseTrainer):
     $$ A_\gamma = A + \pi \sqrt\gamma\, I, \qquad S_\gamma = S + \tfrac{1}{\pi} \sqrt\gamma\, I, \qquad
        \pi^2 = \frac{\operatorname{tr} A / d_a}{\operatorname{tr} S / d_s}, $$
 
-    with momentum on the gradient, at a draw from q, and extra damping $\eta$ in the step alone. The prior's part of the
-    gradient is taken at the mean, where the paper takes it at the draw: the same in expectation, with less noise. At a fixed
-    point of linear regression with one layer and noise variance v, M is the exact posterior mean,
-    $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$: q's covariance differs from the exact
-    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only in that the prior is spread over both factors, and agrees
-    as $\delta \to 0$.
+    with the gradient at a draw from q, momentum on the gradient, and extra damping $\eta$ in the step only. The prior's part of the
+    gradient is taken at the mean; the paper takes it at the draw. The two are equal in expectation, and the mean has less noise. At
+    a fixed point of linear regression with one layer and noise variance v, M is the exact posterior mean,
+    $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$. The covariance of q then differs from the exact covariance
+    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only because the prior is split over both factors. The two agree as
+    $\delta \to 0$.
 
-    Like `VOGN`, which documents the arguments that both have, a trainer around a Bayesian network, here with `MatrixNormal`
-    posteriors:
+    Like `VOGN`, this is a trainer for a Bayesian network, here with `MatrixNormal` posteriors. `VOGN` documents the arguments that
+    both have.
 
         bnn = bayesify.bayesianize(net, posteriors.MatrixNormal(), likelihood=likelihoods.Gaussian(noise=0.1))
         baselines.NoisyKFAC(bnn, learning_rate=0.1).fit(loader, epochs=10)
@@ -63,17 +63,17 @@ class NoisyKFAC(LayerwiseTrainer):
             changed.
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
-        damping: $\eta$.
-        fisher: Where the g of S come from: `"sampled"` draws one vector per example whose covariance is the likelihood's Fisher
-            information, `"exact"` takes a root of it, one backward pass per output, and `"empirical"` the gradients of
-            the targets, at no extra cost.
-        factor_every: Steps between observations of A and S.
-        inverse_every: Steps between factorizations; the posterior's covariance changes then.
+        damping: Extra damping $\eta$.
+        fisher: Source of the gradients g in S. `"sampled"` draws one vector per example whose covariance is the likelihood's Fisher
+            information. `"exact"` uses the columns of a square root of the Fisher information, with one backward pass per output.
+            `"empirical"` uses the gradients at the targets, at no extra cost.
+        factor_every: Number of steps between observations of A and S.
+        inverse_every: Number of steps between factorizations, each of which updates the posterior's covariance.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.
-        ValueError: If an argument is out of range, a weight under the posterior is not that of a linear or convolution layer, or
-            the prior is hierarchical.
+        ValueError: If an argument is out of range, a weight under the posterior does not belong to a linear or convolution layer,
+            or the prior is hierarchical.
     """
 
     family = MatrixNormal
@@ -127,17 +127,17 @@ class NoisyKFAC(LayerwiseTrainer):
         )
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
-                f"NoisyKFAC: {layer.weights[0].name} is not the weight of a linear or convolution layer of its own, without "
-                "groups; leave it a point estimate with selectors, such as {'Linear': MatrixNormal()}"
+                f"NoisyKFAC: {layer.weights[0].name} is not the untied weight of a linear layer or of a convolution without "
+                "groups; leave it a point estimate by selectors such as {'Linear': MatrixNormal()}"
             )
         if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
             raise ValueError(
-                f"NoisyKFAC: the prior of {layer.name} differs between weight and bias, which one damping cannot say; use "
+                f"NoisyKFAC: the prior of {layer.name} differs between weight and bias, which share one damping; use "
                 "Gaussian() or Neal()"
             )
 
     def rules(self) -> Mapping[str, Rule]:
-        """Those of all layers, in the steps that observe them."""
+        """Rules of all layers in steps that observe the factors; none in other steps."""
         return self._rules if self._observes() else {}
 
     def _observes(self) -> bool:
@@ -152,7 +152,7 @@ class NoisyKFAC(LayerwiseTrainer):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """A and S of one draw, by layer name; both hold the weights of examples, and A is divided by their mean later."""
+        """A and S of one draw, by layer name. Both contain the weights of examples; A is divided by the mean weight later."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
@@ -166,7 +166,7 @@ class NoisyKFAC(LayerwiseTrainer):
                 calls = pulled.calls(self._rules[path])
                 if not calls:
                     raise ValueError(
-                        f"NoisyKFAC: the loss does not depend on {path}, or it is not called; leave it out"
+                        f"NoisyKFAC: the loss does not depend on {path}, or {path} is not called; leave it out of the posterior"
                     )
                 if index == 0:
                     inputs[layer.name] = self._input_factor(layer, path, calls, example_weights)
@@ -221,7 +221,7 @@ class NoisyKFAC(LayerwiseTrainer):
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """The step of the class's formula."""
+        """The step in the formula of the class."""
         total, changed = self.effective_data, list[tuple[str, Tensor, Tensor]]()
         factorize = (self.steps - 1) % self.inverse_every == 0 or not self._inverses
         for part, layer in self._layers():
@@ -259,7 +259,7 @@ class NoisyKFAC(LayerwiseTrainer):
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes, as nested data with tensors."""
+        """Everything that a step changes except the network, as nested data with tensors."""
         return {**super().state_dict(), "inverses": {name: list(pair) for name, pair in self._inverses.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ def damped_roots(inputs: Tensor, gradients: Tensor, damping: float) -> tuple[Ten
 
 
 def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
-    """L, lower triangular, with `L L^T = (matrix + damping I)^-1`, by one Cholesky factorization of the flipped matrix."""
+    """Lower triangular L with `L L^T = (matrix + damping I)^-1`, from one Cholesky factorization of the flipped matrix."""
     damped = widened(matrix) + torch.diag(widened(damping).expand(len(matrix)))
     upper = stable_cholesky(damped.flip(0, 1), "NoisyKFAC: a damped factor of the Fisher").flip(0, 1)  # damped = U U^T
     identity = torch.eye(len(matrix), dtype=upper.dtype, device=matrix.device)
@@ -289,7 +289,7 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     r"""R with $R R^\top$ the likelihood's Fisher information at outputs [..., O]: [..., O, O].
 
-    For classes it is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$, else the root of a diagonal, or of eigenvalues.
+    For classes R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$; otherwise it is computed from the diagonal or the eigenvalues.
 
     Raises:
         ValueError: If the classes are not on the last axis.

@@ -1,4 +1,4 @@
-"""The reference posterior: the No-U-Turn sampler (Hoffman & Gelman 2014) over the weights of a small network, by Pyro."""
+"""Reference posterior of a small network: the No-U-Turn sampler (Hoffman & Gelman 2014) over its weights, by Pyro."""
 
 from __future__ import annotations
 
@@ -31,45 +31,46 @@ def nuts(
     max_tree_depth: Count = 8,
     seed: Seed = 0,
 ) -> Draws:
-    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$ by one chain.
+    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, by one Markov chain.
 
-    Prior, likelihood and network are those of `bnn`; its variational posterior only says where the chain starts, at its
-    mean. What a likelihood could learn, such as its noise, stays at its present value, and so do weights that are not
-    under a posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data: for networks of some
-    hundred weights. The sampler works in float64 whatever the network's type.
+    Prior, likelihood and network are those of `bnn`. The chain starts at the mean of its variational posterior, which has no other
+    effect. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that are not under a
+    posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, which suits networks of a few hundred
+    weights. The sampler works in float64, whatever the network's type.
 
     Args:
         bnn: A network with a likelihood and a fixed prior.
         x: Inputs of all N examples, as `bnn.predict` takes them.
-        y: Their targets.
-        example_weights: $\omega$, how many examples each one stands for, [N]; 1 by default.
-        num_draws: S, the draws that are kept.
-        num_warmup: Steps before, in which step size and mass matrix adapt.
-        thin: Keep every so manieth step.
-        max_tree_depth: Doublings of a trajectory at most.
+        y: Targets of the examples.
+        example_weights: Number of examples $\omega$ that each row stands for, [N]; 1 by default.
+        num_draws: Number of draws S to keep.
+        num_warmup: Number of warm-up steps, in which step size and mass matrix adapt.
+        thin: Number of steps per draw that is kept.
+        max_tree_depth: Largest number of doublings of a trajectory.
         seed: Seed of the chain.
 
     Returns:
-        The draws. Their `kl` is not known and NaN.
+        The draws. Their `kl` is unknown and NaN.
 
     Raises:
         ImportError: If pyro-ppl is missing.
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If a count is below 1, inputs or targets are not finite, weights do not fit, or the prior is hierarchical.
+        ValueError: If a count is below 1, inputs or targets are not finite, example weights do not fit, or the prior is
+            hierarchical.
     """
     try:
         infer: Any = import_module("pyro.infer")
     except ImportError as error:
         raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise ValueError("nuts: targets are not finite; remove those rows")
+        raise ValueError("nuts: some targets are not finite; remove their rows")
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
     if example_weights is not None:
         check_example_weights(example_weights, len(y))
     potential = _Potential(bnn, x, y, start, example_weights)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
     with own_generators(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Pyro's own dependencies deprecate is not the caller's
+        warnings.simplefilter("ignore")  # hide deprecation warnings of Pyro's dependencies
         torch.manual_seed(seed)
         kernel = infer.NUTS(potential_fn=potential, max_tree_depth=max_tree_depth)
         counts = {"num_samples": num_draws * thin, "warmup_steps": num_warmup}

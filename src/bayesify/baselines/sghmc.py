@@ -1,4 +1,4 @@
-"""Stochastic gradient Hamiltonian Monte Carlo with a cyclical schedule: a sampler that sees a minibatch in each step."""
+"""Stochastic gradient Hamiltonian Monte Carlo with a cyclical schedule: a sampler that uses one minibatch per step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bayesify.weights.batch_statistics import tracking_layers
 STABLE_RATE = 0.4
 """Learning rate in units of the inverse largest curvature; explicit steps without friction diverge at 4."""
 LEAST_RATE = 0.1
-"""Share of the learning rate at the end of a cycle; with none the chain would stand still."""
+"""Share of the learning rate at the end of a cycle. At a rate of 0 the chain would not move."""
 LEAST_CYCLE_STEPS = 10
-"""Steps of a cycle at least; shorter runs have fewer cycles."""
+"""Smallest number of steps in a cycle; shorter runs have fewer cycles."""
 POWER_STEPS = 15
 """Steps of the power iteration for the largest curvature."""
 
@@ -39,16 +39,16 @@ class CyclicalSGHMC(torch.optim.Optimizer):
 
     $$ v \leftarrow (1 - a) v - \ell_t s^2 \nabla \tfrac{1}{N} U + s \sqrt{2 a \ell_t / N}\, \xi, \qquad w \leftarrow w + v $$
 
-    with $U = -\log p(w, y)$ and s the prior's standard deviation of the weight. For small rates $\ell_t$, and gradients without
-    noise, w is distributed as $e^{-U}$. In a cycle the rate falls from $\ell$ along a cosine to a tenth. The first share of a
-    cycle explores without noise.
+    with $U = -\log p(w, y)$ and s the prior's standard deviation of the weight. For small rates $\ell_t$ and gradients without
+    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to a tenth of it along a cosine. The first part of
+    a cycle explores without noise.
 
     Args:
-        groups: A dictionary for each weight: `params`, and `scale`, its s.
-        learning_rate: $\ell$.
-        friction: a.
-        num_data: N.
-        cycle_steps: Steps of a cycle.
+        groups: A dictionary for each weight with its `params` and its `scale` s.
+        learning_rate: Initial learning rate $\ell$ of a cycle.
+        friction: Friction a.
+        num_data: Number of examples N.
+        cycle_steps: Number of steps in a cycle.
         explore: Share of a cycle without noise.
     """
 
@@ -66,7 +66,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step from the gradients of U / N."""
+        """Take one step from the gradients of U / N."""
         for group in self.param_groups:
             place = group["step"] % group["cycle_steps"] / group["cycle_steps"]
             rate = group["lr"] * (LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * place)))
@@ -98,23 +98,23 @@ def sghmc(
     read_batch: BatchReader | None = None,
     **options: Any,
 ) -> FixedDraws:
-    r"""Draws near the posterior from minibatches; see `CyclicalSGHMC` for the steps.
+    r"""Approximate draws from the posterior by minibatches; see `CyclicalSGHMC` for the steps.
 
     The error of the draws grows with the learning rate and with the noise of minibatch gradients. Prior, likelihood and network
-    are those of `bnn`. What a likelihood could learn stays at its present value.
+    are those of `bnn`. Parameters of the likelihood stay at their current values.
 
     Args:
         bnn: A trained network under `Point`, with a likelihood and a fixed prior; it is not changed.
         loader: Iterable of batches that starts again each epoch.
         epochs: Passes over the data.
-        cycles: Times that the rate falls.
-        num_draws: S, draws that are kept, at equal distances in the later parts of all cycles.
-        learning_rate: $\ell$, the rate at the beginning of a cycle; by default 0.4 by the largest curvature of U / N on the first
-            batch.
-        friction: a.
-        explore: Share of a cycle that is without noise, and of which no draws are kept.
-        num_data: N; counted by default.
-        read_batch: A function from what the loader yields to inputs and targets.
+        cycles: Number of cycles; the rate falls once in each.
+        num_draws: Number of draws S to keep, evenly spaced over the later parts of all cycles.
+        learning_rate: Rate $\ell$ at the beginning of a cycle; by default 0.4 divided by the largest curvature of U / N on the
+            first batch.
+        friction: Friction a.
+        explore: First share of a cycle, which has no noise and of which no draws are kept.
+        num_data: Number of examples N; counted by default.
+        read_batch: Function from an item of the loader to inputs and targets.
         options: Further arguments of `bayesify.fit`: checkpoint, seed, device, progress and others.
 
     Returns:
@@ -147,12 +147,12 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """A copy in which only the weights under `Point` move, and these by name."""
+    """A copy of the network in which only the weights under `Point` are trainable, and these weights by name."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):
         raise ValueError(
-            "sghmc: the network has BatchNorm, whose statistics belong to one draw; use SWAG, or GroupNorm"
+            "sghmc: the network has BatchNorm, whose statistics belong to a single draw; use SWAG, or a network with GroupNorm"
         )
     moving = copy.deepcopy(bnn).requires_grad_(False)
     moving.likelihood = exact_copy(bnn.require_likelihood("sghmc")).requires_grad_(False)
@@ -161,7 +161,7 @@ def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
 
 
 def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict[str, Any]], num_data: int) -> float:
-    """Largest absolute eigenvalue of the Hessian of U / N by weights in units of the prior's standard deviation."""
+    """Largest absolute eigenvalue of the Hessian of U / N, with weights in units of the prior's standard deviation."""
     values, scales = [group["params"][0] for group in groups], [group["scale"] for group in groups]
     generator = torch.Generator().manual_seed(0)
     direction = [torch.randn(value.shape, generator=generator).to(value) for value in values]
@@ -182,14 +182,14 @@ def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict
 
 
 class _Keeping(Update):
-    """Weights that are kept as the chain moves."""
+    """Keeps weights as draws while the chain moves."""
 
     def __init__(
         self, values: Mapping[str, Tensor], num_draws: int, steps: int, cycle_steps: int, explore: float
     ) -> None:
         self.values, self.steps = values, 0
         late = [step for step in range(steps) if (step % cycle_steps) / cycle_steps >= explore]
-        late = late if len(late) > 1 else list(range(steps))  # a run of a few steps is a quick look
+        late = late if len(late) > 1 else list(range(steps))  # a run of a few steps has no later part
         count = min(num_draws, len(late))
         self.wanted = {late[(index + 1) * len(late) // count - 1] for index in range(count)}
         self.kept: list[dict[str, Tensor]] = []
@@ -200,7 +200,7 @@ class _Keeping(Update):
         self.steps += 1
 
     def draws(self, bnn: BayesianNetwork) -> Draws:
-        """What was kept, as functions of a network."""
+        """The kept weights as draws of a network."""
         weights = {name: torch.stack([draw[name] for draw in self.kept]) for name in self.values}
         unknown = next(iter(weights.values())).new_full((len(self.kept),), float("nan"))
         return Draws(Runner(bnn.network, bnn.weights).snapshot(), weights, unknown)

@@ -45,22 +45,25 @@ from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 MAX_LOSS_RISE = 10.0
-"""Nats per example by which the loss may rise."""
+"""Largest allowed rise of the loss, in nats per example."""
 
 
 DEFAULT_RATE = 1e-2
-"""Learning rate of SGD before `gentle_rate`."""
+"""Default learning rate of SGD, before `gentle_rate` lowers it."""
 RATE_STEP, MAX_TRIES = 4.0, 5
-"""By how much the default rate is lowered where iterates lose the network, and how many rates are tried."""
+"""Divisor of the default rate when the iterates predict worse than the network, and the number of rates to try."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
-"""How much worse on training rows predictions may become at the default rate: share of the RMSE, nats a label, share of labels."""
+"""Allowed losses on training rows at the default rate: relative rise of the RMSE, nats per label, share of labels."""
 TRIAL_EXAMPLES, TRIAL_DRAWS = 1024, 8
-"""Training rows and draws of these predictions."""
+"""Number of training rows, and of draws, in the predictions that judge the default rate."""
 
 
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
-    """A learning rate of SGD, in proportion smaller under a Gaussian noise variance below a tenth of the targets': the loss is that
-    much steeper. `spread` is the targets' variance."""
+    """Learning rate of SGD for a likelihood.
+
+    If the Gaussian noise variance is below a tenth of the targets' variance `spread`, the rate shrinks in proportion to it, because
+    the loss is steeper by the same factor.
+    """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
 
@@ -71,27 +74,27 @@ class SWAG(Drawable):
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
-    $\bar w$ and $v$ are mean and variance of the collected iterates, and the K columns of D the last iterates' deviations from
-    the running mean at their time (section 3.2). With `rank=0` it is SWAG-Diagonal,
-    $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. It spans every trainable parameter, those of normalization layers too. The
-    moments are kept in float32 at least, and the variance as a sum of squared deviations rather than as a difference of two
-    moments, which float32 would not hold.
+    $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D are the deviations of the last K
+    iterates from the running mean at their time (section 3.2). With `rank=0` the posterior is SWAG-Diagonal,
+    $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. It spans every trainable parameter, including parameters of normalization
+    layers. The moments are stored in float32 or float64. The variance is stored as a sum of squared deviations, because a
+    difference of two moments would lose its digits in float32.
 
-    Batch statistics belong to the weights they were collected with: a network with BatchNorm needs a loader over training data to
-    draw (`draw`, `predict`), and each draw gets statistics of its own. Without BatchNorm none is needed.
+    Batch statistics belong to the weights with which they were collected. To draw from a network with BatchNorm (`draw`,
+    `predict`), give a loader over training data; each draw gets its own statistics. Without BatchNorm no loader is needed.
 
-    Train on from a trained network with `fit`, which works on a copy, or call `collect(net)` in a loop of your own.
+    Continue training from a trained network with `fit`, which works on a copy, or call `collect(net)` in your own loop.
 
     Args:
-        net: The network, trained; it is copied, not changed.
+        net: The trained network; it is copied, not changed.
         likelihood: p(y | outputs): an instance, a name or plain data.
-        rank: Columns of D at most; 0 for a diagonal alone.
-        scale: c, a factor on the covariance; below 1 it tempers.
-        output: Which of several outputs the likelihood is about; see `bayesianize`.
+        rank: Largest number of columns of D; 0 for a diagonal covariance.
+        scale: Factor c on the covariance; a value below 1 tempers the posterior.
+        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
 
     Attributes:
-        count: Iterates that were collected.
-        mean, squared_deviations: $\bar w$, and the sum over iterates of squared deviations from it, by name.
+        count: Number of collected iterates.
+        mean, squared_deviations: $\bar w$, and the sum over iterates of squared deviations from $\bar w$, by name.
         deviations: $D^\top$ by name, each [K, *shape].
 
     Raises:
@@ -112,7 +115,7 @@ class SWAG(Drawable):
         output: str | int | None = None,
     ) -> None:
         if rank == 1:
-            raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal alone")
+            raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal covariance")
         self.rank, self.scale, self.output = rank, float(scale), output
         self.network = copy_network(net, "SWAG")
         self.weights = catalog(net).trainable
@@ -133,13 +136,13 @@ class SWAG(Drawable):
     @torch.no_grad()
     @checked
     def collect(self, net: nn.Module | None = None) -> Self:
-        """Take the present weights of a network as one more iterate.
+        """Add the current weights of a network as one more iterate.
 
         Args:
-            net: The network in training, of the same architecture; the copy that `fit` trains by default.
+            net: The network in training, of the same architecture; by default the copy that `fit` trains.
 
         Raises:
-            ValueError: If a weight is missing, of another shape, or not finite; nothing is changed then.
+            ValueError: If a weight is missing, has another shape, or is not finite. Nothing changes in this case.
         """
         values = {name: _iterate(self.network if net is None else net, weight) for name, weight in self.weights.items()}
         self.count += 1
@@ -156,7 +159,7 @@ class SWAG(Drawable):
         return self
 
     def variance(self) -> dict[str, Tensor]:
-        """v: variance of the iterates by name, of all of them and without a correction for their number."""
+        """Variance v of all iterates, by name, without Bessel's correction."""
         return {name: total / max(1, self.count) for name, total in self.squared_deviations.items()}
 
     @checked
@@ -176,34 +179,36 @@ class SWAG(Drawable):
         read_batch: BatchReader | None = None,
         **options: Any,
     ) -> Self:
-        """Train the copy of the network on with a constant learning rate, and collect its iterates.
+        """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
-        The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
-        learn is trained along. The noise of `Gaussian()` starts at the mean squared residual, and `history.findings` tells if the
-        mean of the iterates ends worse (not with BatchNorm). Where rows stand for w examples, divide the learning rate by w.
+        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Trainable parameters
+        of the likelihood are trained too. The noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports
+        if the mean of the iterates is worse than the given network (not with BatchNorm). If rows stand for w examples, divide the
+        learning rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
-            epochs: Passes over the data, at the end of each of which an iterate is collected.
-            learning_rate: Of SGD; large enough that the iterates move about; default: `gentle_rate(0.01, likelihood)`, for the
-                last layer of a regression times the variance of the targets, so that their unit does not matter. Where
-                training rows are then predicted worse, the training begins again at a quarter of it, at most four times.
-            momentum: Of SGD.
-            prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
-            weight_decay: Of SGD, the same for all weights; in place of a prior.
-            num_data: N, for the prior; counted by default.
-            collect_every: Steps between iterates, in place of once an epoch.
+            epochs: Passes over the data; an iterate is collected at the end of each.
+            learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
+                `gentle_rate(0.01, likelihood)`. For the last layer of a regression it is multiplied by the variance of the targets,
+                so that their unit does not matter. If training rows are then predicted worse, training starts again at a quarter of
+                the rate, at most four times.
+            momentum: Momentum of SGD.
+            prior: A Gaussian p(weights); the weight decay is then `1 / (N std^2)` for each weight.
+            weight_decay: Weight decay of SGD, the same for all weights; use it instead of a prior.
+            num_data: Number of examples N, for the prior; counted by default.
+            collect_every: Steps between iterates; by default an iterate is collected once per epoch.
             skip_epochs: Epochs before the first iterate is collected.
-            optimizer: A function from parameters (with the weight decay in their groups) to another optimizer than SGD.
-            read_batch: A function from what the loader yields to inputs and targets.
+            optimizer: Function from parameters (with the weight decay in their groups) to an optimizer that replaces SGD.
+            read_batch: Function from an item of the loader to inputs and targets.
             options: Further arguments of `bayesify.fit`: steps, scheduler, precision, device, checkpoint, seed, progress.
 
         Returns:
-            Itself. The numbers of each epoch are in `history`.
+            This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, a weight decay is given next to a prior or example weights, or a loss is not
-                finite or rises.
+            ValueError: If an argument is out of range, a weight decay is given together with a prior or example weights, or the
+                loss rises or is not finite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
@@ -230,14 +235,14 @@ class SWAG(Drawable):
         rate: float,
         iterating: _Iterating,
     ) -> None:
-        """Train at a rate and collect iterates; a loss that rises by much raises `ValueError`."""
+        """Train at a rate and collect iterates. Raises `ValueError` if the loss rises by more than `MAX_LOSS_RISE`."""
         self.history = fit(iterating, loader, optimizer=lambda _: make(rate), update=collect(), **options)
         if iterating.rise(options["num_data"], self.history[-1]["nll"]) > MAX_LOSS_RISE:
             raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
 
     @torch.no_grad()
     def _widen_noise(self, batches: Sequence[Batch], num_data: int) -> None:
-        """Add to a noise that was found what the network has learned by heart of its rows; see `held_out_ratio`."""
+        """Widen the estimated noise variance, because the network has memorized part of its training rows; see `new_rows_ratio`."""
         likelihood, device = self.likelihood, self._reference.device
         if not batches or not isinstance(likelihood, Gaussian) or self.count < 2 or tracking_layers(self.network):
             return
@@ -255,7 +260,10 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at rates from `rate` downwards until iterates keep the network on rows that `read` gives; once if it is `None`."""
+        """Train at falling rates, starting with `rate`, until predictions of the rows from `read` are not worse than the network's.
+
+        Without `read`, train once.
+        """
         parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
         given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
         for _ in range(MAX_TRIES - 1 if read is not None and not collected else 0):
@@ -277,7 +285,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
-        """Whether predictions are about as good as those of the given network on training rows."""
+        """Whether predictions of training rows are about as good as those of the given network."""
         start, now, device = Totals(), Totals(), self._reference.device
         generator = torch.Generator(device).manual_seed(0)
         draws = self.draw(TRIAL_DRAWS, generator=generator)
@@ -295,14 +303,15 @@ class SWAG(Drawable):
     def _with_rates(
         self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
     ) -> list[dict[str, Any]]:
-        """Groups with learning rates: the last layer's follows the targets' variance `spread`, as its weights do."""
+        """Groups with learning rates. The last layer's rate is proportional to the targets' variance `spread`, as its weights scale
+        with the targets."""
         last = self._last_layer(first) if spread != 1 and first else ()
         ids = {id(self.network.get_parameter(name)) for name in last}
         rest = 1.0 if last else min(1.0, spread)
         return [{**group, "lr": rate * (spread if id(group["params"][0]) in ids else rest)} for group in groups]
 
     def _compare(self, start: Score | None, batches: Sequence[Batch]) -> None:
-        """Tell if the mean of the iterates is worse than the network that was given."""
+        """Warn if the mean of the iterates is worse than the given network."""
         if start is None or not self.count or tracking_layers(self.network):
             return
         now = self._score(batches, self.mean_network().eval())
@@ -312,14 +321,14 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches whose examples count, where the noise is to be found; see `_read`."""
+        """The first batches with examples of positive weight, if the noise is to be estimated; see `_read`."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
         return self._read(loader, read_batch, MAX_EXAMPLES)
 
     def _read(self, loader: Iterable[Any], read_batch: BatchReader | None, count: int) -> list[Batch]:
-        """Batches of at least so many examples; all generators are left as they were."""
+        """Batches with at least `count` examples; the state of all generators stays unchanged."""
         device = self._reference.device
         with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
             found = first_batches(loader, count, read_batch)
@@ -327,7 +336,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of the network, or of another one, in evaluation mode."""
+        """The score of this network, or of the given one, in evaluation mode."""
         network, totals = network or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)
@@ -337,7 +346,7 @@ class SWAG(Drawable):
         return totals.score() if totals.total > 0 else None
 
     def _settle_noise(self, start: Score | None) -> float:
-        """Set the noise that nobody has given to the mean squared residual; returns the targets' variance, 1 if it is not known."""
+        """Set the noise to the mean squared residual, unless the user gave one. Returns the targets' variance, 1 if unknown."""
         if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
             return 1.0
         if not self.likelihood.is_settled:
@@ -345,7 +354,7 @@ class SWAG(Drawable):
         return start.guess**2
 
     def _last_layer(self, batches: Sequence[Batch]) -> Sequence[str]:
-        """Names of the weights of the last layer, none if there is no such layer."""
+        """Names of the weights of the last layer; none if the network has no last layer."""
         args, kwargs = checked_inputs(batches[0].to(self._reference.device).x)
         try:
             return last_layer(Runner(self.network, self.weights), self.weights, args, kwargs, self.output, owner="SWAG")
@@ -354,7 +363,7 @@ class SWAG(Drawable):
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
         if prior is not None and weight_decay:
-            raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
+            raise ValueError("SWAG: a prior and a weight decay have the same effect; give only one of them")
         decay = dict.fromkeys(self.weights, weight_decay)
         if prior is not None:
             std = make_prior(prior).bind(self.weights).draw(1).std
@@ -379,21 +388,21 @@ class SWAG(Drawable):
         r"""Draw functions: $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
 
         Args:
-            num_draws: S.
-            generator: Source of randomness, on any device; the global one by default.
-            loader: Training data, for the batch statistics of each draw; one pass over it per draw.
-            read_batch: A function from what the loader yields to inputs and targets.
+            num_draws: Number of draws S.
+            generator: Source of randomness, on any device; the global generator by default.
+            loader: Training data for the batch statistics of each draw; each draw takes one pass over it.
+            read_batch: Function from an item of the loader to inputs and targets.
 
         Returns:
-            The draws. Their `kl` is not known and NaN.
+            The draws. Their `kl` is unknown and NaN.
 
         Raises:
             ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader.
         """
         self._check_collected()
         if tracking_layers(self.network) and loader is None:
-            told = "whose statistics each draw needs again; give loader=, a loader over training data"
-            raise ValueError(f"SWAG: the network has BatchNorm, {told}")
+            remedy = "give loader=, a loader over training data"
+            raise ValueError(f"SWAG: the network has BatchNorm, whose statistics each draw computes anew; {remedy}")
         like = next(iter(self.mean.values()))
         columns = len(next(iter(self.deviations.values())))
         second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)
@@ -443,7 +452,7 @@ class SWAG(Drawable):
 
         Args:
             loader: Training data for batch statistics; see `draw`.
-            draws: Draws that exist already, in place of new ones: their batch statistics are computed once.
+            draws: Existing draws to use instead of new ones; their batch statistics are computed only once.
         """
         if draws is None:
             draws = self.draw(num_draws or DEFAULT_NUM_DRAWS, generator=generator, loader=loader)
@@ -456,7 +465,7 @@ class SWAG(Drawable):
         """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with the loader's batch statistics.
 
         Raises:
-            ValueError: If nothing was collected, or the network has BatchNorm and there is no loader.
+            ValueError: If no iterate was collected, or the network has BatchNorm and there is no loader.
         """
         self._check_collected(1)
         plain = copy.deepcopy(self.network)
@@ -473,7 +482,7 @@ class SWAG(Drawable):
         return plain
 
     def covariance_matrix(self) -> Tensor:
-        """The covariance as one dense matrix, [P, P], weights in the order of `mean`, row-major; for small networks."""
+        """The covariance as one dense matrix, [P, P], for small networks. Weights are in the order of `mean`, row-major."""
         self._check_collected()
         variance = torch.cat([value.flatten() for value in self.variance().values()])
         if not self.rank:
@@ -486,11 +495,11 @@ class SWAG(Drawable):
             raise ValueError(f"SWAG: {self.count} iterates collected; call fit, or collect(net) {least} times, first")
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """What was collected, by its name in files and weight."""
+        """The collected moments, by their name in files and by weight."""
         return {"mean": self.mean, "squares": self.squared_deviations, "deviations": self.deviations}
 
     def set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Inverse of `moments`, of a number of iterates."""
+        """Inverse of `moments`, for `count` iterates."""
         self.count, where = count, self._reference.device
         for kind, values in moments.items():
             attribute = "squared_deviations" if kind == "squares" else kind
@@ -499,7 +508,7 @@ class SWAG(Drawable):
     # -- storage ---------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data, and how many iterates were collected."""
+        """All arguments as plain data, and the number of collected iterates."""
         return {
             "likelihood": self.likelihood.config(),
             "rank": self.rank,
@@ -516,7 +525,7 @@ class SWAG(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The posterior over a copy of the network, with all that was collected."""
+        """The posterior over a copy of the network, with the collected moments."""
         swag = cls(net, config["likelihood"], config["rank"], scale=config["scale"], output=config["output"])
         swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
         swag.network.load_state_dict(below("network", state))
@@ -525,7 +534,7 @@ class SWAG(Drawable):
         return swag
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the network."""
+        """Fingerprint of the network."""
         return fingerprint(self.network)
 
     def __repr__(self) -> str:
@@ -533,13 +542,13 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The network whose iterates are collected, trained by its likelihood; the prior is in the optimizer's weight decay."""
+    """The network whose iterates are collected, trained by its likelihood. The optimizer's weight decay stands for the prior."""
 
     training_draws = 1
 
     def __init__(self, swag: SWAG, takes_weights: bool = True) -> None:
         self.swag, self.takes_weights = swag, takes_weights
-        self.first: tuple[Batch, Phase, float] | None = None  # of the first step, with its loss
+        self.first: tuple[Batch, Phase, float] | None = None  # the first step's batch and phase, and its loss
         self._module = nn.ModuleDict({"network": swag.network, "likelihood": swag.likelihood})
 
     @property
@@ -555,7 +564,8 @@ class _Iterating(Trainable):
     ) -> tuple[Tensor, Tensor]:
         if batch.weights is not None and not self.takes_weights:
             raise ValueError(
-                "SWAG: a batch has example weights, and a weight decay is per row, whatever rows stand for; give a prior instead"
+                "SWAG: a batch has example weights, but a weight decay ignores how many examples a row stands for; give a prior "
+                "instead"
             )
         args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
@@ -568,13 +578,16 @@ class _Iterating(Trainable):
         return data, torch.zeros_like(data)
 
     def rise(self, num_data: int, last: float) -> float:
-        """By how much the loss has risen, of an epoch and of the first batch, which may fit better than others: the lesser."""
+        """Rise of the loss on the first batch, or 0 if the loss of the epoch has not risen much above it.
+
+        Both must rise, because the first batch may have fitted better than the others from the start.
+        """
         if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
             return 0.0
         return self._first_loss(num_data) - self.first[2]
 
     def has_diverged(self) -> bool:
-        """Whether the loss of the first batch is not what it was: it is not finite, or has risen."""
+        """Whether the loss of the first batch has risen or is no longer finite."""
         if self.first is None:
             return False
         try:
@@ -583,7 +596,7 @@ class _Iterating(Trainable):
             return True
 
     def _first_loss(self, num_data: int) -> float:
-        """That of the first batch now; running statistics are left as they are."""
+        """Current loss of the first batch; running statistics stay unchanged."""
         assert self.first is not None
         (batch, phase, _), network = self.first, self.swag.network
         kept = {name: value.clone() for name, value in network.named_buffers()}
@@ -595,18 +608,18 @@ class _Iterating(Trainable):
 
 
 def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> Any:
-    """What a user's function makes of groups of parameters, or SGD."""
+    """The user's optimizer for the groups of parameters, or SGD."""
     found = groups(rate)
     return make(found) if make is not None else torch.optim.SGD([{**one, "momentum": momentum} for one in found], rate)
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
-    """Negative log-likelihood per example, by weights, from the data term of a batch."""
+    """Weighted negative log-likelihood per example, from the data term of a batch."""
     return -float(data.detach()) / num_data / (float(batch.counts.mean()) or 1.0)
 
 
 class _Collecting(Update):
-    """Iterates that are collected as the network trains."""
+    """Collects iterates while the network trains."""
 
     def __init__(self, swag: SWAG, collect_every: int | None, skip_epochs: int) -> None:
         self.swag, self.every, self.skip = swag, collect_every, skip_epochs
@@ -638,10 +651,12 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
     try:
         value = net.get_parameter(weight.name).detach()
     except AttributeError:
-        raise ValueError(f"SWAG: the network has no weight {weight.name}; collect the one it was made from") from None
+        raise ValueError(
+            f"SWAG: the network has no weight {weight.name}; collect the network that was given to SWAG"
+        ) from None
     if value.shape != weight.shape:
         shapes = f"{tuple(value.shape)}, not {tuple(weight.shape)}"
-        raise ValueError(f"SWAG: {weight.name} is {shapes}; collect the network it was made from")
+        raise ValueError(f"SWAG: {weight.name} is {shapes}; collect the network that was given to SWAG")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return as_float(value)

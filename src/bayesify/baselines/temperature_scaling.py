@@ -1,4 +1,4 @@
-"""Temperature scaling: one number, fitted to validation data, that makes predictions softer or sharper."""
+"""Temperature scaling: one number, fitted to validation data, makes predictions softer or sharper."""
 
 from __future__ import annotations
 
@@ -28,39 +28,40 @@ from bayesify.weights.catalog import catalog
 from bayesify.weights.module_state import below, fingerprint, prefixed, restore_module, tensors_of
 
 MIN_SCALE, MAX_SCALE = 1e-3, 1e3
-"""Between these the temperature, or the factor on the variance, is sought."""
+"""Range of the search for the temperature or for the factor on the variance."""
 NUM_GRID_POINTS, NUM_BISECTION_STEPS = 49, 60
-"""Of the grid between them, and of the bisection that follows."""
+"""Points of the grid over this range, and steps of the bisection that follows."""
 Judged = tuple[Predictive, Tensor, Tensor]
-"""A prediction in float64, the targets [B, ...], and how much each example counts, [B]."""
+"""A prediction in float64, the targets [B, ...], and the weights of the examples, [B]."""
 
 
 @register_predictor
 class TemperatureScaling(Predictor):
-    r"""A model whose logits are divided by one temperature, or whose noise is multiplied by one factor (Guo et al. 2017).
+    r"""A model with its logits divided by a temperature, or its noise variance multiplied by a factor (Guo et al. 2017).
 
     $$ p(y | x) = \frac1S \sum_s \operatorname{softmax}(f_s(x) / T)_y, \qquad
        p(y | x) = \frac1S \sum_s \mathcal{N}(y; \mu_s(x), c\, v_s(x)) $$
 
-    for classification (binary outputs too) and for regression. The number is that which maximizes the validation data's
-    log-likelihood, in which an example counts by its weight. For one draw, such as a plain network's, the first problem is convex
-    in 1/T and the most probable class stays what it was; the second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$,
-    a weighted mean. For several draws each
-    draw's logits are divided, which may move the mean of their probabilities across a tie, and c changes the noise but not
-    what the draws disagree about; both are then solved in one dimension, from the best point of a grid.
+    for classification (including binary outputs) and for regression. `fit` chooses the T or c that maximizes the weighted
+    log-likelihood of the validation data.
+
+    For one draw, such as a plain network's, the first problem is convex in 1/T and the most probable class does not change. The
+    second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of each
+    draw are divided, which can change the most probable class where two are nearly equal; c changes the noise but not the
+    disagreement of the draws. Both problems are then solved by a one-dimensional search from the best point of a grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
-        likelihood: p(y | outputs), for a plain network: an instance, a name or plain data.
-        output: Which of several outputs of a plain network the likelihood is about.
+        likelihood: p(y | outputs) of a plain network: an instance, a name or plain data.
+        output: Name or index of the output that the likelihood applies to, for a plain network with several.
 
     Attributes:
-        temperature: T; 1 before `fit` and for regression.
-        variance_scale: c; 1 before `fit` and for classification.
+        temperature: The temperature T; 1 before `fit` and for regression.
+        variance_scale: The factor c; 1 before `fit` and for classification.
 
     Raises:
-        TypeError: If the model neither is a module nor predicts.
-        ValueError: If a plain network comes without a likelihood.
+        TypeError: If the model is neither a module nor a predictor.
+        ValueError: If a plain network is given without a likelihood.
     """
 
     @checked
@@ -77,18 +78,16 @@ class TemperatureScaling(Predictor):
         if isinstance(model, Predictor):
             if likelihood is not None:
                 raise ValueError(
-                    f"TemperatureScaling: {type(model).__name__} has a likelihood of its own; leave it out"
+                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; leave out likelihood="
                 )
             self.likelihood, self.output = model.likelihood, model.output
             return
         if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"TemperatureScaling: model={shown(model)} does not predict; give a network, or something with .predict"
-            )
+            raise TypeError(f"TemperatureScaling: model={shown(model)} does not predict; give a network or a predictor")
         made = make_likelihood(likelihood)
         if made is None:
             raise ValueError(
-                "TemperatureScaling: a plain network needs a likelihood, such as likelihoods.Categorical()"
+                "TemperatureScaling: a plain network needs a likelihood; give one, such as likelihoods.Categorical()"
             )
         self.likelihood = copy.deepcopy(made).to(next(model.parameters()))
 
@@ -102,21 +101,21 @@ class TemperatureScaling(Predictor):
         read_batch: BatchReader | None = None,
         **options: Any,
     ) -> Self:
-        """Find the number that makes validation data most probable.
+        """Find the temperature, or the factor on the variance, that makes the validation data most probable.
 
         Args:
-            loader: Batches of validation data, which the model was not trained on, with example weights or without.
-            num_draws: Draws of the model's predictions, where it draws; its own default by default.
-            seed: Seed of the draws: the same functions for every batch.
-            read_batch: A function from what the loader yields to inputs and targets.
+            loader: Batches of validation data that the model was not trained on, with or without example weights.
+            num_draws: Number of draws in the model's predictions; by default the model's own.
+            seed: Seed of the draws, which are the same for every batch.
+            read_batch: Function from an item of the loader to inputs and targets.
             options: Further arguments of the model's `predict`.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
             ValueError: If the loader has no example of positive weight, or a log-likelihood is not finite.
-            TypeError: If the model's predictions are no mixture over draws.
+            TypeError: If the model's predictions are not a mixture over draws.
         """
         check_repeatable(loader)
         found: list[Judged] = []
@@ -128,11 +127,11 @@ class TemperatureScaling(Predictor):
                 continue
             generator = torch.Generator().manual_seed(seed)
             prediction = self._predict(data.x, num_draws, generator=generator, **options).materialize()
-            # In float64, in which one number is fitted to rounding.
+            # Float64 lets the search find the optimum to rounding error.
             found.append((prediction.with_outputs(prediction.outputs.double()), data.y, data.counts.to(data.y.device)))
         if not found:
             raise ValueError(
-                "TemperatureScaling: the loader yields no example of positive weight; give one over validation data"
+                "TemperatureScaling: the loader yields no example of positive weight; give a loader over validation data"
             )
         if isinstance(found[0][0], RegressionPredictive):
             self.variance_scale = self._best_variance_scale(found)
@@ -142,7 +141,7 @@ class TemperatureScaling(Predictor):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The model's."""
+        """Number of distinct draws of the model."""
         return self.model.num_distinct_draws if isinstance(self.model, Predictor) else 1
 
     @checked
@@ -158,15 +157,15 @@ class TemperatureScaling(Predictor):
         """The predictive distribution with scaled outputs or noise; see `Predictor.predict` for the other arguments.
 
         Args:
-            num_draws: S, where the model draws; its own default by default. A plain network has one draw whatever it says.
-            memory: Budget in bytes, or text such as `"1GiB"`; the model's own by default.
+            num_draws: Number of draws S; by default the model's own. A plain network always has one draw.
+            memory: Memory budget in bytes, or a string such as `"1GiB"`; by default the model's own.
             options: Further arguments of the model's `predict`, such as `split_batch`.
         """
         prediction = self._predict(x, num_draws, generator=generator, memory=memory, **options)
         return rescale(prediction, self.temperature, self.variance_scale)
 
     def _predict(self, x: Any, num_draws: int | None, **options: Any) -> Predictive:
-        """What the model predicts, a plain network as the one draw that it is."""
+        """The model's prediction; a plain network counts as one draw."""
         if isinstance(self.model, Predictor):
             return self.model.predict(x, num_draws, **options)
         return self._plain().predict(x, **options)
@@ -200,7 +199,7 @@ class TemperatureScaling(Predictor):
     # -- storage ---------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """The two numbers, and the model's choices."""
+        """Temperature, factor on the variance, and the model's configuration."""
         plain = not isinstance(self.model, Predictor)
         return {
             "temperature": self.temperature,
@@ -212,7 +211,7 @@ class TemperatureScaling(Predictor):
         }
 
     def state(self) -> dict[str, Tensor]:
-        """The model's, and the likelihood's of a plain network."""
+        """The model's tensors and, for a plain network, the likelihood's tensors."""
         if isinstance(self.model, Predictor):
             return prefixed(model=self.model.state())
         assert self.likelihood is not None
@@ -220,7 +219,7 @@ class TemperatureScaling(Predictor):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The model over a copy of the network, with its two numbers."""
+        """The model over a copy of the network, with its temperature and factor on the variance."""
         inner = below("model", state)
         if config["type"] == MODULE:
             scaled = cls(restore_module(net, inner), config["likelihood"], output=config["output"])
@@ -232,7 +231,7 @@ class TemperatureScaling(Predictor):
         return scaled
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the network."""
+        """Fingerprint of the network."""
         return self.model.fingerprint() if isinstance(self.model, Predictor) else fingerprint(self.model)
 
     def __repr__(self) -> str:
@@ -248,11 +247,11 @@ def rescale(
     """A prediction with each draw's logits divided by a temperature, or each draw's variance multiplied by a factor.
 
     Raises:
-        TypeError: If the prediction is no mixture over draws.
+        TypeError: If the prediction is not a mixture over draws.
     """
     if not prediction.is_mixture:
         raise TypeError(
-            f"TemperatureScaling: {type(prediction).__name__} is no mixture over draws of outputs; use a prediction by draws"
+            f"TemperatureScaling: {type(prediction).__name__} is not a mixture over draws of outputs; use a prediction by draws"
         )
     if isinstance(prediction, RegressionPredictive):
         return prediction.map_components(partial(prediction.family.scale_variance, variance_scale))
@@ -268,7 +267,7 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """exp of the number in [log MIN_SCALE, log MAX_SCALE] where a loss is least: a grid, then bisection on its derivative."""
+    """The scale between MIN_SCALE and MAX_SCALE whose log minimizes a loss, found by a grid, then bisection on the derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])
@@ -276,10 +275,14 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
         raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):
-        why = "every validation example is predicted right" if best == 0 else "the outputs say nothing of the targets"
+        why = (
+            "every validation example is predicted correctly"
+            if best == 0
+            else "the outputs carry no information about the targets"
+        )
         warnings.warn(
-            f"TemperatureScaling: {what} runs to its bound {math.exp(float(grid[best])):g}: {why}; use more validation data, "
-            "or look at the model",
+            f"TemperatureScaling: {what} reached its bound {math.exp(float(grid[best])):g}, because {why}; use more validation "
+            "data, or check the model",
             stacklevel=3,
         )
         return math.exp(float(grid[best]))

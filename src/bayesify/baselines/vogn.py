@@ -26,35 +26,35 @@ class VOGN(LayerwiseTrainer):
     $$ m \leftarrow m - \alpha\, \frac{u}{s + \delta/N + \gamma}, \qquad
        q(w) = \mathcal{N}\Big(m, \operatorname{diag}\frac{1}{N (s + \delta/N + \gamma)}\Big), $$
 
-    both averages freed of their start at 0 as in Adam. At a fixed point the mean is stationary for the bound, and each
-    weight's precision is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$): the squared gradients stand in for the
-    Gauss-Newton diagonal, to which they are equal in expectation where the noise is as the likelihood says. For linear
-    regression with noise variance v and residuals $r_i$ of the mean,
-    $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior's.
+    with Adam's bias correction of both averages. At a fixed point the mean is stationary for the bound, and each weight's
+    precision is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$). The squared gradients replace the Gauss-Newton diagonal;
+    the two are equal in expectation if the noise follows the likelihood. For linear regression with noise variance v and residuals
+    $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior
+    mean.
 
-    It is a trainer around a network with a `MeanField` posterior, used like an optimizer, so that what it trains is an
-    ordinary Bayesian network:
+    It is a trainer for a network with a `MeanField` posterior, used like an optimizer. The trained network is an ordinary Bayesian
+    network:
 
         bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
         baselines.VOGN(bnn, learning_rate=0.1).fit(loader, epochs=10)
         bnn.predict(x)
 
-    Squared gradients of single examples come from products of inputs and output gradients for linear, convolution and
-    embedding layers, and from one pass per example for others (attention, recurrent and tied weights, custom parameters),
-    which must not come with BatchNorm in training mode. Where BatchNorm couples the examples of a batch, an example's
-    gradient is that which flows through its own activations.
+    For linear, convolution and embedding layers, squared gradients of single examples are computed from products of inputs and
+    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they take one pass per example;
+    such weights cannot be combined with BatchNorm in training mode. Where BatchNorm couples the examples of a batch, an example's
+    gradient is the part that flows through its own activations.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
-        num_data: N; counted by `fit` by default.
-        learning_rate: $\alpha$; 1 would be a full Newton step.
-        momentum: $\beta_1$.
-        decay: $\beta_2$.
-        damping: $\gamma$, which makes steps shorter and the posterior narrower.
-        num_draws: Draws of the weights per step.
+        num_data: Number of examples N; by default `fit` counts them.
+        learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
+        momentum: Decay $\beta_1$ of the gradient's moving average.
+        decay: Decay $\beta_2$ of the curvature's moving average.
+        damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
+        num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL, which divides N.
-        point_learning_rate: Of Adam for everything that is not under the posterior.
+        kl_weight: Factor on the KL; N is divided by it.
+        point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.
@@ -64,7 +64,7 @@ class VOGN(LayerwiseTrainer):
     family = MeanField
 
     def check_posterior(self, part: Posterior) -> None:
-        """Refuses capped, unit-wise and pruned ones."""
+        """Refuse capped, unit-wise and pruned posteriors."""
         check_mean_field(type(self).__name__, part)
 
     def _mean_fields(self) -> list[MeanField]:
@@ -73,7 +73,7 @@ class VOGN(LayerwiseTrainer):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Mean over examples of squared gradients, times their weights, by weight name."""
+        """Weighted mean over examples of squared gradients, by weight name."""
         batch = len(seen.at_outputs)
         second_moments: dict[str, Tensor] = {}
         general = []
@@ -84,7 +84,7 @@ class VOGN(LayerwiseTrainer):
                 second_moments[name] = torch.zeros_like(as_float(value.detach()))
                 continue
             found = seen.at_layers.sum_of_squares(own, value.numel(), MAX_GRADIENT_BYTES)
-            if found is None:  # no rule, or a layer whose weights are used without calling it
+            if found is None:  # no rule, or the weights are used without calling the layer
                 general.append(name)
             else:
                 second_moments[name] = found.view(value.shape) / batch
@@ -98,14 +98,14 @@ class VOGN(LayerwiseTrainer):
         for module in self.bnn.network.modules():
             if isinstance(module, _BatchNorm) and module.training:
                 raise ValueError(
-                    f"VOGN: {name} needs the gradients of single examples, which BatchNorm in training mode does "
-                    "not have; leave it out of the posterior (a selector such as 'Linear'), or put BatchNorm into eval mode"
+                    f"VOGN: {name} needs gradients of single examples, but BatchNorm in training mode couples the examples; "
+                    "leave it out of the posterior (a selector such as 'Linear'), or put BatchNorm into eval mode"
                 )
 
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """The step of the class's formula."""
+        """The step in the formula of the class."""
         total, changed = self.effective_data, []
         for part in self._mean_fields():
             for name, mean in part.mean_value.items():

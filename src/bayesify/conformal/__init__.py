@@ -1,4 +1,4 @@
-"""Conformal prediction: intervals and sets that hold the truth as often as they say, over anything that predicts."""
+"""Conformal prediction: intervals and sets with guaranteed coverage, for any predictor."""
 
 from bayesify.conformal.cross import CrossIntervals
 from bayesify.conformal.intervals import Intervals

@@ -1,4 +1,4 @@
-"""Cross conformal prediction of numbers: every row is calibration and training at once."""
+"""Cross-conformal prediction of numbers: every row serves for both training and calibration."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 
 
 class CrossIntervals:
-    r"""CV+ intervals from models that each left out another part of the data (Barber et al. 2021).
+    r"""CV+ intervals from models that were each trained without one fold of the data (Barber et al. 2021).
 
     Model k, trained without fold k, scores the rows i of that fold, $s_i = |y_i - \mu_{-k}(x_i)| / \sigma_{-k}(x_i)$ (see
-    `Intervals` for the scores). For a new x the interval goes from the $\lfloor (n + 1) \alpha \rfloor$-th smallest of all
-    $\mu_{-k(i)}(x) - s_i \sigma_{-k(i)}(x)$ to the $\lceil (n + 1) (1 - \alpha) \rceil$-th smallest of the values with a plus,
-    $\alpha = 1 - \text{level}$. With one row in each fold this is the jackknife+.
+    `Intervals` for the scores). Let $\alpha = 1 - \text{level}$. For a new x, the lower end of the interval is the
+    $\lfloor (n + 1) \alpha \rfloor$-th smallest of all $\mu_{-k(i)}(x) - s_i \sigma_{-k(i)}(x)$. The upper end is the
+    $\lceil (n + 1) (1 - \alpha) \rceil$-th smallest of all $\mu_{-k(i)}(x) + s_i \sigma_{-k(i)}(x)$. With one row in each fold this
+    is the jackknife+.
 
-    **Guarantee.** For exchangeable rows, n of them in K folds of equal size, the interval holds a new target with a probability of
-    at least $1 - 2 \alpha - \min\bigl(\frac{2 (1 - 1/K)}{n/K + 1}, \frac{1 - K/n}{K + 1}\bigr)$ (their theorem 4), whatever the
-    models; $1 - 2\alpha$ for the jackknife+. In practice it is about the level, as no row is lost for calibration.
+    **Guarantee.** For n exchangeable rows in K folds of equal size, and for any models, the interval contains a new target with a
+    probability of at least $1 - 2 \alpha - \min\bigl(\frac{2 (1 - 1/K)}{n/K + 1}, \frac{1 - K/n}{K + 1}\bigr)$ (their theorem 4).
+    For the jackknife+ the bound is $1 - 2\alpha$. In practice the coverage is close to the level.
 
     Args:
-        score: `"absolute"`, `"scaled"` or `"quantiles"`.
+        score: Score of a row: `"absolute"`, `"scaled"` or `"quantiles"`; see `Intervals`.
     """
 
     @checked
@@ -37,17 +38,17 @@ class CrossIntervals:
 
     @checked
     def fit(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Self:
-        """Take in what each model says of the rows that it left out.
+        """Calibrate with each model's predictions of the rows that it was not trained on.
 
         Args:
-            predictions: One for each model: what `predict` returns, or two arrays as for `Intervals`.
-            targets: Those rows' targets, for each model.
+            predictions: One prediction per model: the result of `predict`, or two arrays as for `Intervals`.
+            targets: For each model, the targets of the predicted rows.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
-            ValueError: If there are fewer than two, or they do not fit.
+            ValueError: If there are fewer than two models, or the targets do not fit the predictions.
         """
         if len(predictions) != len(targets) or len(predictions) < 2:
             raise ValueError(
@@ -63,16 +64,17 @@ class CrossIntervals:
         """Lower and upper ends for new rows, [B, O] each.
 
         Args:
-            predictions: What each model says of the new rows, in the order of `fit`.
-            level: Strictly between 0 and 1.
+            predictions: Each model's prediction of the new rows, in the order of `fit`.
+            level: Coverage level, strictly between 0 and 1.
 
         Raises:
-            ValueError: If nothing was fitted, the models are not as many, or the level is not strictly between 0 and 1.
+            ValueError: If `fit` was not called, the number of models differs from that in `fit`, or the level is not strictly
+                between 0 and 1.
         """
         if len(predictions) != len(self._folds):
             raise ValueError(
                 f"conformal.CrossIntervals: {len(predictions)} predictions for {len(self._folds)} models; call fit first, and "
-                "give what each of its models says"
+                "give one prediction of each of its models"
             )
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]
@@ -88,7 +90,7 @@ class CrossIntervals:
         return torch.cat(low), torch.cat(high)
 
     def _ends(self, scores: list[Tensor], new: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
-        """The ends for some new rows: from values over all calibration rows, [n, B, O]."""
+        """The ends for a chunk of new rows, from the values [n, B, O] over all calibration rows."""
         low, high = [], []
         for score, (a, b) in zip(scores, new, strict=True):
             q = score.unsqueeze(1)  # [n_k, 1, O]

@@ -14,33 +14,35 @@ from bayesify.conformal.thresholds import Rule, as_targets, listed
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 IntervalScore = Literal["absolute", "scaled", "quantiles", "centrality"]
-"""How wrong a prediction of a number was; see `Intervals`."""
+"""Score of a calibration row: how wrong its prediction was; see `Intervals`."""
 Known = RegressionPredictive | tuple[Tensor, Tensor]
-"""What `predict` returns, or two tensors [n, O]: means and deviations, or lower and upper ends."""
+"""The result of `predict`, or two tensors [n, O]: means and standard deviations, or lower and upper ends."""
 
 
 class Intervals(Rule):
-    r"""Intervals that hold the truth with the probability they say, whatever the model (split conformal prediction).
+    r"""Intervals with guaranteed coverage for any model (split conformal prediction).
 
-    From n calibration rows that the model has not seen, each gets a score s; q is their `threshold` for the level.
+    Each of n calibration rows that the model has not seen gets a score s. The `threshold` of these scores for the level is q.
 
     | score | s | interval |
     |---|---|---|
     | `absolute` | $\lvert y - \mu \rvert$ | $\mu \pm q$: one width for all rows (Papadopoulos et al. 2002) |
     | `scaled` | $\lvert y - \mu \rvert / \sigma$ | $\mu \pm q \sigma$ (Lei et al. 2018) |
-    | `quantiles` | $\max(l - y, y - u)$, l and u the predictive's own ends | $[l - q, u + q]$ (Romano et al. 2019, CQR) |
-    | `centrality` | level of the smallest central interval with y | the predictive's own of level q (Chernozhukov et al. 2021) |
+    | `quantiles` | $\max(l - y, y - u)$, with l and u the predictive's ends | $[l - q, u + q]$ (Romano et al. 2019, CQR) |
+    | `centrality` | level of the smallest central interval with y | the predictive's of level q (Chernozhukov et al. 2021) |
 
-    **Guarantee.** If the n rows and a new one are exchangeable, the new row's interval holds its target with a probability of at
-    least the level, and of at most level + 1 / (n + 1) where scores have no ties: on average over calibration sets and new
-    rows, not for each row; with `groups` within each group (Vovk et al. 2003, Mondrian), n then the group's rows. Given one
-    calibration set, coverage varies around the level with a deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
-    Where there are too few rows for a level, the interval is the whole line. `centrality` keeps what the predictive
-    knows: intervals of positive or whole numbers stay positive or whole; a model so wrong that targets lie beyond its last digit
-    of probability has the whole line, and is better served by `scaled`. Several outputs are calibrated one by one.
+    **Guarantee.** If the n calibration rows and a new row are exchangeable, the new row's interval contains its target with a
+    probability of at least the level. If scores have no ties, the probability is at most level + 1 / (n + 1). Both bounds hold on
+    average over calibration sets and new rows, not for each row. With `groups`, they hold within each group, with n the number of
+    the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the level with a standard
+    deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
+
+    With too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support: intervals of
+    positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that the centrality of
+    targets rounds to 1, `centrality` gives the whole line; use `scaled` then. Each output is calibrated separately.
 
     Args:
-        score: See above.
+        score: Score of a calibration row; see the table.
     """
 
     @checked
@@ -49,20 +51,20 @@ class Intervals(Rule):
 
     @checked
     def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
-        """Take in calibration rows.
+        """Calibrate on rows that the model was not trained on.
 
         Args:
-            prediction: What `predict` says of them; or arrays: means and deviations, or lower and upper ends for `quantiles` (of
-                the level that will be asked for).
-            y: Their targets.
-            groups: One value per row.
+            prediction: The result of `predict` for the calibration rows, or two arrays: means and standard deviations, or, for
+                `quantiles`, lower and upper ends of the level that `interval` will be called with.
+            y: Targets of the calibration rows.
+            groups: Group of each row, for coverage within each group.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
-            ValueError: If targets or groups do not fit.
-            TypeError: If the prediction is none of numbers, or has not what the score needs.
+            ValueError: If the targets or groups do not fit the prediction.
+            TypeError: If the prediction is not one of numbers, or lacks a quantity that the score needs.
         """
         known, targets = as_calibration(prediction, y, self.score)
         by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
@@ -77,12 +79,12 @@ class Intervals(Rule):
         """Lower and upper ends for new rows, [B, O] each.
 
         Args:
-            prediction: As for `fit`.
-            level: Strictly between 0 and 1.
-            groups: One value per row, where `fit` had them.
+            prediction: Prediction of the new rows, in the form that `fit` takes.
+            level: Coverage level, strictly between 0 and 1.
+            groups: Group of each row, if `fit` was given groups.
 
         Raises:
-            ValueError: If nothing was fitted, the level is not strictly between 0 and 1, or groups do not fit.
+            ValueError: If `fit` was not called, the level is not strictly between 0 and 1, or the groups do not fit.
         """
         new = as_prediction(prediction, self.score)
         rows = len(new) if isinstance(new, RegressionPredictive) else len(new[0])
@@ -96,7 +98,7 @@ class Intervals(Rule):
 
 
 def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Known, Tensor]:
-    """What was said of calibration rows, and their targets, [n, O]."""
+    """Prediction of the calibration rows, and their targets [n, O]."""
     known = as_prediction(prediction, score)
     center = known.mean if isinstance(known, RegressionPredictive) else known[0]
     return known, match_targets(as_targets(y).to(center), center)
@@ -107,18 +109,18 @@ def as_prediction(prediction: Any, score: str) -> Known:
     if isinstance(prediction, RegressionPredictive):
         return prediction
     if not isinstance(prediction, tuple) or len(prediction) != 2 or score == "centrality":
-        wanted = "what predict(x) returns" + ("" if score == "centrality" else ", or a tuple of two arrays")
-        raise TypeError(f"conformal: {type(prediction).__name__} is no prediction of numbers; give {wanted}")
+        wanted = "the result of predict(x)" + ("" if score == "centrality" else ", or a tuple of two arrays")
+        raise TypeError(f"conformal: {type(prediction).__name__} is not a prediction of numbers; give {wanted}")
     first, second = (torch.as_tensor(part) for part in prediction)
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ValueError(
-            f"conformal: arrays of shapes {tuple(first.shape)} and {tuple(second.shape)}; give two of the same, [n] or [n, O]"
+            f"conformal: arrays of shapes {tuple(first.shape)} and {tuple(second.shape)}; give two of the same shape, [n] or [n, O]"
         )
     return (first, second) if first.ndim == 2 else (first.unsqueeze(1), second.unsqueeze(1))
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and widths that scores count in, or the ends of the predictive's own intervals, [n, O] each."""
+    """Means and the unit of the scores, or the ends of the predictive's own intervals, [n, O] each."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second
@@ -136,9 +138,9 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictive's own central intervals, of the level q of each row and output; the whole line where q is 1 or more."""
+    """The predictive's own central intervals of level q, with one q per row and output; the whole line where q is 1 or more."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
-    # At the level itself the interval ends below an atom whose centrality is the level; one of a slightly higher level holds it.
+    # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)
     for level in q.unique().tolist():
         if level > 1 - 2 * margin:  # beyond what a distribution function resolves

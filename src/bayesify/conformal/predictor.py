@@ -18,22 +18,22 @@ from bayesify.storage.serializers import STORED, register_predictor, stored_name
 from bayesify.weights.module_state import below, prefixed
 
 RULES: dict[str, type[Intervals] | type[Sets]] = {"Intervals": Intervals, "Sets": Sets}
-"""By their names in files."""
+"""Rules by their names in files."""
 
 
 @register_predictor
 class Conformal(Predictor):
     """A predictor whose intervals, or sets of classes, are calibrated on rows that it was not trained on.
 
-    See `Intervals` and `Sets` for what is promised. What `predict` returns stays as it is. A file holds the model and the scores of
-    the calibration rows, not the rows.
+    See `Intervals` and `Sets` for their guarantees. The result of `predict` does not change. A saved file contains the model and
+    the scores of the calibration rows, not the rows themselves.
 
     Args:
-        model: Anything that predicts.
-        rule: How; `Intervals()` for numbers and `Sets()` for classes by default.
+        model: Any predictor.
+        rule: Calibration rule; by default `Intervals()` for numbers and `Sets()` for classes.
 
     Raises:
-        TypeError: If the model does not predict.
+        TypeError: If the model is not a predictor.
     """
 
     @checked
@@ -46,16 +46,16 @@ class Conformal(Predictor):
 
     @checked
     def fit(self, x: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any) -> Self:
-        """Calibrate.
+        """Calibrate on rows that the model was not trained on.
 
         Args:
-            x: Inputs of calibration rows, which the model was not trained on.
-            y: Their targets.
-            groups: One value per row.
-            options: Of the model's `predict`.
+            x: Inputs of the calibration rows.
+            y: Targets of the calibration rows.
+            groups: Group of each row, for coverage within each group.
+            options: Options of the model's `predict`.
 
         Returns:
-            Itself.
+            This object.
         """
         if self.rule is None:
             task = self.model.likelihood.task if self.model.likelihood is not None else "regression"
@@ -65,7 +65,7 @@ class Conformal(Predictor):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The model's."""
+        """Number of distinct draws of the model."""
         return self.model.num_distinct_draws
 
     def predict(
@@ -87,11 +87,11 @@ class Conformal(Predictor):
         """Lower and upper ends, [B, O] each; see `Intervals.interval`.
 
         Raises:
-            TypeError: If the model predicts classes, or nothing was fitted.
+            TypeError: If the model predicts classes, or `fit` was not called.
         """
         if not isinstance(self.rule, Intervals):
             raise TypeError(
-                "conformal.Conformal: no calibrated intervals; call fit(x, y) of a regression first, or sets(x)"
+                "conformal.Conformal: no calibrated intervals; call fit(x, y) with a regression model first, or call sets(x)"
             )
         return self.rule.interval(self.predict(x, **options), level, groups=groups)
 
@@ -99,32 +99,32 @@ class Conformal(Predictor):
     def sets(
         self, x: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Which classes are in, truth values [B, C]; see `Sets.sets`.
+        """Whether each class is in the set of each row, booleans [B, C]; see `Sets.sets`.
 
         Raises:
-            TypeError: If the model predicts numbers, or nothing was fitted.
+            TypeError: If the model predicts numbers, or `fit` was not called.
         """
         if not isinstance(self.rule, Sets):
             raise TypeError(
-                "conformal.Conformal: no calibrated sets; call fit(x, y) of a classification first, or interval(x)"
+                "conformal.Conformal: no calibrated sets; call fit(x, y) with a classification model first, or call interval(x)"
             )
         return self.rule.sets(self.predict(x, **options), level, groups=groups)
 
     # -- storage ---------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """The rule with the groups of its calibration rows, and the model's choices."""
+        """The rule with the groups of its calibration rows, and the model's configuration."""
         rule = self.rule
         if rule is not None and callable(rule.scores):
             raise ValueError(
-                "conformal.Intervals('quantiles'): scores of every level come from the predictions of the calibration rows, "
-                "which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
+                "conformal.Intervals('quantiles'): the scores of each level are computed from the predictions of the calibration "
+                "rows, which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
             )
         kept = rule and {"name": type(rule).__name__, "options": rule.config(), "groups": rule.groups}
         return {"rule": kept, "type": stored_name(self.model), "model": self.model.config()}
 
     def state(self) -> dict[str, Tensor]:
-        """The model's, and the scores of the calibration rows."""
+        """The model's tensors, and the scores of the calibration rows."""
         scores = self.rule.scores if self.rule is not None else None
         return prefixed(model=self.model.state()) | ({"scores": scores} if isinstance(scores, Tensor) else {})
 
@@ -139,5 +139,5 @@ class Conformal(Predictor):
         return cls(model, rule)
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the model's network."""
+        """Fingerprint of the model's network."""
         return self.model.fingerprint()

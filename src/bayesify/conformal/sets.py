@@ -14,38 +14,41 @@ from bayesify.conformal.thresholds import Rule, as_targets, listed, rank_of
 from bayesify.predictive.classification import ClassificationPredictive
 
 SetScore = Literal["probability", "adaptive"]
-"""How wrong a prediction of a class was; see `Sets`."""
+"""Score of a class: how wrong the prediction is if this class is the label; see `Sets`."""
 NUM_TURNS, MIN_PROBABILITY = 4096.0, 1e-30
-"""Constants of `row_numbers`: how often the number goes around as log-probabilities change by 1, and where they end."""
+"""Constants of `row_numbers`: how often the number wraps around as log-probabilities change by 1, and the smallest probability."""
 
 
 class Sets(Rule):
-    r"""Sets of classes that hold the truth with the probability they say, whatever the model (split conformal prediction).
+    r"""Sets of classes with guaranteed coverage for any model (split conformal prediction).
 
-    Each class c of a row has a score; a set holds the classes whose score is at most the `threshold` of the calibration rows'
-    labels' scores.
+    Each class c of a row has a score. The `threshold` comes from the scores of the calibration rows' labels. A set contains the
+    classes whose score is at most the threshold.
 
     - `probability`: $1 - p_c$, the smallest sets on average (Sadinle et al. 2019).
     - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with $r_c$ the class's rank from 1 and u uniform
-      between 0 and 1: larger sets for harder rows (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
-      Without `randomized` u = 1, and coverage is above the level.
+      between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
+      Without `randomized`, u = 1 and coverage is above the level.
 
     The number u of a row is a function of the seed and of the row's probabilities, the same for calibration rows and new rows; see
-    `row_numbers`. So a row has the same set in any batch, in any thread and at any time.
+    `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
-    **Guarantee.** As for `Intervals`: at least the level on average over exchangeable calibration and new rows, at most level +
-    1 / (n + 1) where scores have no ties (`adaptive` randomized) and `empty` is allowed; with `groups` within each group. Groups
-    by label are no groups, as a new row's is not known. Too few rows for a level make sets of all classes. The lower bound holds
-    for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities have the same u,
-    and so the same set: where many rows are alike, as with a constant classifier, scores have ties and coverage lies above the
-    level. It then varies with the seed and the calibration rows, never below the level on average over calibration rows.
+    **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. It is at most
+    level + 1 / (n + 1) if scores have no ties (`adaptive` randomized) and `empty` is allowed. With `groups`, both bounds hold
+    within each group. Labels cannot be groups, because a new row's label is unknown. With too few rows for a level, sets contain
+    all classes.
+
+    The lower bound holds for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities
+    have the same u and the same set. If many rows are alike, as with a constant classifier, scores have ties and coverage lies
+    above the level. Coverage then varies with the seed and the calibration rows. Averaged over calibration rows, it is never below
+    the level.
 
     Args:
-        score: See above.
-        regularization: $\lambda$.
-        free: k, ranks that are not penalized.
+        score: Score of a class; see the list.
+        regularization: Weight $\lambda$ of the rank penalty.
+        free: Number k of ranks without penalty.
         randomized: Whether u is random.
-        empty: Whether a set may be empty; otherwise the most probable class is always in.
+        empty: Whether a set may be empty. Otherwise every set contains the most probable class.
         seed: Seed of u.
     """
 
@@ -65,25 +68,25 @@ class Sets(Rule):
 
     @checked
     def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
-        """Take in calibration rows.
+        """Calibrate on rows that the model was not trained on.
 
         Args:
-            prediction: What `predict` says of them, or probabilities [n, C].
-            y: Their labels, [n].
-            groups: One value per row.
+            prediction: The result of `predict` for the calibration rows, or probabilities [n, C].
+            y: Labels of the calibration rows, [n].
+            groups: Group of each row, for coverage within each group.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
-            ValueError: If labels or groups do not fit.
-            TypeError: If the prediction is none of classes.
+            ValueError: If the labels or groups do not fit the prediction.
+            TypeError: If the prediction is not one of classes.
         """
         probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
             raise ValueError(
                 f"conformal.Sets: labels of shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
-                "one label per row, from 0 on"
+                "one label per row, starting at 0"
             )
         scores = self._scores(probs)
         chosen = scores.gather(1, labels.long().to(scores.device).unsqueeze(1)).squeeze(1)
@@ -92,15 +95,15 @@ class Sets(Rule):
 
     @checked
     def sets(self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None) -> Tensor:
-        """Which classes are in the set of each new row: truth values [B, C].
+        """Whether each class is in the set of each new row: booleans [B, C].
 
         Args:
-            prediction: As for `fit`.
-            level: Strictly between 0 and 1.
-            groups: One value per row, where `fit` had them.
+            prediction: Prediction of the new rows, in the form that `fit` takes.
+            level: Coverage level, strictly between 0 and 1.
+            groups: Group of each row, if `fit` was given groups.
 
         Raises:
-            ValueError: If nothing was fitted, the level is not strictly between 0 and 1, or groups do not fit.
+            ValueError: If `fit` was not called, the level is not strictly between 0 and 1, or the groups do not fit.
         """
         probs = class_probs(prediction)
         q = self.thresholds(level, listed(groups, len(probs)))
@@ -110,7 +113,7 @@ class Sets(Rule):
         return found
 
     def _scores(self, probs: Tensor) -> Tensor:
-        """Of every class of every row, [n, C]."""
+        """Scores of every class of every row, [n, C]."""
         if self.score == "probability":
             return 1 - probs
         ranked, order = probs.sort(dim=1, descending=True, stable=True)
@@ -125,12 +128,12 @@ class Sets(Rule):
 def row_numbers(probs: Tensor, seed: int) -> Tensor:
     r"""A number between 0 and 1 for each row, from the seed and the row's probabilities: [n].
 
-    The fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$ with weights $a_c$ between -1 and 1 drawn by the seed.
-    Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would do as well but for rounding:
-    the same row gets probabilities that differ by 1e-7 in batches of different sizes, and this number then moves by 1e-3 at most.
+    The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn by
+    the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive rounding: in
+    batches of different sizes, the probabilities of the same row differ by 1e-7. This number then moves by at most 1e-3.
 
     Args:
-        probs: [n, C].
+        probs: Probabilities, [n, C].
         seed: Seed of the weights.
     """
     count = probs.shape[1]
@@ -140,11 +143,11 @@ def row_numbers(probs: Tensor, seed: int) -> Tensor:
 
 
 def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
-    """Probabilities [n, C] in float64, of a prediction or an array.
+    """Class probabilities [n, C] in float64, from a prediction or an array.
 
     Raises:
-        TypeError: If it is neither, or its rows have several labels.
-        ValueError: If an array holds no probabilities.
+        TypeError: If `prediction` is neither a prediction of classes nor an array, or a row has several labels.
+        ValueError: If the values of an array are not probabilities.
     """
     if isinstance(prediction, ClassificationPredictive):
         probs = prediction.class_probs.double()
@@ -156,7 +159,7 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
             )
     else:
         raise TypeError(
-            f"conformal.Sets: {type(prediction).__name__} is no prediction of classes; give what predict(x) returns"
+            f"conformal.Sets: {type(prediction).__name__} is not a prediction of classes; give the result of predict(x)"
         )
     if probs.ndim == 3 and probs.shape[1] == 1:
         probs = probs.squeeze(1)
@@ -169,14 +172,14 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
 
 @checked
 def credible_sets(probs: Tensor, level: float) -> Tensor:
-    """The fewest classes whose probabilities add up to a level, as the model itself has it: truth values [n, C].
+    """The model's own, uncalibrated sets: the fewest classes whose probabilities add up to the level, as booleans [n, C].
 
     Args:
-        probs: [n, C].
-        level: Strictly between 0 and 1.
+        probs: Probabilities, [n, C].
+        level: Probability of a set, strictly between 0 and 1.
 
     Raises:
-        ValueError: If they are no probabilities, or the level is not strictly between 0 and 1.
+        ValueError: If `probs` are not probabilities, or the level is not strictly between 0 and 1.
     """
     rank_of(level, 1)
     probs = class_probs(probs, "probs")

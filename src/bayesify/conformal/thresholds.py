@@ -1,4 +1,4 @@
-"""The one step that all of conformal prediction shares: a quantile of scores that counts the new row."""
+"""The step that all conformal methods share: a quantile of the calibration scores, corrected for the new row."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""The score that a new row stays at or below with a probability of at least `level`: [...] from scores [n, ...].
+    r"""Threshold that the score of a new row does not exceed with a probability of at least `level`: [...] from scores [n, ...].
 
-    The $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, infinite if there are fewer: a level needs n
-    of at least level / (1 - level), 9 rows for 0.9 and 19 for 0.95. If the n rows and the new one are exchangeable (the model has
-    seen none of them, and they come in no order that matters), the new score is at most the threshold with a probability of at
-    least `level`, and at most level + 1 / (n + 1) where scores have no ties (Vovk et al. 2005).
+    The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
+    fewer. A level therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n rows and the new
+    row are exchangeable: the model has seen none of them, and their order carries no information. Then the new score is at most the
+    threshold with a probability of at least `level`, and of at most level + 1 / (n + 1) if scores have no ties (Vovk et al. 2005).
 
     Args:
-        scores: Of the calibration rows, large where the model was wrong.
-        level: Strictly between 0 and 1.
+        scores: Scores of the calibration rows; a larger score means a worse prediction.
+        level: Coverage level, strictly between 0 and 1.
 
     Raises:
-        ValueError: If there is no score, one is NaN, or the level is not strictly between 0 and 1.
+        ValueError: If there is no score, a score is NaN, or the level is not strictly between 0 and 1.
     """
     rank = rank_of(level, len(scores))
     if bool(torch.isnan(scores).any()):
-        raise ValueError("conformal.threshold: scores hold NaN; give those of predictions and targets that are finite")
+        raise ValueError("conformal.threshold: scores contain NaN; give scores of finite predictions and targets")
     if rank > len(scores):
         return torch.full_like(scores[0], math.inf)
     return scores.sort(0).values[rank - 1]
@@ -39,12 +39,12 @@ def threshold(scores: Tensor, level: float) -> Tensor:
 
 @checked
 def enough_rows(rows: Count, level: float) -> bool:
-    """Whether a number of calibration rows gives a finite threshold for a level."""
+    """Whether this number of calibration rows gives a finite threshold for the level."""
     return rank_of(level, rows) <= rows
 
 
 def rank_of(level: float, rows: int) -> int:
-    """Which of the scores of some rows, counted from 1, is the threshold."""
+    """Rank, starting at 1, of the threshold among the scores of the calibration rows."""
     if not 0 < level < 1:
         raise ValueError(f"conformal: level={level}; give a probability strictly between 0 and 1")
     if rows < 1:
@@ -53,28 +53,28 @@ def rank_of(level: float, rows: int) -> int:
 
 
 class Rule:
-    """What calibrates predictions by the scores of calibration rows: `Intervals` or `Sets`.
+    """Base of `Intervals` and `Sets`: calibrates predictions by the scores of calibration rows.
 
     Attributes:
-        scores: Of the calibration rows, [n, ...], or a function of `level` that gives them; `None` before `fit`.
-        groups: Of the calibration rows, where there are some.
+        scores: Scores of the calibration rows, [n, ...], or a function of `level` that returns them; `None` before `fit`.
+        groups: Groups of the calibration rows, if any.
     """
 
     scores: Tensor | Callable[..., Tensor] | None = None
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """The threshold of each new row by the calibration rows of its group: [m, ...]; without groups one for all, [1, ...].
+        """Threshold of each new row, from the calibration rows of its group: [m, ...]; without groups one for all rows, [1, ...].
 
         Raises:
-            ValueError: If nothing was fitted, groups are given on one side only, or a new group has no calibration row.
+            ValueError: If `fit` was not called, groups are given on one side only, or a group of a new row has no calibration row.
         """
         if self.scores is None:
             raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
         if (self.groups is None) != (new is None):
             raise ValueError(
-                "conformal: groups are given on one side only; give them to fit and to what asks for intervals or sets"
+                "conformal: groups are given on one side only; give them both to fit and to interval or sets"
             )
         if self.groups is None or new is None:
             return threshold(scores, level).unsqueeze(0)
@@ -89,7 +89,7 @@ class Rule:
         return torch.stack([found[group] for group in new])
 
     def config(self) -> dict[str, Any]:
-        """Its arguments as plain data."""
+        """Arguments of the rule as plain data."""
         arguments = inspect.signature(type(self).__init__).parameters
         return {key: getattr(self, key) for key in arguments if key != "self"}
 
@@ -98,7 +98,7 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
     """Groups as a list with one entry per row.
 
     Raises:
-        ValueError: If there are more or fewer.
+        ValueError: If the number of groups differs from the number of rows, or a group is NaN.
     """
     if groups is None:
         return None
@@ -106,7 +106,7 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
         raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one per row")
     if any(value != value for value in plain):
-        raise ValueError("conformal: groups hold NaN; give every row a group, or leave such rows out")
+        raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without one")
     return plain
 
 
@@ -114,7 +114,7 @@ def as_targets(y: Any) -> Tensor:
     """Targets as a tensor.
 
     Raises:
-        TypeError: If they are no numbers.
+        TypeError: If the targets are not numbers.
     """
     try:
         return torch.as_tensor(y)

@@ -1,4 +1,4 @@
-"""How good a prediction is: scores, calibration, ranking by uncertainty, rejection."""
+"""Metrics of a prediction: scores, calibration, ranking by uncertainty, rejection."""
 
 from bayesify.metrics.calibration import CalibrationCurve, ReliabilityDiagram, calibration_curve, reliability
 from bayesify.metrics.ranking import ood

@@ -1,4 +1,4 @@
-"""Calibration: do stated probabilities agree with frequencies."""
+"""Calibration: whether predicted probabilities agree with observed frequencies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bayesify.predictive.regression import RegressionPredictive
 
 @dataclass(frozen=True)
 class ReliabilityDiagram:
-    """What a reliability diagram draws: accuracy against confidence in bins of equal width.
+    """Data of a reliability diagram: accuracy against confidence in bins of equal width.
 
     Args:
-        edges: Ends of the bins, [K + 1]; a bin holds its lower end, the last one both.
-        confidence: Mean confidence in each bin, [K]; NaN where it is empty.
-        accuracy: Share of right labels in each bin, [K]; NaN where it is empty.
-        count: Predictions in each bin, [K].
+        edges: Edges of the bins, [K + 1]. A bin includes its lower edge; the last bin includes both.
+        confidence: Mean confidence in each bin, [K]; NaN if the bin is empty.
+        accuracy: Share of correct predictions in each bin, [K]; NaN if the bin is empty.
+        count: Number of predictions in each bin, [K].
     """
 
     edges: Tensor
@@ -44,12 +44,12 @@ def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count
     Several labels per example count as several predictions.
 
     Args:
-        predictive: A classification.
+        predictive: A prediction of classes.
         y: Labels.
-        num_bins: K.
+        num_bins: Number of bins K.
 
     Raises:
-        ValueError: If `num_bins` is below 1, or labels do not fit.
+        ValueError: If `num_bins` is below 1, or the labels do not fit the prediction.
     """
     labels = match_labels(predictive, y)
     confidence = predictive.confidence.flatten().double()
@@ -67,11 +67,12 @@ def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count
 
 @dataclass(frozen=True)
 class CalibrationCurve:
-    """Coverage of central intervals, expected against observed.
+    """Expected and observed coverage of central intervals.
 
     Args:
         expected: Levels of the intervals, [K].
-        observed: Share of targets inside them, [K]; above `expected` the prediction is too wide, below it too narrow.
+        observed: Share of targets inside the intervals, [K]. Where it is above `expected`, the intervals are too wide; where it is
+            below, they are too narrow.
     """
 
     expected: Tensor
@@ -89,17 +90,17 @@ def calibration_curve(
 ) -> CalibrationCurve:
     r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
 
-    A target lies in the central interval of level $\alpha$ if its `centrality` is at most $\alpha$; outputs of one example count
-    apart. Where predictions have atoms (counts, floors), intervals hold more than their level, and the curve of a calibrated
-    prediction lies on or above the diagonal.
+    A target lies in the central interval of level $\alpha$ if its `centrality` is at most $\alpha$. Each output of an example
+    counts separately. If predictions have atoms (counts, floors), an interval contains more than its level, and the curve of a
+    calibrated prediction lies on or above the diagonal.
 
     Args:
-        predictive: A regression.
+        predictive: A prediction of numbers.
         y: Targets.
         levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 by default.
 
     Raises:
-        ValueError: If there is no level or one is not strictly between 0 and 1, or targets do not fit.
+        ValueError: If there is no level, a level is not strictly between 0 and 1, or the targets do not fit the prediction.
     """
     chosen = [step / 20 for step in range(1, 20)] if levels is None else [float(level) for level in levels]
     if not chosen:

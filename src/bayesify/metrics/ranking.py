@@ -1,4 +1,4 @@
-"""Ranking examples by uncertainty: does the model know what it has not seen."""
+"""Ranking of examples by uncertainty, to detect out-of-distribution examples."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bayesify.predictive.regression import RegressionPredictive
 
 
 def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
-    r"""One number per example for each measure of uncertainty, more is less certain: [B] each.
+    r"""Measures of uncertainty by name, one number per example, [B] each; a larger number is less certain.
 
-    Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`;
-    with several labels or positions per example each is summed over them. Regression: `epistemic` and `variance`,
-    summed over outputs. What is below the rounding error of its terms counts as 0, so that a single
-    function is equally certain everywhere by `mutual_information` and `epistemic`.
+    Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`.
+    Each is summed over the labels or positions of an example. Regression: `epistemic` and `variance`, summed over outputs.
+    Values of `mutual_information` and `epistemic` below their rounding error count as 0, so that a single function is equally
+    certain everywhere.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If `predictive` is neither a classification nor a regression.
     """
     if isinstance(predictive, ClassificationPredictive):
         eps = torch.finfo(predictive.class_probs.dtype).eps
@@ -41,17 +41,18 @@ def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
             "variance": predictive.variance,
         }
     else:
-        raise TypeError(f"metrics: {type(predictive).__name__} is no prediction; pass what predict(x) returns")
+        raise TypeError(f"metrics: {type(predictive).__name__} is not a prediction; pass the result of predict(x)")
     return {name: value.flatten(1).sum(1) if value.ndim > 1 else value for name, value in measures.items()}
 
 
 @checked
 def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
-    """How well uncertainty tells examples like the training data from others; exact but for the last rounding.
+    """How well uncertainty separates out-of-distribution examples from examples of the training distribution.
 
-    Examples outside are the positive class and uncertainty is the score. AUROC is the probability that a random example
-    outside is less certain than a random one inside (ties count half): 0.5 is chance, 1 is perfect. AUPR is the
-    average precision; chance is the share of examples outside.
+    The out-of-distribution examples are the positive class, and the uncertainty is the score. AUROC is the probability that a
+    random out-of-distribution example is less certain than a random example of the training distribution (ties count half): 0.5
+    is chance, 1 is perfect. AUPR is the average precision; its chance level is the share of out-of-distribution examples. Both
+    are exact up to the final rounding.
 
     Args:
         inside: Prediction of examples from the training distribution.
@@ -59,14 +60,16 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
     Returns:
         `auroc_*` and `aupr_*` for `max_probability`, `entropy` and `mutual_information` of a classification, or for
-        `epistemic` and `variance` (the total one) of a regression.
+        `epistemic` and `variance` (the total variance) of a regression.
 
     Raises:
-        ValueError: If one is a regression and the other is not, one is empty, or an uncertainty is not finite.
+        ValueError: If only one of the two is a regression, one is empty, or an uncertainty is not finite.
     """
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
     if scores_inside.keys() != scores_outside.keys():
-        raise ValueError("ood: one prediction is a regression and the other a classification; give two of a kind")
+        raise ValueError(
+            "ood: one prediction is a regression and the other a classification; give two predictions of the same kind"
+        )
     result: dict[str, float] = {}
     for name, low in scores_inside.items():
         high = scores_outside[name].to(low)
@@ -78,11 +81,11 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
 
 def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
-    """AUROC and average precision of telling positive examples from negative ones by rank, from counts.
+    """AUROC and average precision of separating positive from negative examples by rank, computed from counts.
 
     Args:
-        low: Ranks of the negative examples from 0, [N].
-        high: Ranks of the positive ones, [M].
+        low: Ranks of the negative examples, starting at 0, [N].
+        high: Ranks of the positive examples, [M].
     """
     size = int(torch.cat((low, high)).max()) + 1
     negative, positive = (torch.bincount(ranks.cpu(), minlength=size).flip(0) for ranks in (low, high))  # highest first
@@ -93,12 +96,12 @@ def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
 
 
 def dense_ranks(scores: Tensor, name: str) -> Tensor:
-    """Ranks of scores from 0, equal ones sharing theirs.
+    """Ranks of scores, starting at 0; equal scores share a rank.
 
     Raises:
         ValueError: If a score is not finite.
     """
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError(f"metrics: {name} is not finite for some example; look at the network's outputs there")
+        raise ValueError(f"metrics: {name} is not finite for some example; check the network's outputs for it")
     ranks: Tensor = torch.unique(scores, return_inverse=True)[1]
     return ranks

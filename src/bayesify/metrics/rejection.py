@@ -1,4 +1,4 @@
-"""Rejection-classification: how accuracy grows as uncertain examples are turned away."""
+"""Classification with rejection: accuracy as the most uncertain examples are rejected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesify.predictive.classification import ClassificationPredictive
 
 @dataclass(frozen=True)
 class RejectionCurve:
-    """Accuracy of the examples that are kept, by the share that is turned away.
+    """Accuracy of the examples that are kept, by the share that is rejected.
 
     Args:
-        rejected: Share of examples turned away, [K], ascending from 0.
-        accuracy: Accuracy of the others, [K].
-        best: The same for an order that turns away all errors first, [K].
+        rejected: Share of rejected examples, [K], ascending from 0.
+        accuracy: Accuracy of the other examples, [K].
+        best: Accuracy if all errors were rejected first, [K].
     """
 
     rejected: Tensor
@@ -42,22 +42,22 @@ def rejection_curve(
     outside: ClassificationPredictive | None = None,
     num_points: Count = 100,
 ) -> RejectionCurve:
-    r"""Accuracy after turning away the least certain examples.
+    r"""Accuracy after rejecting the least certain examples.
 
-    Of n examples the $\lfloor n k / K \rfloor$ least certain are turned away, k = 0..K-1. Equally certain examples
-    are turned away in random order, of which this is the expectation. An example with several labels is right if all are.
+    Of n examples, the $\lfloor n k / K \rfloor$ least certain are rejected, for k = 0..K-1. For equally certain examples, the
+    result is the expectation over random orders. An example with several labels is correct if all its labels are.
 
     Args:
-        predictive: A classification of examples from the training distribution.
-        y: Their labels.
-        by: `"max_probability"`, `"entropy"` or `"mutual_information"`.
-        outside: Prediction of out-of-distribution examples: each counts as an error, since no label is right for it
+        predictive: A prediction of classes for examples from the training distribution.
+        y: Labels of these examples.
+        by: Measure of uncertainty: `"max_probability"`, `"entropy"` or `"mutual_information"`.
+        outside: Prediction of out-of-distribution examples. Each counts as an error, because no label is correct for it
             (Daxberger et al. 2021, figure 6).
-        num_points: K.
+        num_points: Number of points K on the curve.
 
     Raises:
-        ValueError: If labels do not fit, `by` is unknown, or `num_points` is below 1.
-        TypeError: If a prediction is not a classification.
+        ValueError: If the labels do not fit the prediction, `by` is unknown, or `num_points` is below 1.
+        TypeError: If a prediction is not one of classes.
     """
     scores = uncertainties(predictive)
     if by not in scores:

@@ -1,4 +1,4 @@
-"""Scores of a prediction against what happened."""
+"""Scores of a prediction against the targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayesify.predictive.regression import RegressionPredictive
 COVERAGE_LEVELS = (0.5, 0.9, 0.95)
 """Levels of the central intervals whose coverage is reported."""
 ECE_BINS = 15
-"""Bins of the expected calibration error, as in Guo et al. 2017."""
+"""Number of bins of the expected calibration error, as in Guo et al. 2017."""
 
 
 @checked
@@ -27,35 +27,36 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     Regression:
 
     - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
-    - `nll_per_element`, where an example has several targets (outputs, positions, pixels): the same over their number.
+    - `nll_per_element`: `nll` divided by the number of targets of an example. Reported if an example has several targets
+      (outputs, positions, pixels).
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
     - `crps`: mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit.
-    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
-      prediction has 0.5, 0.9, 0.95, or more where it has atoms (counts, floors).
+    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. A calibrated
+      prediction has 0.5, 0.9, 0.95, or more if it has atoms (counts, floors).
 
-    Classification, binary outputs included, which count as two classes each:
+    Classification; each binary output counts as two classes:
 
     - `accuracy`: share of labels that are the most probable class.
-    - `nll`: as above.
-    - `ece`: expected calibration error of the most probable class, 15 bins of equal width, see `reliability`.
-    - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950); for binary outputs
-      that is twice the squared error of the probability of yes.
+    - `nll`: as for regression.
+    - `ece`: expected calibration error of the most probable class with 15 bins of equal width, see `reliability`.
+    - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950). For a binary output, the Brier
+      score is twice the squared error of the probability of the positive class.
 
     Args:
-        predictive: What `predict` returns.
+        predictive: The result of `predict`.
         y: Targets, one row per example.
 
     Returns:
         The scores by name.
 
     Raises:
-        ValueError: If targets do not fit the prediction, are not finite, or are no class.
+        ValueError: If the targets do not fit the prediction, are not finite, or are not class indices.
     """
     if isinstance(predictive, RegressionPredictive):
         return _evaluate_regression(predictive, match_values(predictive, y))
     if isinstance(predictive, ClassificationPredictive):
         return _evaluate_classification(predictive, match_labels(predictive, y))
-    raise TypeError(f"evaluate: {type(predictive).__name__} is no prediction; pass what predict(x) returns")
+    raise TypeError(f"evaluate: {type(predictive).__name__} is not a prediction; pass the result of predict(x)")
 
 
 def _nll(predictive: Predictive, y: Tensor) -> dict[str, float]:
@@ -94,7 +95,7 @@ def brier(class_probs: Tensor, y: Tensor) -> Tensor:
         y: Labels [B, ...].
 
     Raises:
-        ValueError: If labels do not fit the probabilities.
+        ValueError: If the labels do not fit the probabilities.
     """
     classes = class_probs.shape[-1]
     if y.shape != class_probs.shape[:-1] or not bool(((y >= 0) & (y < classes)).all()):

@@ -1,4 +1,4 @@
-"""Targets brought into the shape of a prediction and checked."""
+"""Targets, checked and reshaped to match a prediction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
     """Targets of a regression in the shape of its means, [B, O].
 
     Raises:
-        ValueError: If they do not fit, are empty or not finite.
+        ValueError: If the targets do not fit the prediction, are empty, or are not finite.
     """
     return match_targets(_some(y).to(predictive.mean.device), predictive.mean).to(predictive.mean.dtype)
 
@@ -22,7 +22,8 @@ def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
     """Labels of a classification in the shape of its predicted labels, [B] or [B, ...].
 
     Raises:
-        ValueError: If they do not fit, are empty, or are no class; leave out examples without a label.
+        ValueError: If the labels do not fit the prediction, are empty, or are not class indices. Leave out examples without a
+            label.
     """
     return predictive.match_labels(_some(y).to(predictive.labels.device))
 

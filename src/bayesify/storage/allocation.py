@@ -1,4 +1,4 @@
-"""A limit on what code may allocate while it builds an object that a file describes."""
+"""A limit on memory allocation while restoring an object that a file describes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
-"""Bytes of one operation, and number of operations, that are allowed whatever the size of the file."""
+"""Bytes of one operation, and number of operations, that are allowed for a file of any size."""
 ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
-"""Allowed bytes of one operation, and of all of them, relative to the bytes of file and network."""
+"""Allowed bytes of one operation, and of all operations together, relative to the bytes of the file and the network."""
 CALLS_PER_NUMBER = 20
-"""Allowed operations for each number of file and network."""
+"""Allowed operations per number in the file and the network."""
 
 
 class AllocationLimit(TorchDispatchMode):
-    """Raises `ValueError` before an operation that would allocate more than what is there to be restored warrants.
+    """Raises `ValueError` before an operation whose result is far larger than the stored tensors justify.
 
-    The size of a result is found with tensors that hold no memory (the meta device) first.
+    The operation first runs on the meta device, which allocates no memory, to find the size of its result.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing here is compiled, and torch would import its compiler, for seconds, in the first operation.
+        # Otherwise torch imports its compiler in the first operation, which takes seconds; nothing here is compiled.
         return False
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -41,12 +41,12 @@ class AllocationLimit(TorchDispatchMode):
         self.left -= size
         self.calls_left -= 1
         if size > self.at_once or self.left < 0 or self.calls_left < 0:
-            raise ValueError("its configuration asks for far more numbers than the file holds")
+            raise ValueError("its configuration describes far more numbers than the file contains")
         return func(*args, **kwargs)
 
 
 def _allocated(func: Any, args: Any, kwargs: Any) -> int:
-    """Bytes of the new tensors that an operation returns; 0 where that cannot be told beforehand."""
+    """Bytes of the new tensors that an operation returns; 0 if the size cannot be determined in advance."""
     schema = func._schema
     if all(entry.alias_info is not None for entry in schema.returns):
         return 0  # a view, or in place

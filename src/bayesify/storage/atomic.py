@@ -1,4 +1,4 @@
-"""Files that are whole or not there, one by one or several together."""
+"""Atomic writes: a file, or several files together, are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import TypeVar
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 NEXT = "next"
-"""Name, after a dot, of the folder whose files count before those of the same names next to it."""
+"""Name, after a dot, of the subfolder whose files take precedence over files of the same names in its parent."""
 MAX_ATTEMPTS = 200
-"""Attempts of a writer or reader while others write to the same folder."""
+"""Number of attempts of a writer or reader while other processes write to the same folder."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def write_atomically(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside a file, which takes the file's place at the end of the `with` block.
+    """A temporary path in the file's folder; the temporary file replaces the file at the end of the `with` block.
 
-    A reader sees the old file or the whole new one, also after a crash: the new file and its name are flushed to disk. After an
-    error the old file stays and nothing is left behind. The temporary name is this thread's own, so that several can write to one
-    path: one of the whole files stays.
+    A reader sees the old file or the complete new one, even after a crash, because the new file and its name are flushed to disk.
+    After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so that several
+    threads can write to one path; one complete file stays.
 
     Args:
-        path: The file; its folder exists.
+        path: Path of the file; its folder must exist.
 
     Raises:
-        ValueError: If it does not, or the path is a folder, a device or a pipe.
-        OSError: If it cannot be written, as on a full disk, with the path and what may help.
+        ValueError: If the folder does not exist, or the path is a folder, a device or a pipe.
+        OSError: If the file cannot be written, for example on a full disk; the message has the path and remedies.
     """
     path = check_file(path)
     temporary = _temporary(path)
@@ -46,7 +46,9 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:  # such as a broken connection to where the content comes from
+        if (
+            error.errno not in DISK_ERRORS
+        ):  # raised by the block, such as a broken connection to the source of the content
             raise
         raise OSError(
             error.errno,
@@ -61,22 +63,22 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def write_together(folder: Path) -> Iterator[Path]:
-    """A draft folder whose files take their places in a folder at the end of the `with` block, all of them or none.
+    """A draft folder whose files all move into `folder` at the end of the `with` block, or none of them.
 
-    The draft is renamed to `.next` inside the folder. That one step decides; then the files of `.next` move up, one by one.
-    `read_together` takes a file from `.next` as long as it is there, so that it finds all old files or all new ones, also after a
-    crash between two moves. An error means that the old files are still there, and no error that the new ones are. Several
-    writers need no lock: each first moves up what another one has decided, and the last one's files stay. Other files of the
-    folder are left alone.
+    The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
+    by one. `read_together` reads a file from `.next` as long as it is there, so that it finds all old files or all new files, even
+    after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are. Several
+    writers need no lock: each writer first moves up the files that another one has committed, and the files of the last writer
+    stay. Other files in the folder are not touched.
 
-    This needs renames that are atomic, which local file systems and NFS have. Where a file that is open cannot be replaced, as on
-    Windows, it stays in `.next` until the next write.
+    The scheme needs atomic renames, which local file systems and NFS have. Where an open file cannot be replaced, as on Windows,
+    the new file stays in `.next` until the next write.
 
     Args:
-        folder: The folder, which is made if there is none.
+        folder: The folder; it is created if it does not exist.
 
     Raises:
-        OSError: If a file cannot be written, as on a full disk.
+        OSError: If a file cannot be written, for example on a full disk.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,15 +95,15 @@ def write_together(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         if new:
-            with suppress(OSError):  # it holds the new files, or those of another process
+            with suppress(OSError):  # not empty: it holds the new files, or files of another process
                 folder.rmdir()
-    with suppress(OSError):  # the new files count already
+    with suppress(OSError):  # the rename has already committed the new files
         _move_up(folder)
         _flush_names(folder)
 
 
 def _decide(draft: Path, folder: Path) -> None:
-    """Rename a draft to `.next`, once the files of a `.next` that is there have moved up."""
+    """Rename a draft to `.next`, after moving up the files of an existing `.next`."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             _move_up(folder)
@@ -114,7 +116,7 @@ def _decide(draft: Path, folder: Path) -> None:
 
 
 def _move_up(folder: Path) -> None:
-    """Move all files of `.next` to their places; several processes may do so at a time."""
+    """Move all files of `.next` to their places; several processes may do so at the same time."""
     decided = folder / f".{NEXT}"
     with suppress(FileNotFoundError):
         for name in os.listdir(decided):
@@ -125,31 +127,31 @@ def _move_up(folder: Path) -> None:
 
 
 def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
-    """What `read` makes of the paths of files that `write_together` wrote, all of one write.
+    """The result of `read` for files that `write_together` wrote, all from the same write.
 
     Args:
         folder: The folder.
         names: Names of the files.
-        read: A function of one path per name, which is called again where a writer came in between.
+        read: Function of one path per name. It is called again if a writer changed the files in the meantime.
 
     Raises:
-        OSError: If other processes write all the time; and what `read` raises.
+        OSError: If other processes never stop writing; also any error of `read`.
     """
     for _ in range(MAX_ATTEMPTS):
         before = _found(folder, names)
         try:
             result = read(*(path for path, _ in before))
-        except Exception:  # whatever a library raises for a file that is gone, such as safetensors' RuntimeError
+        except Exception:  # libraries raise various errors for a missing file, such as safetensors' RuntimeError
             if _found(folder, names) == before:
                 raise
         else:
             if _found(folder, names) == before:
                 return result
-    raise OSError(errno.EBUSY, f"{folder}: other processes write to it all the time; stop them, or use a copy")
+    raise OSError(errno.EBUSY, f"{folder}: other processes keep writing to it; stop them, or use a copy")
 
 
 def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ...]]]:
-    """The path of each file, and numbers that differ once it is another file."""
+    """The path of each file, and numbers that change when the file is replaced."""
     found: list[tuple[Path, tuple[int, ...]]] = []
     for name in names:
         for path in (folder / f".{NEXT}" / name, folder / name):
@@ -163,10 +165,10 @@ def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ..
 
 
 def check_file(path: str | Path) -> Path:
-    """A path that a file can be written to.
+    """The path, after checking that a file can be written there.
 
     Raises:
-        ValueError: If it is a folder, a device or a pipe, or its folder does not exist.
+        ValueError: If the path is a folder, a device or a pipe, or its folder does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -174,12 +176,12 @@ def check_file(path: str | Path) -> Path:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: is a device or a pipe, which a file cannot replace; give the path of a file")
     if not path.parent.is_dir():
-        raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
+        raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
     return path
 
 
 def write_file(path: str | Path, content: str | bytes) -> Path:
-    """Write a text in UTF-8, or bytes, atomically (`write_atomically`); the folder is made if there is none.
+    """Write a string in UTF-8, or bytes, atomically (`write_atomically`). The folder is created if it does not exist.
 
     Returns:
         The absolute path.
@@ -192,7 +194,7 @@ def write_file(path: str | Path, content: str | bytes) -> Path:
 
 
 def remove_leftovers(path: str | Path) -> None:
-    """Remove what killed processes of this machine left of unfinished writes to a path; those that still run keep theirs."""
+    """Remove temporary files that killed processes of this machine left next to a path; running processes keep theirs."""
     path = Path(path)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         host, _, process = leftover.name[len(path.name) + 2 : -len(".tmp")].rpartition("-")[0].rpartition("-")
@@ -202,7 +204,7 @@ def remove_leftovers(path: str | Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A name next to a path that nobody else uses, and that `remove_leftovers` knows."""
+    """A unique temporary path in the same folder, in the form that `remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
 
 
@@ -221,7 +223,7 @@ def _host() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process of this machine exists; yes where that cannot be told."""
+    """Whether a process exists on this machine; true if this cannot be determined."""
     if os.name != "posix":
         return True
     try:

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that ends with the process that holds it."""
+"""A lock between processes, which the operating system releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class InUse(OSError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; it is gone afterwards.
+    """Hold a lock file during the `with` block, and remove it afterwards.
 
-    The operating system keeps the lock, so that it ends with its process however that ends; a file that a killed process left
+    The operating system releases the lock when its process ends, even if the process is killed. A file that a killed process left
     behind locks nothing.
 
     Args:
-        path: Of the lock file, in a folder that exists.
+        path: Path of the lock file, in a folder that exists.
 
     Raises:
-        InUse: If another process, which the message names, or another thread of this one holds it.
+        InUse: If another process, which the message names, or another thread of this process holds the lock.
         OSError: If the file cannot be written.
     """
     if fcntl is None:
@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 break
         except FileNotFoundError:
-            pass  # its holder removed the file between our two steps
+            pass  # the holder removed the file after we opened it
         os.close(handle)
     try:
         os.truncate(handle, 0)

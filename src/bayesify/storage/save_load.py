@@ -24,21 +24,20 @@ from bayesify.weights.module_state import fingerprint, restore_module, tensors_o
 
 @checked
 def save(model: Any, path: str | Path) -> None:
-    """Store a model in a safetensors file, so that the path holds either the old file or the whole new one.
+    """Store a model in a safetensors file. The write is atomic: the path holds either the old file or the complete new one.
 
-    The file has the model's tensors, under `named_parameters()` names, tied ones once, and in its metadata a JSON header:
-    versions of format and library, the model's type, its configuration (posterior, prior, likelihood), a fingerprint of
-    the network (names, shapes and types of parameters and buffers), and a SHA-256 of it all. The network's code is not
-    in it.
+    The file contains the model's tensors under `named_parameters()` names; tied tensors are stored once. A JSON header in the
+    metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
+    likelihood), a fingerprint of the network (names, shapes and types of parameters and buffers), and a SHA-256 checksum. The
+    file does not contain the network's code.
 
     Args:
-        model: A predictor, such as a `BayesianNetwork`, of a type that is registered, an estimator of `bayesify.sklearn`, or a
-            plain module.
-        path: Where to write; its folder must exist.
+        model: A predictor of a registered type, such as a `BayesianNetwork`; an estimator of `bayesify.sklearn`; or a plain module.
+        path: Path of the file; its folder must exist.
 
     Raises:
         TypeError: If this type cannot be stored, or its configuration is not plain data.
-        ValueError: If the path means nothing, or a parameter is not finite; buffers may be.
+        ValueError: If the path cannot be that of a file, or a parameter is not finite. Buffers may be infinite or NaN.
         OSError: If the file cannot be written.
     """
     tensor_files.write(path, "model", *contents_of(model))
@@ -59,40 +58,43 @@ def contents_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "config": config,
         "fingerprint": fingerprint(model) if plain else model.fingerprint(),
         "tied": tied,
-        # Buffers, such as masks.
+        # Buffers, such as masks, may be infinite.
         "not_finite": [key for key, value in state.items() if find_not_finite([(key, value)])],
     }
     clash = state.keys() & tensors.keys()
     if clash:
-        raise ValueError(f"save: the model has a tensor called {min(clash)!r}, a name that the file needs; rename it")
+        raise ValueError(
+            f"save: the model has a tensor called {min(clash)!r}, a name that the file format reserves; rename the tensor"
+        )
     return header, {**state, **tensors}
 
 
 @checked
 def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device | None = None) -> Any:
-    """A model from a file that `save` made.
+    """Load a model from a file that `save` wrote.
+
+    Loading an untrusted file runs no code, opens no other file and builds nothing much larger than the file. The checksum guards
+    against damage, not against forgery.
 
     Args:
-        path: The file.
-        net: The network that the stored model was made from, or a fresh one of the same architecture; its weights do not matter. It
-            is copied, not changed. Not needed for a model without a network of the user's, such as a `DeepGP` or an estimator.
-        map_location: Device of the result; by default that of `net`, the CPU without one.
+        path: Path of the file.
+        net: The network that the stored model was made from, or a fresh network of the same architecture; its weights do not
+            matter. The network is copied, not changed. Omit it for a model that has no network of the user's, such as a `DeepGP` or
+            an estimator.
+        map_location: Device of the result; by default the device of `net`, or the CPU without `net`.
 
     Returns:
-        What was saved: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type; in the
+        The saved model: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type. It is in the
         mode (train or eval) of `net`.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is cut short, altered, not ours, from a newer version, or made from another network; or if its
-            header is odd, or describes something far larger than what the file holds.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is truncated or altered, was not written by bayesify, is from a newer version, or was made from
+            another network; or if its header is invalid or describes an object far larger than the file.
         TypeError: If `net` is not a module.
-
-    A file from a stranger runs no code, opens no other file and builds nothing much larger than itself. Its checksum guards against
-    damage, not against forgery.
     """
     if isinstance(net, BayesianNetwork):
-        raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
+        raise TypeError("load: net is a BayesianNetwork; give the plain network from which it was made")
     return restore(path, *tensor_files.read(path, "model"), net, map_location)
 
 
@@ -103,18 +105,20 @@ def restore(
     net: nn.Module | None = None,
     map_location: Device | None = None,
 ) -> Any:
-    """A model from header and tensors of its file; see `load`."""
+    """A model from the header and the tensors of its file; see `load`."""
     config, state = _unpack(path, header, tensors)
     name = header["type"]
     kind = find_stored(name)
     if kind is None and name != MODULE:
-        raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")
+        raise ValueError(
+            f"{path}: contains a {name!r}, a type that is unknown here; {suggest(name, [*STORED, MODULE])}"
+        )
     stored = dict(header["fingerprint"])
     needs_network = kind is None or bool(stored)
     if not needs_network:
         net = nn.Identity()
     elif net is None:
-        raise TypeError(f"{path}: holds a {name}; give the torch.nn.Module that it was made from")
+        raise TypeError(f"{path}: contains a {name}; give net=, the torch.nn.Module from which it was made")
     else:
         _check_fingerprint(path, stored, fingerprint(net))
     if map_location is not None:
@@ -124,7 +128,7 @@ def restore(
             if kind is None:
                 return restore_module(net, state)
             restored = kind.restore(net, config, state)
-    except Exception as error:  # whatever a stranger's configuration sets off
+    except Exception as error:  # an untrusted configuration may raise anything
         what = "does not fit this network" if needs_network else "cannot be restored"
         version = header["library_version"]
         raise ValueError(f"{path}: {what} ({_reason(error)}); it was written by bayesify {version}") from error
@@ -134,29 +138,29 @@ def restore(
 
 
 def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """The configuration and the model's own tensors, once header and tensors are as `save` writes them."""
+    """The configuration and the model's own tensors. Checks that header and tensors are as `save` writes them."""
     try:
         packed = header["config"]
         used = _references(packed)
         state = {name: tensor for name, tensor in tensors.items() if name not in used}
         state |= {name: state[first] for name, first in dict(header["tied"]).items()}
-        expected = header.get("not_finite")  # files of earlier versions have none
+        expected = header.get("not_finite")  # missing in files of earlier versions
         texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values(), *(expected or ()))
         if not all(isinstance(value, str) for value in texts) or not isinstance(expected, list | None):
-            raise ValueError("type, version, fingerprint and names of tensors are not texts")
+            raise ValueError("type, version, fingerprint and names of tensors are not all strings")
         config = tensor_files.unpack(packed, tensors)
         wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:
         raise ValueError(
-            f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
+            f"{path}: the header is not one that save writes ({_reason(error)}); the file is damaged or was edited, use a copy"
         ) from error
     if expected is not None and wrong is not None:
-        raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
+        raise ValueError(f"{path}: {wrong} is not finite; use an earlier copy of the file")
     return config, state
 
 
 def _reason(error: Exception) -> str:
-    """The first two lines of an error for a message; the kind where the text alone says too little."""
+    """The first two lines of an error's message, after the type of the error where the text alone says too little."""
     words = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])[:300]
     known = isinstance(error, (ValueError, RuntimeError)) and words
     return words if known else f"{type(error).__name__} {words}".strip()
@@ -172,7 +176,7 @@ def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mappi
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors without repeats, and for each repeated name the name it is stored under."""
+    """Tensors without tied repeats, and for each repeated name the name under which the tensor is stored."""
     first: dict[Any, str] = {}
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -187,7 +191,7 @@ def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def _references(packed: Any) -> set[str]:
-    """Names of the tensors that packed data points to."""
+    """Names of the tensors to which packed data refers."""
     if isinstance(packed, list):
         return set().union(*map(_references, packed))
     if isinstance(packed, dict):

@@ -1,4 +1,4 @@
-"""Which types can be stored: those with the contract `Serializable`, and plain modules; `save_load` writes and reads."""
+"""Registry of the types that can be stored: `Serializable` classes and plain modules. `save_load` writes and reads them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from bayesify.predictor import Serializable, Trainable
 MODULE = "Module"
 """Name of a plain module in files."""
 STORED: dict[str, type[Serializable]] = {}
-"""Everything that `save` takes, by its name in files."""
+"""Classes that `save` accepts, by their names in files."""
 MODULES_BY_KIND: dict[str, str] = {}
-"""Modules that register what needs an optional package, by its name in files; imported when a file holds one. This layer knows none
-of them: `bayesify.public` fills it."""
+"""Modules that register classes with optional dependencies, by the name of the class in files. A module is imported when a file
+contains its class. `bayesify.public` fills this dictionary, because this layer may not import those modules."""
 
 Kind = TypeVar("Kind", bound=type[Serializable])
 
 
 def register_predictor(kind: Kind) -> Kind:
-    """Teach `save` and `load` a predictor, or something else that is `Serializable`, under the name of its class; a decorator.
+    """Decorator that lets `save` and `load` handle a predictor, or another `Serializable` class, under the name of the class.
 
-    Subclasses are stored as it is.
+    Subclasses are stored under the same name.
 
     Raises:
-        TypeError: If it is not `Serializable`, as a `Predictor` is.
-        ValueError: If the name is taken.
+        TypeError: If the class is not `Serializable`. Every `Predictor` is.
+        ValueError: If the name is already registered.
     """
     if not (isinstance(kind, type) and issubclass(kind, Serializable)):
         raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
@@ -40,10 +40,10 @@ def register_predictor(kind: Kind) -> Kind:
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, `None` where there is none. Packages that add methods by entry points are asked last.
+    """The class that a file names, or `None` if it is unknown. Packages with entry points are loaded only if needed.
 
     Raises:
-        ImportError: If it needs a package that is not installed.
+        ImportError: If the class needs a package that is not installed.
     """
     if name not in STORED and name in MODULES_BY_KIND:
         import_module(MODULES_BY_KIND[name])
@@ -53,13 +53,15 @@ def find_stored(name: str) -> type[Serializable] | None:
 
 
 def stored_name(model: Any) -> str:
-    """The name under which an object is stored: that of its class, or of the nearest registered class it inherits from.
+    """The name under which an object is stored: the name of its class, or of its nearest registered base class.
 
     Raises:
-        TypeError: If there is none.
+        TypeError: If no base class is registered, or the object is a stack of models.
     """
     if isinstance(model, Trainable) and model.num_models is not None:
-        raise TypeError(f"save: {type(model).__name__} is several models; save each of those that unstack() gives")
+        raise TypeError(
+            f"save: {type(model).__name__} is a stack of several models; save each model that unstack() returns"
+        )
     names = {kind: name for name, kind in STORED.items()} | {nn.Module: MODULE}
     for base in type(model).__mro__:
         if base in names:

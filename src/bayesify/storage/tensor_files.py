@@ -1,4 +1,4 @@
-"""Nested plain data with tensors in one safetensors file: written atomically, checked when read, never pickled."""
+"""Nested plain data with tensors in one safetensors file, written atomically, checked on reading, and never pickled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayesify.storage.atomic import check_file, write_atomically
 
 FORMAT = "bayesify"
 FORMAT_VERSION = 2
-"""2: the version itself is under the checksum."""
+"""Version of the file format. Since version 2, the checksum covers the version itself."""
 
 
 def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
@@ -25,13 +25,13 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
 
     Args:
         value: Numbers, strings, `None`, tensors, and dicts (any plain keys), lists, tuples and counters of them.
-        name: What the value is called in error messages and in front of the tensors' names.
+        name: Name of the value in error messages, and prefix of the tensors' names.
 
     Returns:
         The data with a reference in place of each tensor, and the tensors by name.
 
     Raises:
-        TypeError: If there is something else in it, naming the place.
+        TypeError: If the value contains any other type; the message names the place.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -79,7 +79,7 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Nested data in memory, for another process."""
+    """Nested data as bytes, to send to another process."""
     packed, tensors = pack(value)
     return b"".join(map(bytes, _serialize(_on_cpu(tensors), {"header": json.dumps(packed)})))
 
@@ -116,14 +116,14 @@ TYPES = {
 
 
 def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
-    """The pieces of a safetensors file: length of the header, header, then each tensor's bytes, larger types first to be aligned.
+    """The pieces of a safetensors file: length of the header, header, then each tensor's bytes, larger types first for alignment.
 
-    Written here rather than by safetensors, whose temporary files a killed process leaves behind under names that nobody knows.
+    This does not call safetensors, because a killed process would leave its temporary files behind under unknown names.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:
             raise TypeError(
-                f"{name} is of type {tensor.dtype}, which a safetensors file does not hold; use a real type"
+                f"{name} has type {tensor.dtype}, which a safetensors file cannot hold; convert it to a real type"
             )
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -141,23 +141,23 @@ def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> It
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors and a JSON header to a safetensors file, so that the path holds either the old file or the whole new one.
+    """Write tensors and a JSON header to a safetensors file, atomically.
 
-    The new file is written beside the old one, flushed to disk, and put in its place in one step of the file system. The
-    header and every byte of every tensor go into a SHA-256 that is stored with them.
+    The new file is written next to the old one, flushed to disk, and renamed to the old name in one step. A stored SHA-256
+    checksum covers the header and every byte of every tensor.
 
     Args:
-        path: Where to write.
-        kind: What the file is, such as `"checkpoint"`.
+        path: Path of the file.
+        kind: Kind of the file, such as `"checkpoint"`.
         header: Plain data.
-        tensors: By name, on any device.
+        tensors: Tensors by name, on any device.
 
     Returns:
         The SHA-256.
 
     Raises:
         ValueError: If the folder does not exist or the path is a folder.
-        TypeError: If a tensor is of a type that such files do not have.
+        TypeError: If a tensor has a type that safetensors files cannot hold.
         OSError: If the file cannot be written.
     """
     check_file(path)
@@ -172,14 +172,15 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors (on the CPU) of a file that `write` made, checked to be whole and unchanged.
+    """Header and tensors (on the CPU) of a file that `write` made, checked to be complete and unchanged.
 
     Returns:
         The header, with the file's SHA-256 under `"sha256"`, and the tensors by name.
 
     Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is cut short, altered, not ours, of the wrong type, or from a newer version of the library.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is truncated or altered, was not written by bayesify, is of another kind, or is from a newer
+            version of the library.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -188,10 +189,10 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         raise FileNotFoundError(f"{path}: no such file; give the path of a file that bayesify wrote")
     try:
         with open(path, "rb"):
-            pass  # else an unreadable file is one that does not exist
+            pass  # otherwise safetensors would report an unreadable file as missing
     except OSError as error:
         raise OSError(
-            error.errno, f"{path}: cannot be read ({error.strerror}); change its mode, or use a copy"
+            error.errno, f"{path}: cannot be read ({error.strerror}); change its permissions, or use a copy"
         ) from error
     try:
         with safe_open(path, framework="pt") as file:
@@ -201,20 +202,22 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: not a whole safetensors file ({error}); it was cut short or is something else, use a copy"
+            f"{path}: not a complete safetensors file ({error}); it was truncated or has another format, use a copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
-        raise ValueError(f"{path}: its contents do not match its checksum; the file was altered or damaged, use a copy")
+        raise ValueError(f"{path}: the contents do not match the checksum; the file was altered or damaged, use a copy")
     try:
         header = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: its header is not JSON ({type(error).__name__}); use a copy") from None
+        raise ValueError(f"{path}: the header is not JSON ({type(error).__name__}); use a copy") from None
     found = header.get("kind") if isinstance(header, dict) else None
     if not isinstance(found, str):
-        raise ValueError(f"{path}: its header does not say what it holds; it is damaged or made by hand, use a copy")
+        raise ValueError(
+            f"{path}: the header does not name the kind of the file; the file is damaged or was edited, use a copy"
+        )
     if found != kind:
-        raise ValueError(f"{path}: holds a {found}, not a {kind}; {_REMEDY.get(found, 'give another')}")
+        raise ValueError(f"{path}: contains a {found}, not a {kind}; {_REMEDY.get(found, 'give another file')}")
     return {**header, "sha256": metadata["sha256"]}, tensors
 
 
@@ -227,7 +230,7 @@ def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
         raise ValueError(f"{path}: was not written by bayesify; use safetensors.torch.load_file for its tensors")
     if int(version) > FORMAT_VERSION:
         raise ValueError(
-            f"{path}: has format {version}, this version of bayesify reads up to {FORMAT_VERSION}; upgrade bayesify"
+            f"{path}: has format {version}, but this version of bayesify reads formats up to {FORMAT_VERSION}; upgrade bayesify"
         )
 
 
