@@ -73,7 +73,9 @@ def torch_settings() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "short products": [
             part.fp32_precision in ("tf32", "bf16") for part in (backends, backends.cuda.matmul, backends.cudnn.conv)
-        ],
+        ]
+        if hasattr(backends, "fp32_precision")
+        else torch.get_float32_matmul_precision(),  # torch before 2.9
     }
 
 

@@ -37,7 +37,10 @@ FOREIGN = {
     "_step_supports_amp_scaling",  # torch.optim
     "_sequence_nr",  # torch.autograd.graph.Node
     "_current_level",  # torch.autograd.forward_ad
-    "_has_any_global_hook",  # torch.nn.modules.module
+    "_global_forward_pre_hooks",  # torch.nn.modules.module
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
     "_asdict",  # named tuples
     "_fields",
     "_is_protocol",  # typing

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.torch_versions import has_global_hooks
+
 HOOKS_OF_A_PASS = ("_forward_hooks", "_forward_pre_hooks")
 SLOTS = ("_parameters", "_buffers")
 _HOOKS = (
@@ -408,7 +410,7 @@ def _is_unhooked(state: dict[str, Any]) -> bool:
 
 def leaves_inputs(network: nn.Module) -> bool:
     """Whether a network cannot change its inputs in place: all its modules are plain ones of torch, and none works in place."""
-    return not nn.modules.module._has_any_global_hook() and all(
+    return not has_global_hooks() and all(
         is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
         for module in network.modules()
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.maths.constraints import tril
 from bayesify.maths.gamma import widened
+from bayesify.maths.torch_versions import cpu_float32_precisions
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -29,8 +30,7 @@ def exact_float32(like: Tensor) -> bool:
     """Whether products of float32 matrices are worth a try on a tensor's device, and keep all digits of that type there."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    backends: Any = torch.backends
-    names = [value.fp32_precision for value in (backends, backends.mkldnn.matmul, backends.mkldnn.conv)]
+    names = cpu_float32_precisions()
     names += [os.environ.get(f"{library}_DEFAULT_FPMATH_MODE", "none").lower() for library in ("DNNL", "ONEDNN")]
     return all(name in ("none", "ieee", "strict") for name in names)
 

@@ -1,0 +1,31 @@
+"""Attributes of torch that differ between the versions that bayesify supports: the one place that knows about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules (torch 2.6 has no function that tells)."""
+    hooks = nn.modules.module
+    return bool(
+        hooks._global_forward_pre_hooks
+        or hooks._global_forward_hooks
+        or hooks._global_backward_pre_hooks
+        or hooks._global_backward_hooks
+    )
+
+
+def cpu_float32_precisions() -> list[str]:
+    """Names of the precisions that float32 products on the CPU may be rounded to.
+
+    `"none"` and `"ieee"` keep all digits. torch before 2.9 has one setting for all products of matrices; later ones
+    have a setting per library and operation.
+    """
+    backends: Any = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        return ["ieee" if torch.get_float32_matmul_precision() == "highest" else torch.get_float32_matmul_precision()]
+    return [value.fp32_precision for value in (backends, backends.mkldnn.matmul, backends.mkldnn.conv)]
