@@ -1,0 +1,32 @@
+"""The one warning for names and arguments that will be removed."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).parents[1])
+
+
+def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
+    """Warn that a public name or argument will be removed, at the line of the caller outside of bayesify.
+
+    The warning is a `FutureWarning`: unlike a `DeprecationWarning`, Python shows it to everybody by default. The old name
+    keeps working until `removed_in`. A test fails when that version is reached and the call is still there.
+
+    Args:
+        old: Deprecated name as users write it, such as `"fit(rate=...)"`.
+        new: Name to use instead, such as `"fit(lr=...)"`.
+        since: Version of bayesify that first warns, such as `"0.3"`.
+        removed_in: Version of bayesify that no longer has the old name.
+    """
+    here = inspect.currentframe()
+    frame, level = here.f_back if here else None, 2
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"{old} is deprecated since bayesify {since} and will be removed in {removed_in}; use {new}",
+        FutureWarning,
+        stacklevel=level,
+    )
