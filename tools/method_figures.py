@@ -2,7 +2,7 @@
 
 python tools/method_figures.py --seeds 3     # scores to docs/methods/scores, figures of seed 0 to docs/methods/figures
 
-What is in the file already is not run again; the table in docs/methods/index.md is written from it at the end.
+Runs that are stored are not repeated. The table in docs/experiments/toy-problems.md is written from them at the end.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from bayesify.methods import METHODS
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "methods" / "figures"
 SCORES = ROOT / "docs" / "methods" / "scores" / "methods.jsonl"
-INDEX = ROOT / "docs" / "methods" / "index.md"
+PAGE = ROOT / "docs" / "experiments" / "toy-problems.md"
 CHAIN_STEPS = 60
 """Steps of the chain, and as many of warm-up: with as many as the others it takes minutes."""
 KINDS = ("regression", "classification")
@@ -58,8 +58,8 @@ def main() -> None:
                 }
                 with SCORES.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-    text = INDEX.read_text()
-    INDEX.write_text(f"{text.split(START)[0]}{START}\n\n{table()}\n\n{END}{text.split(END)[1]}")
+    text = PAGE.read_text()
+    PAGE.write_text(f"{text.split(START)[0]}{START}\n\n{table()}\n\n{END}{text.split(END)[1]}")
 
 
 def rows() -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def table() -> str:
             continue
         ratios = [row["std_gap"] / row["std_data"] for row in curve if row["std_data"] > 0]
         cells = [
-            f"[{method.title}]({name.replace('_', '-')}.md)",
+            f"[{method.title}](../methods/{name.replace('_', '-')}.md)",
             str(min(len(curve), len(moons))),
             f"{_mean(curve, 'nll'):.2f}",
             f"{_mean(curve, 'rmse'):.3f}",

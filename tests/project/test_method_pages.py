@@ -30,8 +30,8 @@ def test_the_table_of_scores_is_what_was_stored():
     spec = importlib.util.spec_from_file_location("method_figures", ROOT / "tools" / "method_figures.py")
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
-    shown = (PAGES / "index.md").read_text().split(made.START)[1].split(made.END)[0].strip()
+    shown = made.PAGE.read_text().split(made.START)[1].split(made.END)[0].strip()
     assert shown == made.table(), "run python tools/method_figures.py"
-    assert set(re.findall(r"^\| \[[^\]]+\]\(([\w-]+)\.md\)", shown, re.MULTILINE)) == {
+    assert set(re.findall(r"^\| \[[^\]]+\]\(\.\./methods/([\w-]+)\.md\)", shown, re.MULTILINE)) == {
         name.replace("_", "-") for name in METHODS
     }
