@@ -149,7 +149,7 @@ def test_an_interrupted_fit_continues_to_the_same_result(tmp_path):
     assert rest.count == whole.count == 4
     assert torch.equal(flat(rest.deviations, 1), flat(whole.deviations, 1))
     assert torch.equal(rest.network[1].running_var, whole.network[1].running_var)
-    with pytest.raises(ValueError, match="seed=5, this run has 6"):
+    with pytest.raises(ValueError, match="seed=5, but this run has 6"):
         baselines.SWAG(normed(), "categorical", rank=3).fit(loader, 4, 0.05, seed=6, checkpoint=path)
 
 

@@ -217,7 +217,7 @@ class Keeps(nn.Module):
 @pytest.mark.parametrize("where", ["attribute", "buffer", "list", "layer", "cache", "weak", "strong"])
 def test_what_a_pass_has_kept_is_seen_by_no_later_one(where: str) -> None:
     bnn = bayesianize(Keeps(where), {"layer": MeanField()}, likelihood=Gaussian(0.1)).eval()
-    for _ in range(2 * free_copies.MOST_MISSED):
+    for _ in range(2 * free_copies.MAX_MISSED_COPIES):
         draws = bnn.draw(1).detach()
         expected = X @ draws.weights["layer.weight"][0].T
         torch.testing.assert_close(bnn.predict(X, draws=draws).outputs[0], expected)
@@ -230,10 +230,10 @@ def test_a_network_that_changes_in_every_pass_is_no_longer_looked_at(monkeypatch
     remember = free_copies.LightCopy.remember
     monkeypatch.setattr(free_copies.LightCopy, "remember", lambda self: (looks.append(None), remember(self))[1])
     bnn = bayesianize(Keeps("list"), {"layer": MeanField()}, likelihood=Gaussian(0.1))
-    for count in range(3 * free_copies.MOST_MISSED):
+    for count in range(3 * free_copies.MAX_MISSED_COPIES):
         run(bnn)
         assert len(bnn.network.list) == count + 1
-    assert len(looks) == free_copies.MOST_MISSED
+    assert len(looks) == free_copies.MAX_MISSED_COPIES
 
 
 def test_passes_at_the_same_time_have_copies_of_their_own() -> None:

@@ -91,5 +91,5 @@ def test_weights_of_other_layers_run_in_a_loop():
 def test_a_row_weight_stands_for_no_tensor():
     weight = RowWeight(torch.randn(3, 2, 4), 6)
     assert weight.shape == (2, 4)
-    with pytest.raises(RuntimeError, match="another function"):
+    with pytest.raises(RuntimeError, match="a function other than"):
         weight + 1

@@ -94,7 +94,7 @@ def test_inputs_that_do_not_fit_at_all_are_named_as_ever() -> None:
 def test_mixing_is_noticed_when_the_batch_is_cut() -> None:
     bnn = bayesify.bayesianize(Attention(), "mean_field", likelihood=likelihoods.Gaussian(0.1))
     x = torch.randn(500, D) + torch.linspace(0, 5, 500).unsqueeze(1)
-    with pytest.warns(UserWarning, match="depend on the rows beside it.*split_batch=False"):
+    with pytest.warns(UserWarning, match="depend on the other rows.*split_batch=False"):
         bnn.predict(x, 3, memory=20_000)
     plain = bayesify.bayesianize(nn.Linear(D, 2), "mean_field", likelihood=likelihoods.Gaussian(0.1))
     with warnings.catch_warnings():

@@ -211,14 +211,14 @@ def test_checkpoints_with_and_without_an_average(tmp_path):
     del stored.settings["average"]
     stored.write(path)
     fit(plain(), epochs=2, checkpoint=path, scheduler="constant")
-    with pytest.raises(ValueError, match="written with average=None, this run has"):
+    with pytest.raises(ValueError, match="written with average=None, but this run has"):
         fit(plain(), epochs=3, checkpoint=path, scheduler="constant", average=0.9)
     fit(plain(), epochs=1, checkpoint=Checkpointing(path, resume=False), average=0.9, scheduler="constant")
     stored = Checkpoint.read(path)
     name = next(iter(stored.steps["average"]["values"]))
     stored.steps["average"]["values"][name] = torch.zeros(())
     stored.write(path)
-    with pytest.raises(ValueError, match=r"was altered \(the average is of other parameters"):
+    with pytest.raises(ValueError, match=r"was altered \(the average belongs to other parameters"):
         fit(plain(), epochs=2, checkpoint=path, average=0.9, scheduler="constant")
 
 

@@ -70,7 +70,7 @@ def test_a_reader_of_the_callers():
         ("text", TypeError, "str"),
         ({"x": X, "z": Y}, ValueError, "no target"),
         ({"x": X, "y": Y, "labels": Y}, ValueError, "y and labels"),
-        ({"y": Y}, ValueError, "inputs too"),
+        ({"y": Y}, ValueError, "add the inputs"),
         ((X, [0, 1, 2, 3]), TypeError, "list"),
         ((X, torch.tensor(1)), ValueError, r"single number.*DataLoader"),
         ((X[:0], Y[:0]), ValueError, "no examples"),
@@ -106,7 +106,7 @@ def test_count_examples():
         count_examples(DataLoader(Stream(), batch_size=2))
     with pytest.raises(ValueError, match="no examples"):
         count_examples([])
-    with pytest.raises(TypeError, match="runs once"):
+    with pytest.raises(TypeError, match="runs only once"):
         count_examples(iter([(X, Y)]))
 
 

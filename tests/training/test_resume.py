@@ -148,7 +148,7 @@ def test_checkpoints_from_before_steps_could_be_skipped_resume(tmp_path):
     assert numbers(history) == numbers(bayesify.fit(whole, loader(), **options))
     for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="written with skip_not_finite=False, this run has True"):
+    with pytest.raises(ValueError, match="written with skip_not_finite=False, but this run has True"):
         stored.check_fits(path, stored.settings | {"skip_not_finite": True}, [], resumed, 2)
 
 
@@ -509,14 +509,14 @@ def test_fit_works_outside_the_main_thread():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 12}, "seed=11, this run has 12"),
+        ({"seed": 12}, "seed=11, but this run has 12"),
         ({"steps": Steps(clip_norm=5.0)}, "accumulate=2"),
         ({"map_epochs": 0}, "map_epochs=1"),
         ({"kl_schedule": None}, "zero_epochs=1"),
         ({"optimizer": None}, "optimizer='SGD'"),
-        ({"optimizer": sgd(lr=0.1)}, "learning_rate=0.05, this run has 0.1"),
-        ({"optimizer": sgd(momentum=0.8)}, "momentum=0.9, this run has 0.8"),
-        ({"optimizer": sgd(weight_decay=0.1)}, "weight_decay=0, this run has 0.1"),
+        ({"optimizer": sgd(lr=0.1)}, "learning_rate=0.05, but this run has 0.1"),
+        ({"optimizer": sgd(momentum=0.8)}, "momentum=0.9, but this run has 0.8"),
+        ({"optimizer": sgd(weight_decay=0.1)}, "weight_decay=0, but this run has 0.1"),
         ({"optimizer": lambda parameters: sgd()(list(parameters)[:-1])}, "parameters of the optimizer="),
     ],
 )
@@ -550,10 +550,10 @@ def test_the_falling_rate_goes_on_where_it_was(tmp_path):
 def test_another_rate_of_the_default_optimizer_is_refused(tmp_path):
     options = {"optimizer": None, "scheduler": "constant", "checkpoint": tmp_path / "run.safetensors"}
     bayesify.fit(network(), loader(), **arguments(epochs=1, learning_rate=0.1, **options))
-    with pytest.raises(ValueError, match=r"learning_rate=0\.1, this run has 0\.001"):
+    with pytest.raises(ValueError, match=r"learning_rate=0\.1, but this run has 0\.001"):
         bayesify.fit(network(), loader(), **arguments(**options))
     adam = lambda parameters: torch.optim.Adam(parameters, lr=0.1, betas=(0.8, 0.999))  # noqa: E731
-    with pytest.raises(ValueError, match=r"betas=\[0\.9, 0\.999\], this run has \[0\.8, 0\.999\]"):
+    with pytest.raises(ValueError, match=r"betas=\[0\.9, 0\.999\], but this run has \[0\.8, 0\.999\]"):
         bayesify.fit(network(), loader(), **arguments(**options | {"optimizer": adam}))
 
 
@@ -602,10 +602,10 @@ def test_another_choice_of_prior_likelihood_or_posterior_is_refused(tmp_path):
     first = fit()
     assert fit() == first
     for other, message in (
-        ({"prior": priors.Standard()}, "prior.name='neal', this run has 'standard'"),
-        ({"prior": priors.Neal(scale=2.0)}, "prior.scale=1.0, this run has 2.0"),
-        ({"likelihood": likelihoods.Gaussian(0.2)}, "likelihood.noise=0.1, this run has 0.2"),
-        ({"posterior": posteriors.MeanField(max_std=0.5)}, "posterior.max_std=None, this run has 0.5"),
+        ({"prior": priors.Standard()}, "prior.name='neal', but this run has 'standard'"),
+        ({"prior": priors.Neal(scale=2.0)}, "prior.scale=1.0, but this run has 2.0"),
+        ({"likelihood": likelihoods.Gaussian(0.2)}, "likelihood.noise=0.1, but this run has 0.2"),
+        ({"posterior": posteriors.MeanField(max_std=0.5)}, "posterior.max_std=None, but this run has 0.5"),
         ({"posterior": {"*": posteriors.MeanField()}}, "posterior"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -616,10 +616,10 @@ def test_another_batch_size_is_refused(tmp_path):
     path = tmp_path / "run.safetensors"
     data = loader().dataset
     bayesify.fit(network(), loader(), **arguments(epochs=1, checkpoint=path))
-    with pytest.raises(ValueError, match="batch_size=8, this run has 11"):
+    with pytest.raises(ValueError, match="batch_size=8, but this run has 11"):
         bayesify.fit(network(), DataLoader(data, batch_size=11, shuffle=True), **arguments(checkpoint=path))
     sampled = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 11, drop_last=False))
-    with pytest.raises(ValueError, match="batch_size=8, this run has 11"):
+    with pytest.raises(ValueError, match="batch_size=8, but this run has 11"):
         bayesify.fit(network(), sampled, **arguments(checkpoint=path))
 
 
@@ -627,7 +627,7 @@ def test_fewer_epochs_than_are_stored_are_refused(tmp_path):
     path = tmp_path / "run.safetensors"
     bayesify.fit(network(), loader(), **arguments(epochs=2, checkpoint=path))
     bnn = network()
-    with pytest.raises(ValueError, match=r"holds 3 epochs, this run has 2 \(epochs and map_epochs together\)"):
+    with pytest.raises(ValueError, match=r"holds 3 epochs, but this run has 2 \(epochs and map_epochs together\)"):
         bayesify.fit(bnn, loader(), **arguments(epochs=1, checkpoint=path))
     assert same(bnn, network())
 
@@ -640,7 +640,7 @@ def test_fewer_epochs_than_are_stored_are_refused(tmp_path):
     with pytest.raises(Stop):
         bayesify.fit(bnn, loader(), **options | {"map_epochs": 0})
     assert Checkpoint.read(path).position["batches"] == 2  # of the second epoch
-    with pytest.raises(ValueError, match="holds 1 epochs and part of the next, this run has 1"):
+    with pytest.raises(ValueError, match="holds 1 epochs and part of the next, but this run has 1"):
         bayesify.fit(bnn, loader(), **options | {"map_epochs": 0, "epochs": 1, "checkpoint": path})
 
 

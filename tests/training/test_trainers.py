@@ -169,12 +169,12 @@ def test_other_conditions_are_refused(tmp_path, name):
         run(name, Stopping(loader(), 4), checkpoint=path)
     stored = path.read_bytes()
     for options, message in (
-        ({"seed": 2}, "seed=1, this run has 2"),
-        ({"rate": 0.01}, r"learning_rate.*=0\.05, this run has 0\.01"),
+        ({"seed": 2}, "seed=1, but this run has 2"),
+        ({"rate": 0.01}, r"learning_rate.*=0\.05, but this run has 0\.01"),
         ({"width": 5}, "another network|widths"),
         ({"batches": loader(shift=1.0)}, "other data"),
-        ({"batches": loader(own=False)}, "generators of the loader=1, this run has 0"),
-        ({"batches": loader(size=6)}, "batch_size=8, this run has 6"),
+        ({"batches": loader(own=False)}, "generators of the loader=1, but this run has 0"),
+        ({"batches": loader(size=6)}, "batch_size=8, but this run has 6"),
     ):
         with pytest.raises(ValueError, match=message):
             run(name, **{"checkpoint": path} | options)
@@ -252,7 +252,7 @@ def test_checkpoints_of_other_versions_and_with_other_fields(tmp_path):
             run("fit", checkpoint=path)
     name = next(name for name in tensors if name.endswith("mean_value.0/weight"))
     tensor_files.write(path, kind, header, {**tensors, name: tensors[name] * float("nan")})
-    with pytest.raises(ValueError, match=r"is not finite in it; take an earlier copy, or start again"):
+    with pytest.raises(ValueError, match=r"is not finite; use an earlier copy, or start again"):
         run("fit", checkpoint=path)
 
 

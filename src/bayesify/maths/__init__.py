@@ -1,1 +1,1 @@
-"""Pure tensor functions that know nothing of networks."""
+"""Pure tensor functions that do not depend on networks."""

@@ -1,4 +1,4 @@
-"""Cholesky factors that survive rounding."""
+"""Cholesky factors that tolerate rounding errors."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch import Tensor
 from bayesify.maths.value_checks import should_check
 
 JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
-"""Multiples of the mean diagonal that are added, one after the other, when a factorization fails."""
+"""Multiples of the mean diagonal that are added, one after the other, if a factorization fails."""
 
 
 def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factors [..., n, n], and where there is none [...]: not positive definite, or not finite.
+    """Lower factors [..., n, n], and whether the factorization failed [...]: not positive definite, or not finite.
 
-    Whether a factorization notices NaN or infinity depends on the machine's LAPACK; one that is let through reaches the factor's
-    diagonal, where it is looked for.
+    It depends on the machine's LAPACK whether a factorization reports NaN or infinity. Unreported ones appear in the factor's
+    diagonal, which is checked here.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor, (failed > 0) | ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
 
 
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
-    r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only where rounding asks for it.
+    r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only if rounding requires it.
 
-    While a CUDA graph is captured or under `vmap` nothing can be asked of the numbers: a factor that does not exist is NaN there.
+    Values cannot be checked under `vmap` or during the capture of a CUDA graph; a factor that does not exist is then NaN.
 
     Args:
         matrix: A, [..., n, n].
-        what: What it is, for warnings and errors.
+        what: Name of the matrix for warnings and errors.
 
     Raises:
-        ValueError: If it is not positive definite, or not finite.
+        ValueError: If the matrix is not positive definite, or not finite.
     """
     factor, failed = checked_cholesky(matrix)
     if not should_check(failed):
@@ -41,7 +41,7 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     if not bool(failed.any()):
         return factor
     if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"{what} is not finite; look for NaN or infinity in the data and in the network's outputs")
+        raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")
     mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     for jitter in JITTERS:
         factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))

@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
-    r"""A positive number from an unconstrained one: softplus, or $\text{maximum} \cdot \text{sigmoid}$ under a cap."""
+    r"""Positive number from an unconstrained one: softplus, or $\text{maximum} \cdot \text{sigmoid}$ with a cap."""
     return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
 
 
 def raw_positive(value: float, maximum: float | None = None) -> float:
-    """Inverse of `positive` for a number: the raw value to store.
+    """Inverse of `positive` for a single number: the raw value to store.
 
     Raises:
         ValueError: If `value` is not between 0 and `maximum`.
@@ -29,17 +29,17 @@ def raw_positive(value: float, maximum: float | None = None) -> float:
 
 
 def raw_softplus(value: Tensor) -> Tensor:
-    """The inverse of softplus, entry by entry."""
+    """Inverse of softplus, elementwise."""
     return value + torch.log(-torch.expm1(-value))
 
 
 def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None = None) -> Tensor:
-    """The raw values of several numbers, [len(values)], of the type and device of a tensor."""
+    """Raw values of several numbers, [len(values)], with the type and device of a tensor."""
     return like.new_tensor([raw_positive(value, maximum) for value in values])
 
 
 def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
-    """A Cholesky factor from its strictly lower entries, row by row, and its raw diagonal (softplus).
+    """Cholesky factor from its strictly lower entries, row by row, and its raw diagonal (softplus).
 
     Args:
         packed: [*batch, n (n - 1) / 2].
@@ -52,7 +52,7 @@ def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
 
 
 def strict_tril(packed: Tensor, n: int) -> Tensor:
-    """A strictly lower triangular matrix [*batch, n, n] from its entries, row by row, [*batch, n (n - 1) / 2]."""
+    """Strictly lower triangular matrix [*batch, n, n] from its entries, row by row, [*batch, n (n - 1) / 2]."""
     rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
     flat = packed.new_zeros(*packed.shape[:-1], n * n).index_copy(-1, rows * n + cols, packed)
     found: Tensor = flat.unflatten(-1, (n, n))
@@ -60,11 +60,11 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
-    r"""A Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower: a step changes a row by a share of its size.
+    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower: a step changes a row in proportion to its size.
 
     Args:
         relative: N row by row, [*batch, n (n - 1) / 2].
-        raw_diagonal: Of s (softplus), [*batch, n].
+        raw_diagonal: Raw values of s (softplus), [*batch, n].
 
     Returns:
         [*batch, n, n].

@@ -1,4 +1,4 @@
-"""Do Markov chains agree: potential scale reduction and effective sample size of several chains."""
+"""Convergence of Markov chains: potential scale reduction and effective sample size of several chains."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 def split_r_hat(values: Tensor) -> Tensor:
-    r"""Potential scale reduction of chains that are cut in halves (Gelman et al. 2013, eq. 11.4), 1 where they agree.
+    r"""Potential scale reduction of chains split in halves (Gelman et al. 2013, eq. 11.4); 1 if they agree.
 
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
-    The larger one of the values' own and of their distances from the median is told, so that chains of one mean and different
-    widths do not agree (Vehtari et al. 2021, section 4.2).
+    The result is the larger of two values: for the numbers themselves, and for their distances from the median. Chains with the
+    same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2).
 
     Args:
-        values: One or more numbers of each step, [C, T, ...], at least 4 steps.
+        values: One or more numbers per step, [C, T, ...], with at least 4 steps.
 
     Returns:
-        [...], in float64; 1 where a number never changes.
+        [...], in float64; 1 for a number that never changes.
     """
     values = _halves(values)
     center = values.flatten(0, 1).median(0).values
@@ -26,17 +26,17 @@ def split_r_hat(values: Tensor) -> Tensor:
 
 
 def effective_sample_size(values: Tensor) -> Tensor:
-    r"""Number of independent draws whose mean would be as exact as the mean of all steps (Vehtari et al. 2021, eq. 10 to 13).
+    r"""Number of independent draws whose mean is as precise as the mean of all steps (Vehtari et al. 2021, eq. 10 to 13).
 
     $$ \mathrm{ESS} = \frac{C T}{1 + 2 \sum_{t \ge 1} \rho_t}, \qquad \rho_t = 1 - \frac{W - \gamma_t}{W (T - 1) / T + B}, $$
 
-    where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are those of `split_r_hat`.
+    where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
 
-    Chains are cut in halves first. The sum ends where a pair of neighboring autocorrelations is no longer positive, and pairs
-    never rise (Geyer 1992).
+    Chains are split in halves first. The sum ends where a pair of neighboring autocorrelations is no longer positive, and pairs
+    never increase (Geyer 1992).
 
     Args:
-        values: One or more numbers of each step, [C, T, ...], at least 4 steps.
+        values: One or more numbers per step, [C, T, ...], with at least 4 steps.
 
     Returns:
         [...], in float64, at most C T log10(C T).
@@ -60,11 +60,11 @@ def effective_sample_size(values: Tensor) -> Tensor:
 
 
 def _halves(values: Tensor) -> Tensor:
-    """[C, T, ...] to [2 C, T // 2, ...] in float64."""
+    """Chains [C, T, ...] split in halves, [2 C, T // 2, ...], in float64."""
     steps = values.shape[1]
     half = steps // 2
     if half < 2:
-        raise ValueError(f"chains of {steps} steps are too short to compare their halves; give at least 4")
+        raise ValueError(f"chains of {steps} steps are too short to compare their halves; give at least 4 steps")
     return torch.cat((values[:, :half], values[:, steps - half :])).double()
 
 

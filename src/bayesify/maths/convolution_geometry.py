@@ -1,4 +1,4 @@
-"""How a convolution reads its map."""
+"""Geometry of a convolution."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution without padding reads its map, and the zeros around the map.
+    """Kernel geometry of a convolution, and the zeros around its map.
 
     Args:
-        kernel: Sizes of the kernel.
-        stride: In each axis.
-        dilation: In each axis.
+        kernel: Size of the kernel in each axis.
+        stride: Stride in each axis.
+        dilation: Dilation in each axis.
         padding: Zeros before and after the map, in each axis.
-        groups: Groups of channels.
+        groups: Number of groups of channels.
     """
 
     kernel: tuple[int, ...]
@@ -31,14 +31,14 @@ class Geometry:
     groups: int = 1
 
     def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Positions of the output in each axis, for a map of the given sizes."""
+        """Number of output positions in each axis, for a map of the given sizes."""
         return tuple(
             (size + sum(pad) - d * (k - 1) - 1) // s + 1
             for size, pad, d, k, s in zip(sizes, self.padding, self.dilation, self.kernel, self.stride, strict=True)
         )
 
     def padded(self, x: Tensor) -> tuple[Tensor, Geometry]:
-        """The map with its zeros around it, and the geometry without them."""
+        """The padded map, and the geometry without padding."""
         if not any(map(any, self.padding)):
             return x, self
         pads = [size for pair in reversed(self.padding) for size in pair]

@@ -1,4 +1,4 @@
-"""The matrices of regression on a convolution's patches at stride 1: correlations at few lags, less what borders leave out."""
+"""Matrices of regression on a convolution's patches at stride 1: correlations at a few lags, minus corrections at the borders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayesify.maths.signatures import Function
 def lag_moments(
     x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    r"""$A^\top A$, $A^\top V$ and, with a bias, the sums of patches, [G, D], and of targets, [G, R], at stride 1.
+    r"""$A^\top A$, $A^\top V$ and, with a bias, sums of patches, [G, D], and of targets, [G, R], at stride 1.
 
     See `convolution_moments` for the arguments.
     """
@@ -41,10 +41,10 @@ def _negated(lag: Offset) -> Offset:
 
 @dataclass(frozen=True)
 class _Box:
-    """A correlation over a part of the positions that touches a border.
+    """Correlation over a part of the positions at a border.
 
     Args:
-        lags: In each axis.
+        lags: Lag in each axis.
         ranges: First position and end of the nearer of the two factors, in each axis.
         axis: An axis in which the box is a strip at a border.
     """
@@ -54,7 +54,7 @@ class _Box:
     axis: int
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors, a view of the border's positions [G, M, *n, C] that begin at `start`."""
+        """One of the two factors: a view of the border's positions [G, M, *n, C], which begin at `start`."""
         for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
             move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
             side = side.narrow(2 + axis, first + move, end - first)
@@ -63,15 +63,15 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the matrix of all pairs of kernel positions is put together.
+    """Plan for assembling the matrix of all pairs of kernel positions.
 
     Args:
         lags: Half of the lags between kernel positions; the others are their opposites.
-        order: For each pair its lag's number, those of opposites counted after all lags.
-        boxes: All different ones that windows of pairs leave out of the full correlations.
-        targets: Pair of each term that is left out.
-        sources: Box of each term, counted twice, or its transpose, the number after it.
-        signs: Of each term, [terms, 1, 1, 1].
+        order: Number of each pair's lag; opposites are numbered after all lags.
+        boxes: All distinct boxes that the windows of pairs exclude from the full correlations.
+        targets: Pair of each excluded term.
+        sources: Index of each term among boxes and their transposes: 2 i for box i, 2 i + 1 for its transpose.
+        signs: Sign of each term, [terms, 1, 1, 1].
     """
 
     lags: tuple[Offset, ...]
@@ -82,7 +82,7 @@ class _Plan:
     signs: Tensor
 
     def subtract(self, gram: Tensor, sums: Tensor) -> Tensor:
-        """Full correlations of all pairs, [pairs, G, C, C], less those over boxes, [boxes, G, C, C]."""
+        """Full correlations of all pairs, [pairs, G, C, C], minus the correlations over boxes, [boxes, G, C, C]."""
         if not self.boxes:
             return gram
         both = torch.stack((sums, sums.mT), 1).flatten(0, 1)
@@ -113,7 +113,7 @@ def _plan(sizes: tuple[int, ...], geometry: Geometry, device: torch.device) -> _
 
 
 def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
-    """What the window of two kernel positions leaves out of the full correlation, as a sum of boxes with signs."""
+    """Positions that the window of two kernel positions excludes from the full correlation, as a signed sum of boxes."""
     choices = []
     for axis, (i, j) in enumerate(zip(a, b, strict=True)):
         d, k = geometry.dilation[axis], geometry.kernel[axis]
@@ -139,7 +139,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 class _Lagged(Function):
     """Correlations at lags, [lags, G, C, C], over boxes, [boxes, G, C, C], with the targets, [K, G, C, R], and sums of both.
 
-    Each border is cut out of the map once, and all gradients by the map are added up in one place.
+    Each border is extracted from the map once, and all gradients by the map are accumulated in one tensor.
     """
 
     @staticmethod
@@ -203,7 +203,7 @@ class _Lagged(Function):
                 spectra.right_sums() * grads[4].unsqueeze(1)
             ).sum((0, 2))
         grad = grads[1].contiguous()
-        turned = grad.mT.contiguous()  # a transposed operand on the right can be slow
+        turned = grad.mT.contiguous()  # a transposed right operand can be slow
         filled = [torch.zeros_like(side) for side in sides]
         pairs = zip(_factors(ctx.boxes, ctx.starts, sides), _factors(ctx.boxes, ctx.starts, filled), strict=True)
         for index, ((left, right), (by_left, by_right)) in enumerate(pairs):
@@ -221,17 +221,17 @@ class _Lagged(Function):
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """[M] in a shape that multiplies the first axis of a tensor."""
+    """[M] reshaped to multiply the first axis of a tensor."""
     return numbers.view(-1, *[1] * (value.ndim - 1))
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
-    """Products of rows, [M, n] both -> [M], in one pass over memory."""
+    """Inner products of rows, [M, n] and [M, n] -> [M], in one pass over memory."""
     return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
 
 
 def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Tensor]:
-    """What each kernel position sees of a map at stride 1, [G, C, *n], its padding left out, as views."""
+    """Part of a map [G, C, *n] that each kernel position sees at stride 1, without padding, as views."""
     found = []
     for offset in geometry.offsets:
         window = total
@@ -243,7 +243,7 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """What boxes need of each border, by axis and whether it is the first one: first position and end along that axis."""
+    """Extent of each border that boxes need, by axis and whether it is the first border: first position and end."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

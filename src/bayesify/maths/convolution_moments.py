@@ -1,14 +1,14 @@
-r"""The matrices of Bayesian linear regression on patches, $A^\top \Lambda A$ and $A^\top \Lambda V$, without extracting them.
+r"""Matrices of Bayesian linear regression on patches, $A^\top \Lambda A$ and $A^\top \Lambda V$, without extracting the patches.
 
 Rows of A are the patches that a convolution multiplies: row (m, t) and column (c, a) hold $x_{mc}(s t + d a - p)$, with
-stride s, dilation d and padding p. So
+stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions but a few at the borders, which the
-window of a and b leaves out: the correlations come from Fourier transforms (`correlate`), and the border strips
-are subtracted. With a stride, row a of the matrix is the weight gradient of the convolution at the strided view of
-the map that a selects. Either way memory is that of a few maps, whatever the kernel's size (Ober & Aitchison 2021,
+At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except a few at the borders, which the
+window of a and b excludes. The correlations come from Fourier transforms (`correlate`), and the border strips are
+subtracted. With a larger stride, row a of the matrix is the weight gradient of the convolution at the strided view of
+the map that a selects. In both cases, memory is that of a few maps, whatever the kernel's size (Ober & Aitchison 2021,
 section 2.2).
 """
 
@@ -31,15 +31,15 @@ def convolution_moments(
 ) -> tuple[Tensor, Tensor]:
     r"""$A^\top A$ and $A^\top V$ for each group.
 
-    A diagonal $\Lambda$ with one value per example enters by its root, as the scale and the ones; a full one over
-    examples by its root in x, V and the ones.
+    A diagonal $\Lambda$ with one value per example is passed by its root, as `scale` and `ones`. A full $\Lambda$ over examples
+    is applied by its root to x, V and the ones.
 
     Args:
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
         geometry: Geometry of the convolution.
-        ones: Where there is a bias, what stands in the last column of A for each example, [M].
-        scale: What x and V of each example are multiplied by first, [M].
+        ones: With a bias, the entry of each example in the last column of A, [M].
+        scale: Factor on x and V of each example, [M].
 
     Returns:
         [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions, and one more for a bias.
@@ -53,7 +53,7 @@ def convolution_moments(
             return gram, cross
         totals = (ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)).view(geometry.groups, -1)
         total, once = torch.tensordot(ones, x, 1).unsqueeze(0), x.new_ones(1, geometry.groups, *targets.shape[2:])
-        sums = patch_cross(total, once, geometry).squeeze(-1)  # of all patches of each example, times its number
+        sums = patch_cross(total, once, geometry).squeeze(-1)  # over all patches, weighted by `ones`
     else:
         gram, cross, sums, totals = lag_moments(x, targets, geometry, ones, scale)
         if ones is None:
@@ -81,13 +81,13 @@ def patch_cross(x: Tensor, targets: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _settings(geometry: Geometry, transposed: bool = False) -> tuple[Any, ...]:
-    """What torch's convolutions take after their bias."""
+    """Arguments of torch's convolutions after the bias."""
     zeros = [0] * len(geometry.kernel)
     return geometry.stride, zeros, geometry.dilation, transposed, zeros, geometry.groups
 
 
 def _kernel_gradient(x: Tensor, outputs: Tensor, geometry: Geometry) -> Tensor:
-    """The weight gradient of a convolution, [outputs' channels, c_in / G, *k]."""
+    """Weight gradient of a convolution, [outputs' channels, c_in / G, *k]."""
     x = _used(x, geometry)
     like = x.new_empty(1).expand(outputs.shape[1], x.shape[1] // geometry.groups, *geometry.kernel)
     backward = torch.ops.aten.convolution_backward
@@ -96,7 +96,7 @@ def _kernel_gradient(x: Tensor, outputs: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _used(x: Tensor, geometry: Geometry) -> Tensor:
-    """The map without the positions at its end that no stride reaches."""
+    """The map without the positions at its end that the stride never reaches."""
     for axis, (size, k, s, d) in enumerate(
         zip(geometry.outputs(x.shape[2:]), geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2
     ):
@@ -105,7 +105,7 @@ def _used(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _view(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
-    """What one position of the kernel sees, [M, c_in, *o]."""
+    """Part of the map that one kernel position sees, [M, c_in, *o]."""
     sizes = geometry.outputs(x.shape[2:])
     index = [slice(None), slice(None)]
     for start, size, s, d in zip(offset, sizes, geometry.stride, geometry.dilation, strict=True):
@@ -114,7 +114,7 @@ def _view(x: Tensor, offset: Offset, geometry: Geometry) -> Tensor:
 
 
 class _Cross(Function):
-    """The weight gradient of a convolution; its own gradients are a transposed convolution and a convolution."""
+    """Weight gradient of a convolution; its own gradients are a transposed convolution and a convolution."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, geometry: Geometry) -> Tensor:
@@ -137,7 +137,7 @@ class _Cross(Function):
 
 
 class _Gram(Function):
-    """Row by row of the kernel's positions: weight gradients at strided views; the gradient is a convolution for each row."""
+    """Gram matrix, one kernel position at a time, by weight gradients at strided views; its gradient is a convolution each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:

@@ -1,4 +1,4 @@
-"""Eigenvectors of symmetric matrices that survive rounding."""
+"""Eigenvectors of symmetric matrices that tolerate rounding errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor
 def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices, $A = Q \Lambda Q^\top$, in the type of A.
 
-    They are computed in float64, on the CPU where the device has no such type: in float32 some machines' LAPACK does not converge
-    for curvatures of many zero rows.
+    The computation is in float64, on the CPU if the device lacks this type. In float32 some machines' LAPACK does not converge
+    for curvatures with many zero rows.
 
     Args:
         matrix: A, [..., n, n].
-        what: What it is, for errors.
+        what: Name of the matrix for errors.
 
     Returns:
         [..., n], and [..., n, n].
 
     Raises:
-        ValueError: If it is not finite, or no eigenvectors are found.
+        ValueError: If the matrix is not finite, or no eigenvectors are found.
     """
     if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"{what} is not finite; look for NaN or infinity in the data and in the network's outputs")
+        raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")
     wide = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()
     try:
         values, vectors = torch.linalg.eigh(wide)
@@ -32,17 +32,18 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
             raise
         size = matrix.shape[-1]
         raise ValueError(
-            f"{what} ({size} x {size}) has no eigenvectors that could be computed; standardize the inputs, or leave out weights "
+            f"{what} ({size} x {size}): the eigenvectors could not be computed; standardize the inputs, or leave out weights "
             "without curvature"
         ) from error
     return values.to(matrix), vectors.to(matrix)
 
 
 def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
+    r"""Largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
 
-    Where at most half of them are asked for they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$, several
-    times faster and exact to the root of the rounding error; else, or where one is that small, by a singular value decomposition.
+    For at most half of the values, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is several
+    times faster, and exact to the root of the rounding error. Otherwise, or if a value is that small, they come from a singular
+    value decomposition.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     thin = matrix.mT if tall else matrix

@@ -1,22 +1,22 @@
-"""The evidence of linear models with Gaussian noise."""
+"""Evidence of linear models with Gaussian noise."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 NUM_NOISE_STEPS = 50
-"""Steps of the fixed point for the noise."""
+"""Number of fixed-point iterations for the noise."""
 
 
 def fixed_point_noise(
     spectrum: Tensor, factor: float, noise: float, *, squared_norm: float, squared_error: float, count: float
 ) -> float:
-    r"""MacKay's fixed point for the noise: $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$, $\gamma$ the effective parameters.
+    r"""MacKay's fixed point for the noise, $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$ with $\gamma$ effective parameters.
 
     Args:
         spectrum: Eigenvalues of the curvature under `noise`, whitened by the prior.
-        factor: Factor on the prior precisions, which is optimized along.
-        noise: Variance to start at.
+        factor: Initial factor on the prior precisions, which is optimized as well.
+        noise: Initial variance.
         squared_norm: Squared norm of the mean weights, whitened by the prior.
         squared_error: SSE.
         count: N O.

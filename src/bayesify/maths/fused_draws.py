@@ -1,4 +1,4 @@
-"""Draws of many diagonal Gaussians on a GPU in one launch, whose noise is never stored."""
+"""Draws of many diagonal Gaussians on a GPU in one launch, without storing the noise."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from bayesify.maths.philox import ROUNDS, TILE
 from bayesify.maths.signatures import Function, gradients_again
 
 ALIGNMENT_NUMBERS = 64
-"""Numbers that a weight's draws start at a multiple of."""
+"""Each weight's draws start at a multiple of this many numbers."""
 
 HAS_FAST_SINES = True
-"""Whether kernels take sines and cosines by the device's own instructions, which an emulation does not have."""
+"""Whether kernels use the device's own instructions for sines and cosines, which an emulation does not have."""
 
 ENABLED = True
-"""Whether normal numbers and draws on a GPU come from these kernels where they run."""
+"""Whether normal numbers and draws on a GPU come from these kernels, if the kernels run."""
 
 WARPS_PER_TILE = 4
-"""Groups of 32 threads that make a tile."""
+"""Groups of 32 threads that compute a tile."""
 
 MIN_TENSORS_TO_CUT = 5
-"""Tensors with rows of one kind that are cut in less time than as many views take."""
+"""For at least this many tensors with rows of one kind, one split is faster than separate views."""
 
 Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
-"""A tensor that may be made later: its memory, size, stride and first number."""
+"""A tensor that can be created later: its memory, size, stride and first number."""
 
 
 class Plan:
-    r"""Where many diagonal Gaussians lie in memory, as kernels read it: S draws of each, and their KL to zero-mean priors.
+    r"""Memory layout of many diagonal Gaussians for kernels: S draws of each, and their KL to zero-mean priors.
 
-    A weight's entries are taken in the order of memory, in tiles; each draw of it takes its noise from tiles of the stream of its
-    own, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. Columns of the table: where mean and log std are, in
-    numbers from `base`, size, first tile of noise, tiles of a draw, first number of the draws, first number of a gradient,
-    whether vector loads fit.
+    The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from its own tiles
+    of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. Columns of the table: positions of mean and
+    log std, in numbers from `base`; size; first tile of noise; tiles of a draw; first number of the draws; first number of a
+    gradient; whether vector loads are possible.
 
     Args:
-        means: m of each, without gaps in memory.
-        log_stds: log s of each, laid out alike.
-        prior_stds: $\sigma$ of each.
+        means: m of each Gaussian, without gaps in memory.
+        log_stds: log s of each Gaussian, with the same layout.
+        prior_stds: $\sigma$ of each Gaussian.
         num_draws: S.
-        antithetic: Whether each second draw has the noise of the one before with the opposite sign.
+        antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
-        members: Which of the Gaussians are drawn; the noise of the others is left out.
+        members: Indices of the Gaussians that are drawn; the noise of the others is skipped.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Plan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
-        """Draws [S, *shape] of each, and the KL, a scalar; without gradients."""
+        """Draws [S, *shape] of each Gaussian, and the KL, a scalar; without gradients."""
         from bayesify.maths.philox_kernels import draw_kernel
 
         out = torch.empty(self.drawn.total, dtype=self.dtype, device=self.device)
@@ -107,7 +107,7 @@ class Plan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by all means, then by all log stds, from those of the draws and of the KL."""
+        """Gradients by all means, then by all log stds, from the gradients of the draws and of the KL."""
         from bayesify.maths.philox_kernels import gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)
@@ -122,26 +122,26 @@ class Plan:
 
 
 def offset(value: Tensor, base: Tensor) -> int:
-    """Where a tensor lies, in its numbers from another."""
+    """Position of a tensor relative to another, in numbers of its type."""
     return (value.data_ptr() - base.data_ptr()) // value.element_size()
 
 
 def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
-    """Tiles of noise that a draw of each Gaussian takes, and the first of all its draws."""
+    """Number of noise tiles that a draw of each Gaussian uses, and the first tile of all its draws."""
     tiles = [-(-size // TILE) for size in sizes]
     halves = (num_draws + 1) // 2 if antithetic else num_draws
     return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
 
 
 def tile_owners(tiles: Sequence[int], device: torch.device) -> Tensor:
-    """Which Gaussian each tile belongs to, and which of its tiles it is: [tiles, 2]."""
+    """Gaussian to which each tile belongs, and the tile's number within it: [tiles, 2]."""
     owners = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles))
     within = torch.cat([torch.arange(count) for count in tiles])
     return torch.stack([owners, within], 1).int().to(device)
 
 
 class Places(Sequence[Place]):
-    """Where tensors are that lie in one piece of memory."""
+    """Places of tensors in one piece of memory."""
 
     def __init__(self, joined: Joined, flat: Tensor) -> None:
         self.joined, self.flat = joined, flat
@@ -153,17 +153,17 @@ class Places(Sequence[Place]):
         return len(self.joined.layouts)
 
     def at(self, index: int) -> list[Tensor]:
-        """One draw of each."""
+        """One draw of each tensor."""
         return self.joined.at(self.flat, index)
 
 
 class Joined:
-    """Tensors in one piece of memory, each at a multiple of `ALIGNMENT_NUMBERS`; those with rows of one kind are side by side.
+    """Tensors in one piece of memory, each aligned to `ALIGNMENT_NUMBERS`; tensors with rows of one kind are adjacent.
 
-    To cut many at once takes the host a third of the time of as many views.
+    Splitting adjacent tensors at once takes the host a third of the time of separate views.
 
     Args:
-        layouts: Size and stride of each, without gaps.
+        layouts: Size and stride of each tensor, without gaps.
     """
 
     def __init__(self, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
@@ -179,15 +179,15 @@ class Joined:
         self.layouts = [(size, stride, start) for (size, stride), start in zip(layouts, self.starts, strict=True)]
         self.cuts = [group for group in groups.values() if len(group) >= MIN_TENSORS_TO_CUT]
         self.single = sorted({*self.order}.difference(*self.cuts))
-        # Where gradients [S, *shape] are joined: their axes in the order of memory.
+        # Order of the axes of gradients [S, *shape] in memory, for `join`.
         self.orders = [(0, *sorted(range(1, len(size)), key=lambda axis: -stride[axis])) for size, stride in layouts]
 
     def places(self, flat: Tensor) -> Places:
-        """Where all of them are, in memory that starts with the first."""
+        """Places of all tensors in memory that starts with the first."""
         return Places(self, flat)
 
     def at(self, flat: Tensor, index: int) -> list[Tensor]:
-        """One draw of each, where they are [S, *shape]: [*shape]."""
+        """One draw of each tensor [S, *shape]: [*shape]."""
         found: list[Any] = [None] * len(self.layouts)
         for at in self.single:
             (count, *size), (step, *stride), start = self.layouts[at]
@@ -196,7 +196,7 @@ class Joined:
             (count, _, *row), (_, *stride), start = self.layouts[group[0]]
             lengths = [self.layouts[at][0][1] for at in group]
             together = flat.as_strided((count * sum(lengths), *row), stride, start)
-            if count > 1:  # rows of other draws lie between those of this one
+            if count > 1:  # rows of other draws lie in between
                 others = (index % count, 1, count - 1 - index % count)
                 lengths = [many * length for length in lengths for many in others]
             parts = together.split_with_sizes(lengths)
@@ -205,15 +205,15 @@ class Joined:
         return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """All of them, in memory that starts with the first."""
+        """Views of all tensors in memory that starts with the first."""
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
-        """Copies of tensors of these sizes, [S, *shape] each, in one piece; 0 for absent ones, and between them.
+        """Copies of tensors of these sizes, [S, *shape] each, in one piece; absent tensors and gaps are 0.
 
         Args:
-            values: Of one type.
-            zeros: [ALIGNMENT_NUMBERS] of that type.
+            values: Tensors of one type.
+            zeros: Zeros of this type, [ALIGNMENT_NUMBERS].
         """
         pieces = []
         for at in self.order:
@@ -233,7 +233,7 @@ def make_plan(
     antithetic: bool,
     dtypes: Sequence[torch.dtype],
 ) -> DrawPlan | None:
-    """A plan for Gaussians whose draws have the given types; `None` where a kernel cannot read them."""
+    """A plan for Gaussians whose draws have the given types; `None` if a kernel cannot read the parameters."""
     if not all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True)):
         return None
     members = {dtype: [at for at, kind in enumerate(dtypes) if kind == dtype] for dtype in dtypes}
@@ -243,7 +243,7 @@ def make_plan(
 
 
 class _Several:
-    """Plans for Gaussians of several types, as one."""
+    """Plans for draws of several types, combined into one."""
 
     def __init__(self, plans: list[Plan]) -> None:
         self.plans, self.count = plans, sum(len(plan.members) for plan in plans)
@@ -271,29 +271,29 @@ class _Several:
 
 
 def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
-    """Whether two parameters lie in memory alike and without gaps."""
+    """Whether two parameters have the same layout in memory, without gaps."""
     dense = mean.is_contiguous() or (mean.dim() == 4 and mean.is_contiguous(memory_format=torch.channels_last))
     return dense and mean.stride() == log_std.stride() and mean.dtype == log_std.dtype and mean.numel() < 2**31 - TILE
 
 
 class DrawPlan(Protocol):
-    """Draws with their KL, and the gradients of both, by kernels."""
+    """Draws with their KL, and gradients of both, by kernels."""
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each weight, and the KL, a scalar; without gradients."""
         ...
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by the parameters from those of the draws and of the KL."""
+        """Gradients by the parameters, from the gradients of the draws and of the KL."""
         ...
 
 
 Reference = Callable[[Tensor], tuple[list[Tensor], Tensor]]
-"""Draws and KL of a seed in operations that torch differentiates."""
+"""Function from a seed to draws and KL, in operations that torch differentiates."""
 
 
 class _FusedDraw(Function):
-    """Draws and KL of a plan; the backward pass makes the noise again."""
+    """Draws and KL of a plan; the backward pass generates the noise again."""
 
     @staticmethod
     def forward(ctx: Any, plan: DrawPlan, reference: Reference, seed: Tensor, *parameters: Tensor) -> Any:
@@ -307,7 +307,7 @@ class _FusedDraw(Function):
         seed, *parameters = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return None, None, None, *ctx.plan.gradients(seed, grads[:-1], grads[-1])
-        # To be differentiated again: in operations that torch knows.
+        # Gradients that will be differentiated again need operations that torch knows.
         draws, kl = ctx.reference(seed)
         return None, None, None, *gradients_again((*draws, kl), parameters, grads)
 
@@ -319,16 +319,16 @@ def fused_draws(
 
     Args:
         plan: Plan of the parameters.
-        reference: The same without kernels: for second derivatives.
+        reference: The same computation without kernels, for second derivatives.
         seed: Seed of the noise, [1].
-        parameters: In the order of the plan's gradients.
+        parameters: Parameters in the order of the plan's gradients.
     """
     *draws, kl = _FusedDraw.apply(plan, reference, seed, *parameters)
     return draws, kl
 
 
 def has_kernel(like: Tensor) -> bool:
-    """Whether the kernels make numbers for a tensor: float32 on a CUDA device, where Triton is installed and can compile."""
+    """Whether the kernels can serve a tensor: float32 on a CUDA device, with Triton installed and able to compile."""
     return ENABLED and like.is_cuda and like.dtype == torch.float32 and _kernels_run(like.device)
 
 
@@ -340,13 +340,13 @@ def _kernels_run(device: torch.device) -> bool:
         kernel_normals(1, torch.zeros(1, dtype=torch.int64, device=device))
     except Exception as error:  # no C compiler, a GPU that Triton does not know
         reason = str(error).strip().splitlines()[:1]
-        warnings.warn(f"Triton's kernels do not run here {reason}; draws take torch's own operations", stacklevel=2)
+        warnings.warn(f"Triton kernels do not run here {reason}; draws use torch's own operations", stacklevel=2)
         return False
     return True
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """The first numbers of a stream (see `maths.philox`), [count] in float32, on the device of its seed [1], below $2^{63}$."""
+    """First numbers of a stream (see `maths.philox`), [count] in float32, on the device of the seed, [1], below $2^{63}$."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)
@@ -356,7 +356,7 @@ def kernel_normals(count: int, seed: Tensor) -> Tensor:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """The device as the current one, where it is not."""
+    """Context that makes the device the current one, if necessary."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return torch.cuda.device(device)
     return nullcontext()

@@ -1,4 +1,4 @@
-"""Draws of many matrices by the extended Matheron rule on a GPU in three launches, whose noise is never stored."""
+"""Draws of many matrices by the extended Matheron rule on a GPU in three launches, without storing the noise."""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ from bayesify.maths.philox import ROUNDS
 from bayesify.maths.signatures import Function, gradients_again
 
 MAX_INDUCING_SIZE = 64
-"""Rows or columns of U above which a program's registers do not hold it."""
+"""Maximum number of rows or columns of U that fit into a program's registers."""
 
 BLOCK, PART = 64, 16
-"""Rows of a matrix that a program takes, and rows of U that a program sums parts of."""
+"""Rows of a matrix that a program processes, and rows of U whose parts a program sums."""
 
 CHUNK, PROGRAMS, MAX_PARTS = 512, 4096, 128
-"""Columns that a program goes through at least, programs above which it goes through more, and parts of a matrix at most, about."""
+"""Limits on the division of work. `CHUNK` is the minimum number of columns per program. Beyond `PROGRAMS` programs, each takes more
+columns. `MAX_PARTS` is the approximate maximum number of parts of a matrix."""
 
 
 @lru_cache(maxsize=16)
 def has_products(device: torch.device) -> bool:
-    """Whether kernels can multiply on a device: NVIDIA's from compute capability 8 on have products in tf32 and bfloat16."""
+    """Whether kernels can multiply on a device: NVIDIA GPUs have tf32 and bfloat16 products from compute capability 8 on."""
     if device.type != "cuda":  # Triton's interpreter
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class Shape(NamedTuple):
-    """Columns that a kernel takes at a time, and rows where it goes through all of them."""
+    """Number of columns that a kernel processes at a time, and of rows if it goes through all rows."""
 
     step: int
     tall: int
 
 
 SHAPES = {False: Shape(32, 32), True: Shape(64, 64)}
-"""For products in float32 and in bfloat16, as measured on an H200."""
+"""Shapes for products in float32 and in bfloat16, tuned on an H200."""
 
 OPTIONS = {"num_warps": 4, "num_stages": 1}
-"""Of all kernels with noise. Loads are not made ahead: that took them three times as long, having less room on the device."""
+"""Options of all kernels with noise. Loads are not prefetched, because the extra memory made kernels three times slower."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix `[W b]` as kernels see it, its columns in memory's order, and its noise $[E_3 E]$: $E_3$ in `thin` columns.
+    """One matrix `[W b]` for kernels, with columns in memory order, and its noise $[E_3 E]$, where $E_3$ has `thin` columns.
 
     Args:
-        outputs: Sizes and strides of W, and of b where there is one, as the network has them.
+        outputs: Sizes and strides of W, and of b if there is one, in the network.
         lookup: Whether W is an embedding table, whose matrix has a column for each of its rows.
-        ratio: By which b's prior standard deviation is larger than W's.
+        ratio: Prior standard deviation of b divided by that of W.
         shape: d_out, d_in, M_r, M_c.
-        noise: Where the noise stands in the stream: its first number, and numbers from a draw and from a row to the next, all
+        noise: Position of the noise in the stream: its first number, and the distances between draws and between rows, all
             multiples of four.
     """
 
@@ -72,37 +73,37 @@ class Matrix:
 
     @property
     def positions(self) -> int:
-        """Positions of a kernel that lie outside of its channels in memory, 1 where they lie inside."""
+        """Number of kernel positions if they vary more slowly than channels in memory, otherwise 1."""
         return positions_outside(*self.outputs[0])
 
 
 def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Positions of a kernel that lie outside of its channels in memory (channels last), 1 where they lie inside."""
+    """Number of kernel positions if they vary more slowly than channels in memory (channels last), otherwise 1."""
     return math.prod(size[2:]) if len(size) > 2 and stride[1] == 1 else 1
 
 
 def _columns(rest: Tensor, count: int) -> Tensor:
-    """A number of columns, filled up with zeros."""
+    """The first `count` columns, padded with zeros."""
     return F.pad(rest, (0, count - rest.shape[-1])) if rest.shape[-1] < count else rest[..., :count]
 
 
 class MatheronPlan:
-    r"""Where many matrices and their factors lie in memory, as kernels read it; see `matheron.conditional_draw`.
+    r"""Memory layout of many matrices and their factors for kernels; see `matheron.conditional_draw`.
 
-    Columns of the table: d_out, d_in, M_r, M_c; first number and row length of $A_r$ and of $[B_c A_c]$; first number of U's; of
-    the noise the first four numbers, and fours from a draw and from a row to the next; columns of W; first number of its draws,
-    what a row adds (a column, in a lookup); first number of b's draws; numbers of a draw of W and of b; first part and parts of
-    the matrix; whether it is a lookup.
+    Columns of the table: d_out, d_in, M_r, M_c; first number and row length of $A_r$ and of $[B_c A_c]$; first number of U; first
+    quad of the noise, and quads between draws and between rows (a quad is four numbers); columns of W; first number of its draws,
+    and the distance between rows (between columns, in a lookup); first number of b's draws; size of a draw of W and of b; first
+    part and number of parts of the matrix; whether it is a lookup.
 
     Args:
-        matrices: All of them, in groups of equal ones.
-        counts: Matrices of each group.
-        stack: Rows, outputs and inputs that factors of all matrices are filled up to, where these stand in one stack.
+        matrices: All matrices, in groups of equal size.
+        counts: Number of matrices in each group.
+        stack: Rows, outputs and inputs to which the factors are padded, if they form one stack.
         thin: Columns of $E_3$ in the noise, and of $B_c$ before $A_c$, a multiple of four.
         num_draws: S.
-        antithetic: Whether each second draw has the noise of the one before with the opposite sign.
+        antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
-        device: Where they are.
+        device: Device of the draws.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class MatheronPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=device)
 
     def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
-        """Which column of $A_c$ stands at each place of memory, [G, 1, d_in] for each group in which these differ."""
+        """Column of $A_c$ at each place of memory, [G, 1, d_in], for each group in which the two orders differ."""
         found: list[Tensor | None] = []
         for first, last in pairwise(accumulate(counts, initial=0)):
             members = self.matrices[first:last]
@@ -159,7 +160,7 @@ class MatheronPlan:
         return found
 
     def _tables(self) -> None:
-        """What kernels read: see the class; a part, a block of rows and a block of columns for each program."""
+        """Make the kernels' tables: see the class; each program has a part, a block of rows or a block of columns."""
         table: list[list[int]] = []
         units: list[tuple[int, ...]] = []
         blocks: list[tuple[int, ...]] = []
@@ -193,7 +194,7 @@ class MatheronPlan:
         self.columns = {step: torch.tensor(part, dtype=torch.int32).to(self.device) for step, part in columns.items()}
 
     def operands(self, blocks: Sequence[Factors]) -> tuple[Tensor, Tensor]:
-        """$A_r$, and $[B_c A_c]$ with columns in memory's order, of all matrices, each side in one piece of memory."""
+        """$A_r$, and $[B_c A_c]$ with columns in memory order, of all matrices; each side is one piece of memory."""
         stack = blocks[0].stack
         if stack is not None:
             rows, rests, reaches = [stack.row_reach], [stack.col_rest], [stack.col_reach]
@@ -215,21 +216,21 @@ class MatheronPlan:
         return torch.empty(*shape, dtype=torch.float32, device=self.device)
 
     def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
-        """What kernels that make noise are compiled for, after the columns of $E_3$."""
+        """Compile-time arguments of kernels that generate noise, after the columns of $E_3$."""
         kind = (low, self.antithetic, ROUNDS, fused_draws.HAS_FAST_SINES, self.lookups)
         return self.thin, self.size, block, SHAPES[low].step, *kind
 
     def draw(
         self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
     ) -> tuple[Sequence[Place], list[Tensor]]:
-        """Draws of each W and b, and what the backward pass needs: i and $A_r o$, each as `start` is.
+        """Draws of each W and b, and the values for the backward pass: i and $A_r o$, in the layout of `start`.
 
         Args:
-            low: Whether products with matrices of the weights' size take numbers in bfloat16.
+            low: Whether products with matrices of the weights' size use bfloat16.
             seed: Seed of the noise, [1].
             rows: See `operands`.
             cols: See `operands`.
-            start: V of each matrix, [S, M_r, M_c], one after the other.
+            start: V of each matrix, [S, M_r, M_c], concatenated.
             size: s of each matrix.
         """
         from bayesify.maths import matheron_kernels as kernels
@@ -254,7 +255,7 @@ class MatheronPlan:
     def gradients(
         self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients by the factors, start and size from those of the draws; see `StackDraw`."""
+        """Gradients by the factors, start and size, from the gradients of the draws; see `StackDraw`."""
         from bayesify.maths import matheron_kernels as kernels
 
         rows, cols, start, size, inner, reached = saved
@@ -282,7 +283,7 @@ class MatheronPlan:
         return to_rows, to_cols.sum(0) if draws > 1 else to_cols[0], to_start, to_size.sum(1)
 
     def reference(self, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor) -> list[Tensor]:
-        """The draws, matrix after matrix, in operations that torch differentiates."""
+        """The draws, matrix by matrix, in operations that torch differentiates."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         ends = [
             first + (halves - 1) * step + row * one.shape[0]
@@ -316,7 +317,7 @@ class MatheronPlan:
 
 
 class MatheronDraw(Function):
-    """Draws of a plan, W and b of each matrix; the backward pass makes the noise again."""
+    """Draws of a plan, W and b of each matrix; the backward pass generates the noise again."""
 
     @staticmethod
     def forward(ctx: Any, plan: MatheronPlan, low: bool, seed: Tensor, *given: Tensor) -> Any:
@@ -332,6 +333,6 @@ class MatheronDraw(Function):
         seed, *saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return None, None, None, *ctx.plan.gradients(ctx.low, grads, seed, saved)
-        # To be differentiated again: in operations that torch knows.
+        # Gradients that will be differentiated again need operations that torch knows.
         again = gradients_again(ctx.plan.reference(seed, *saved[:4]), saved[:4], grads)
         return None, None, None, *again

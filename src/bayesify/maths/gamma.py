@@ -9,16 +9,16 @@ from bayesify.maths.noise import Randomness, source_of
 
 
 def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> Tensor:
-    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; divide by a rate for another one.
+    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; divide by a rate to change the rate.
 
-    The draws are torch's rejection sampler's, which takes a generator; their gradient is the implicit one (Figurnov et al.
-    2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, that of $x = F^{-1}(u; a)$, by torch's
-    approximation to it with a relative error below 5e-4.
+    The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit one (Figurnov et al.
+    2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, which is the gradient of $x = F^{-1}(u; a)$. torch
+    approximates it with a relative error below 5e-4.
 
     Args:
         shape: a, any shape.
         num_draws: S.
-        generator: Source of randomness, on any device; torch's global one by default.
+        generator: Source of randomness, on any device; torch's global generator by default.
 
     Returns:
         [S, *shape].
@@ -31,7 +31,7 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
 
     $$ (a - a_0) \psi(a) - \log \frac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log \frac{b}{b_0} + a \frac{b_0 - b}{b} $$
 
-    Computed in float64 where the device has it: at the shapes of large layers single terms are millions of nats.
+    Computed in float64 if the device has it, because at the shapes of large layers single terms are millions of nats.
 
     Args:
         shape: a.
@@ -57,10 +57,10 @@ def inverse_root_moments(shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(value: Tensor) -> Tensor:
-    """The value in float64, where its device has that type."""
+    """The value in float64, if its device has that type."""
     return value if value.device.type == "mps" else value.double()
 
 
 def as_float(value: Tensor) -> Tensor:
-    """The value in float32 at least: half precision loses the small differences that log-densities and sums live on."""
+    """The value in float32 or wider, because half precision loses small differences of log-densities and sums."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -1,4 +1,4 @@
-"""Diagonal Gaussians: draws and the sums their KL needs, with gradients written out to save passes over memory."""
+"""Diagonal Gaussians: draws and their KL, with hand-written gradients that save passes over memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 
 
 class _Draw(Function):
-    """Draws of many diagonal Gaussians and their summed KL to zero-mean priors, in a few calls for all of them."""
+    """Draws of many diagonal Gaussians and their summed KL to zero-mean priors, in a few calls in total."""
 
     @staticmethod
     def forward(ctx: Any, prior_stds: list[float], noise: list[Tensor], *parameters: Tensor) -> Any:
@@ -35,9 +35,9 @@ class _Draw(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        count, saved = len(ctx.prior_stds), ctx.saved_tensors  # read once: checkpointing gives them once
+        count, saved = len(ctx.prior_stds), ctx.saved_tensors  # read once, because checkpointing provides them once
         means, log_stds, stds, noise = (list(saved[place * count : (place + 1) * count]) for place in range(4))
-        if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
+        if torch.is_grad_enabled():  # for second derivatives, because saved values would count as constant
             stds = list(torch._foreach_exp(log_stds))
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
         if noise[0].ndim == means[0].ndim:
@@ -57,7 +57,7 @@ def _with_kl(
     slopes: list[Tensor],
     grad_kl: Tensor | None,
 ) -> list[Tensor]:
-    r"""Gradients by all means, then by all log stds, with those of the KL added; `slopes` are by s, and are overwritten.
+    r"""Gradients by all means, then by all log stds, including those of the KL; `slopes` are gradients by s, and overwritten.
 
     $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
        \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$
@@ -67,7 +67,7 @@ def _with_kl(
         return [*through, *slopes]
     precisions = [std**-2 for std in prior_stds]
     if grad_kl.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        weight = float(grad_kl)  # nothing waits for it here, and a factor that is a number saves passes over memory
+        weight = float(grad_kl)  # no wait on a CPU, and a scalar factor saves passes over memory
         for slope, std, precision in zip(slopes, stds, precisions, strict=True):
             slope.add_(std, alpha=weight * precision)
             torch.addcmul(-grad_kl, slope, std, out=slope)
@@ -85,12 +85,12 @@ def _with_kl(
 
 
 def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
-    """KL of many diagonal Gaussians to zero-mean priors in nats, summed: a scalar."""
+    """Sum of the KLs of many diagonal Gaussians to zero-mean priors, a scalar in nats."""
     scales = [math.sqrt(0.5) / std for std in (*prior_stds, *prior_stds)]
     norms, logs = torch._foreach_norm([*means, *stds]), [log_std.sum() for log_std in log_stds]
     constant = sum(mean.numel() * (math.log(std) - 0.5) for mean, std in zip(means, prior_stds, strict=True))
     if norms[0].device.type == "cpu" and not torch.compiler.is_compiling():
-        values = torch.stack([*norms, *logs]).tolist()  # few numbers: the rest takes longer by calls of torch
+        values = torch.stack([*norms, *logs]).tolist()  # Python is faster than torch calls for so few numbers
         scaled = [scale * norm for scale, norm in zip(scales, values, strict=False)]
         return norms[0].new_tensor(sum(norm * norm for norm in scaled) - sum(values[len(scales) :]) + constant)
     squares = torch.stack(torch._foreach_mul(norms, scales)).square()
@@ -123,7 +123,7 @@ class _Moments(Function):
 
 
 def _joined(means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and standard deviations of all Gaussians as vectors [P], and their KL, in calls that `vmap` and autograd understand."""
+    """Means and standard deviations of all Gaussians as vectors [P], and their KL, in operations for `vmap` and autograd."""
     mean, log_std = (torch.cat([value.flatten() for value in values]) for values in (means, log_stds))
     std, counts = log_std.exp(), tuple(value.numel() for value in means)
     scales = _repeated(tuple(prior_stds), counts, mean.dtype, mean.device)
@@ -132,7 +132,7 @@ def _joined(means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]
 
 
 def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Vectors [..., P] as values of the shapes of tensors."""
+    """Vectors [..., P] split into the shapes of tensors."""
     parts = flat.split([value.numel() for value in like], -1)
     return [part.unflatten(-1, value.shape) for part, value in zip(parts, like, strict=True)]
 
@@ -151,13 +151,13 @@ def draw_diagonals(
     r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
     Args:
-        means: m of each, any shape.
-        log_stds: log s of each, the same shapes.
-        noise: $\epsilon$ of each, [S, *shape].
-        prior_stds: $\sigma$ of each.
+        means: m of each Gaussian, any shape.
+        log_stds: log s of each Gaussian, the same shapes.
+        noise: $\epsilon$ of each Gaussian, [S, *shape].
+        prior_stds: $\sigma$ of each Gaussian.
 
     Returns:
-        Draws [S, *shape] of each, and a scalar in nats.
+        Draws [S, *shape] of each Gaussian, and the KL, a scalar in nats.
     """
     if transforming():
         mean, std, kl = _joined(means, log_stds, prior_stds)
@@ -169,15 +169,15 @@ def draw_diagonals(
 def diagonal_moments(
     means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    r"""Means and variances of many $\mathcal{N}(m, \operatorname{diag}(s^2))$ for use elsewhere, and their KL to zero-mean priors.
+    r"""Means and variances of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
     Args:
-        means: m of each, any shape.
-        log_stds: log s of each, the same shapes.
-        prior_stds: $\sigma$ of each.
+        means: m of each Gaussian, any shape.
+        log_stds: log s of each Gaussian, the same shapes.
+        prior_stds: $\sigma$ of each Gaussian.
 
     Returns:
-        m and $s^2$ of each, and a scalar in nats.
+        m and $s^2$ of each Gaussian, and the KL, a scalar in nats.
     """
     if transforming():
         _, std, kl = _joined(means, log_stds, prior_stds)
@@ -187,14 +187,14 @@ def diagonal_moments(
 
 
 def standard_kl(std: Tensor, mean: Tensor | None = None, counts: Tensor | None = None) -> Tensor:
-    r"""KL of independent Gaussians to standard normal ones, $\sum_i n_i (\tfrac12 (m_i^2 + s_i^2 - 1) - \log s_i)$, a scalar.
+    r"""KL of independent Gaussians to standard normals, $\sum_i n_i (\tfrac12 (m_i^2 + s_i^2 - 1) - \log s_i)$, a scalar.
 
-    Few operations, and its gradients in few: on a GPU each takes as long as its launch.
+    Forward and backward use few operations, because on a GPU each operation takes as long as its launch.
 
     Args:
         std: s.
         mean: m, of the same shape; 0 by default.
-        counts: n, of the same shape; 1 by default. No gradient is taken by it.
+        counts: n, of the same shape, without gradient; 1 by default.
     """
     found: Tensor = _StandardKL.apply(std, mean, counts)
     return found

@@ -1,4 +1,4 @@
-"""The regularized incomplete beta function, which torch lacks."""
+"""Regularized incomplete beta function, which torch lacks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 MAX_STEPS = 20_000
-"""Of the continued fraction, which takes about the root of the larger parameter."""
+"""Maximum number of steps of the continued fraction, which needs about the root of the larger parameter."""
 
 
 @torch.no_grad()
 def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None) -> Tensor:
-    r"""$I_x(a, b) = \frac{1}{B(a, b)} \int_0^x t^{a-1} (1 - t)^{b-1} dt$, entry by entry, in float64.
+    r"""$I_x(a, b) = \frac{1}{B(a, b)} \int_0^x t^{a-1} (1 - t)^{b-1} dt$, elementwise, in float64.
 
-    By the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, at the side of x on which it converges
-    fast; to about 1e-12, less the digits that the logarithm of B loses at parameters above 1e4. It has no gradient.
+    Computed by the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, on the side of x where it
+    converges fast. Accurate to about 1e-12; above parameters of 1e4, the logarithm of B loses further digits. There is no
+    gradient.
 
     Args:
-        a, b: Positive.
-        x: From 0 to 1.
-        rest: 1 - x, where it is known with more digits than the subtraction leaves.
+        a, b: Positive parameters.
+        x: Upper limit, from 0 to 1.
+        rest: 1 - x, if known with more digits than the subtraction gives.
     """
     rest = 1 - x if rest is None else rest
     a, b, x, rest = torch.broadcast_tensors(*(part.double() for part in (a, b, x, rest)))
@@ -35,7 +36,7 @@ def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None
 
 
 def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """The continued fraction. On a CPU by NumPy, whose operations on few numbers cost a quarter of torch's."""
+    """The continued fraction; on a CPU by NumPy, which is four times faster than torch for few numbers."""
     parts = [part.reshape(-1) for part in (a, b, x)]
     if a.is_cpu:
         with np.errstate(all="ignore"):
@@ -46,13 +47,13 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _lentz(library: Any, a: Any, b: Any, x: Any) -> Any:
-    """Lentz's method for vectors of NumPy or torch, entry by entry."""
+    """Lentz's method for vectors of NumPy or torch, elementwise."""
     tiny = torch.finfo(torch.float64).tiny
 
     def nonzero(value: Any) -> Any:
         return library.where(abs(value) < tiny, tiny, value)
 
-    result, left = library.empty_like(a), library.ones_like(a).nonzero()  # entries that have not converged
+    result, left = library.empty_like(a), library.ones_like(a).nonzero()  # indices that have not converged
     left = left[0] if library is np else left[:, 0]
     below = 1 / nonzero(1 - (a + b) * x / (a + 1))
     above, found = library.ones_like(below), below

@@ -1,4 +1,4 @@
-"""Covariance functions of Gaussian processes, over inputs that are divided by their lengthscales."""
+"""Covariance functions of Gaussian processes, over inputs divided by their lengthscales."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -
 
 
 def distances(x: Tensor, other: Tensor) -> Tensor:
-    """Distances between rows, exactly 0 between equal ones, where the gradient is 0: [..., N, D], [..., M, D] -> [..., N, M].
+    """Distances between rows, [..., N, D], [..., M, D] -> [..., N, M]; exactly 0, with gradient 0, between equal rows.
 
-    By differences: products would leave 1e-8 of a row's norm between equal rows in float64.
+    Computed by differences, because products would leave 1e-8 of a row's norm between equal rows in float64.
     """
     return torch.cdist(x, other, compute_mode="donot_use_mm_for_euclid_dist")
 

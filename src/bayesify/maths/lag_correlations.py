@@ -1,17 +1,17 @@
 r"""Correlations between feature maps at given lags, through their Fourier transforms.
 
-What it is for: regression on the patches of a convolution needs $A^\top A$, with a row of A for each position and a column for each
-channel and kernel position. Away from borders the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$, which
-depends on the lag $\delta = b - a$ alone, and a 3 x 3 kernel has 25 lags for its 81 pairs (borders: `convolution_lags`).
+Purpose: regression on the patches of a convolution needs $A^\top A$, where A has a row for each position and a column for each
+channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. It
+depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (borders: `convolution_lags`).
 
-How: with $X(f)$ the transform of x over a period P, padded by zeros so that no lag wraps around,
+Method: with $X(f)$ the transform of x over a period P, padded with zeros so that no lag wraps around,
 
 $$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\, e^{2 \pi i f \delta / P}. $$
 
-1. `_spectrum` transforms x and y, side by side, into real and imaginary parts; a real map needs half of the frequencies.
-2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over the examples.
-3. `_waves` holds cosine and sine of $2 \pi f \delta / P$ for the lags that are asked for: one more product sums over f.
-4. `correlate_gradient` goes the same way back: waves over lags, one product for each frequency, `_maps` from spectra to maps.
+1. `_spectrum` transforms x and y, concatenated, into real and imaginary parts; a real map needs half of the frequencies.
+2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over examples.
+3. `_waves` contains cosine and sine of $2 \pi f \delta / P$ for the requested lags; one more product sums over f.
+4. `correlate_gradient` goes back the same way: waves over lags, one product per frequency, `_maps` from spectra to maps.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch import Tensor
 
 Lag = tuple[int, ...]
 MAX_SPECTRUM_NUMBERS = 2**24
-"""Complex numbers of the spectrum of correlations that are held at once."""
+"""Maximum number of complex numbers of the correlations' spectrum that are in memory at once."""
 MAX_MATRIX_PERIOD = 64
-"""Period up to which a transform is a product with a matrix, in the layout that is needed, in place of a fast transform."""
+"""Up to this period, a transform is a matrix product, which gives the required layout; above it, a fast Fourier transform."""
 
 
 @dataclass(frozen=True)
 class Spectra:
-    """What the gradient of `correlate` needs.
+    """Values for the gradient of `correlate`.
 
     Args:
-        both: Spectra of x and y side by side, [F, G, 2, M, C + R]: real and imaginary parts of the F frequencies that a real
+        both: Spectra of x and y, concatenated, [F, G, 2, M, C + R]: real and imaginary parts of the F frequencies that a real
             transform keeps.
-        own: Waves of the first kind of lags, [2, lags, F].
-        cross: Waves of the second kind.
+        own: Waves of the lags between x and x, [2, lags, F].
+        cross: Waves of the lags between x and y.
         sizes: Period in each axis.
         channels: C.
     """
@@ -52,7 +52,7 @@ class Spectra:
     channels: int
 
     def right_sums(self) -> Tensor:
-        """Sums over the positions of y, [G, M, R]: its frequency 0."""
+        """Sums over the positions of y, [G, M, R]: the spectrum at frequency 0."""
         return self.both[0, :, 0, :, self.channels :]
 
 
@@ -66,20 +66,20 @@ def correlate(
 ) -> tuple[Tensor, Tensor, Spectra]:
     r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are zero outside.
 
-    A correlation at few lags is the sum over frequencies of a product over examples, so the work is that of two
-    transforms and one product of C x M with M x (C + R) for each frequency, whatever the number of lags. Products are real,
-    few and large, and no operand but a left one is transposed: on some processors that counts more than operations do.
+    A correlation at a few lags is the sum over frequencies of a product over examples. The work is therefore two transforms and
+    one product of C x M with M x (C + R) per frequency, whatever the number of lags. Products are real, few and large, and only
+    left operands are transposed, which matters more than the number of operations on some processors.
 
     Args:
         x: [M, G, C, *n].
         y: [M, G, R, *o].
-        own_lags: $\delta$ of the first kind.
-        cross_lags: $\delta$ of the second kind.
-        sizes: Period in each axis, at least so large that no pair of positions meets at a lag it does not have.
-        scale: What x and y of each example are multiplied by first, [M].
+        own_lags: $\delta$ between x and x.
+        cross_lags: $\delta$ between x and y.
+        sizes: Period in each axis, so large that no lag wraps around.
+        scale: Factor on x and y of each example, [M].
 
     Returns:
-        [own lags, G, C, C], [cross lags, G, C, R], and what `correlate_gradient` needs.
+        [own lags, G, C, C], [cross lags, G, C, R], and the values for `correlate_gradient`.
     """
     period, channels = tuple(sizes), x.shape[2]
     both = _spectrum(x, y, period, scale)
@@ -110,19 +110,19 @@ def correlate_gradient(
     sums: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by x and y: sums of shifted maps, by the same transforms.
+    """Gradients by x and y: sums of shifted maps, computed by the same transforms.
 
     Args:
-        spectra: From `correlate`.
+        spectra: Result of `correlate`.
         own: Gradient by its first result.
         cross: Gradient by its second result.
-        shapes: Of x and y.
-        sums: A gradient by the sum over positions of y, [G, M, R], where that was taken from its spectrum.
-        scale: That of `correlate`; without it the gradients are by what was scaled.
+        shapes: Shapes of x and y.
+        sums: Gradient by the sum over positions of y, [G, M, R], if that was taken from the spectrum.
+        scale: The scale of `correlate`; without it, gradients are by the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)
-    even, odd = own + own.mT, own.mT - own  # a lag stands for its opposite too
+    even, odd = own + own.mT, own.mT - own  # a lag also represents its opposite
     turned = cross.mT.contiguous()
     for part in _chunks(both, channels):
         cosines, sines = spectra.own[:, :, part]
@@ -138,7 +138,7 @@ def correlate_gradient(
 
 
 def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> None:
-    """Rows of complex numbers times complex matrices [F, G, R, C], into `out`, [F, G, 2, M, C]."""
+    """Product of rows of complex numbers with complex matrices [F, G, R, C], written to `out`, [F, G, 2, M, C]."""
     rows, found = spectrum.flatten(0, 1), out.flatten(0, 1)
     real, imaginary = real.flatten(0, 1), imaginary.flatten(0, 1)
     found.flatten(1, 2).baddbmm_(rows.flatten(1, 2), real, beta=0)
@@ -159,7 +159,7 @@ def _lag_sum(waves: Tensor, values: Tensor) -> Tensor:
 
 
 def fast_size(least: int) -> int:
-    """The smallest size of at least `least` whose prime factors are 2, 3 and 5, which transforms are fast for."""
+    """Smallest size of at least `least` with prime factors 2, 3 and 5 only, for which transforms are fast."""
     size = max(1, least)
     while True:
         rest = size
@@ -180,7 +180,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 
 
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
-    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R]; half of the first axis's frequencies are kept, all of the others'."""
+    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R], with half of the first axis's frequencies and all of the others'."""
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
     if max(sizes) > MAX_MATRIX_PERIOD:
@@ -214,7 +214,7 @@ def _maps(
     sizes: tuple[int, ...],
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], times [M]."""
+    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], scaled by [M]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > MAX_MATRIX_PERIOD:
@@ -238,7 +238,7 @@ def _maps(
 
 
 def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
-    """A contiguous copy, each example times its number."""
+    """Contiguous copy with each example scaled."""
     if scale is None:
         return maps.contiguous()
     return torch.mul(maps, scale.view(-1, *[1] * (maps.ndim - 1)), out=maps.new_empty(maps.shape))
@@ -246,10 +246,10 @@ def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _matrices(size: int, length: int, real: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A Fourier transform of `length` positions with period `size`, and the way back, as real matrices.
+    """Real matrices of a Fourier transform of `length` positions with period `size`, and of its inverse.
 
-    For real inputs: [2 f, n] and [n, 2 f] with half of the frequencies, rows by frequency, then part. For complex ones: [2 s, 2 n]
-    and [2 n, 2 s], columns by part, then position.
+    For real inputs: [2 f, n] and [n, 2 f] with half of the frequencies, rows by frequency, then part. For complex inputs:
+    [2 s, 2 n] and [2 n, 2 s], columns by part, then position.
     """
     count = size // 2 + 1 if real else size
     angles = 2 * math.pi * ((torch.arange(count)[:, None] * torch.arange(length)) % size).double() / size  # [f, n]
@@ -264,7 +264,7 @@ def _matrices(size: int, length: int, real: bool, dtype: torch.dtype, device: to
 
 
 def _half_weights(size: int) -> Tensor:
-    """How many frequencies of a full transform each one of a real transform stands for."""
+    """Number of frequencies of a full transform that each frequency of a real transform represents."""
     weights = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
     weights[0] = 1.0
     if size % 2 == 0:
@@ -274,7 +274,7 @@ def _half_weights(size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same over all frequencies of a map, [F]."""
+    """`_half_weights` for all frequencies of a map, [F]."""
     return _half_weights(sizes[0]).repeat_interleave(math.prod(sizes[1:])).to(device, dtype)
 
 

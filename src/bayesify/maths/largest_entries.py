@@ -1,4 +1,4 @@
-"""Choosing which stored numbers to keep."""
+"""Choice of the entries to keep in pruning."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
     """Masks of the largest scores over several tensors together.
 
     Args:
-        scores: By name, in the dense shapes.
-        masks: What is left after earlier pruning, by name; `None` for all.
-        keep: Fraction of all entries, pruned ones counted in, that stays.
+        scores: Scores by name, in the dense shapes.
+        masks: Entries left after earlier pruning, by name; `None` for all.
+        keep: Fraction of all entries, including pruned ones, to keep.
 
     Returns:
-        A mask per name: exactly `round(keep * entries)`, but at least one, are true, none of them pruned before.
+        A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true, none of them pruned before.
 
     Raises:
-        ValueError: If less than that fraction is left.
+        ValueError: If less than this fraction is left.
     """
     left: dict[str, Tensor] = {}
     for name, score in scores.items():
@@ -28,10 +28,12 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         left[name] = torch.ones_like(score, dtype=torch.bool) if earlier is None else earlier
     total = sum(score.numel() for score in scores.values())
     alive = sum(int(mask.sum()) for mask in left.values())
-    wanted = max(1, round(keep * total))  # a layer without any number could never come back
+    wanted = max(
+        1, round(keep * total)
+    )  # keep at least one entry, because a layer without entries could not be trained
     if wanted > alive:
         raise ValueError(
-            f"prune: keep={keep}, but only {alive / total:.3g} of the numbers are left; give a smaller fraction"
+            f"prune: keep={keep}, but only {alive / total:.3g} of the parameters are left; give a smaller fraction"
         )
     flat = torch.cat([score.masked_fill(~left[name], -torch.inf).flatten() for name, score in scores.items()])
     chosen = torch.zeros_like(flat, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Matrices augmented with small inducing matrices, and the extended Matheron rule that draws them (Ritter et al. 2021)."""
+"""Matrices augmented with small inducing matrices, and draws of them by the extended Matheron rule (Ritter et al. 2021)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bayesify.maths.value_checks import transforming
 RELATIVE_JITTER = 1e-12
 
 MAX_STACK_NUMBERS = 2**23
-"""Above this many numbers in all Z of a side, filled up to the largest, each group has enough work for a GPU by itself."""
+"""If all Z of a side, padded to the largest, have more numbers than this, each group alone keeps a GPU busy."""
 
 STACKS_ON = ("cuda",)
-"""Kinds of devices on which a launch costs more than small products."""
+"""Device types on which a launch costs more than small products."""
 
 
 MAX_BRANCHES = 4
-"""Groups that a captured draw makes at the same time, at most."""
+"""Maximum number of groups that a captured draw computes at the same time."""
 
 
 class Group(NamedTuple):
-    """Where matrices of one size stand in a stack: matrices `first` to `last`, with U of `rows x cols`."""
+    """Position of matrices of one size in a stack: matrices `first` to `last`, with U of `rows x cols`."""
 
     first: int
     last: int
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """Factors of all matrices of all blocks in one tensor each, filled up with zeros to M inducing rows and columns.
+    """Factors of all matrices of all blocks, each in one tensor, padded with zeros to M inducing rows and columns.
 
     Shapes:
         row_reach: [L, M, D_out]; col_reach: [L, M, D_in]; col_rest: [L, M, M].
@@ -55,15 +55,15 @@ class Stack:
 
 @dataclass(frozen=True)
 class Factors:
-    r"""What draws share: everything that depends on Z and D only, for L matrices with inducing matrices of one size.
+    r"""Quantities that draws share: everything that depends only on Z and D, for L matrices with inducing matrices of one size.
 
     With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
-    $A A^\top + B B^\top = I$. Matrices of equal size stand together: a group of G of them has one entry in the lists.
+    $A A^\top + B B^\top = I$. Matrices of equal size form a group; a group of G matrices has one entry in the lists.
 
     Shapes:
         row_reach: a list of [G, M_r, d_out]; col_reach: a list of [G, M_c, d_in].
         row_rest, row_tril: [L, M_r, M_r]; col_rest, col_tril: [L, M_c, M_c].
-        stack: The same of all blocks together, where they were factorized so.
+        stack: The factors of all blocks together, if they were factorized as a stack.
     """
 
     row_reach: list[Tensor]
@@ -76,13 +76,13 @@ class Factors:
 
     @property
     def counts(self) -> list[int]:
-        """Matrices in each group."""
+        """Number of matrices in each group."""
         return list(map(len, self.row_reach))
 
 
 @dataclass(frozen=True)
 class Augmented:
-    """What factors are made of: L matrices with inducing matrices of one size, in groups of equal matrices.
+    """Parameters of factors: L matrices with inducing matrices of one size, in groups of matrices of equal size.
 
     Args:
         z_row: Z_r of each group, [G, M_r, d_out].
@@ -98,15 +98,15 @@ class Augmented:
 
 
 def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
-    """Factors of augmented matrices; one Cholesky for all sides of one size, on a GPU for all sides of all blocks.
+    """Factors of augmented matrices, by one Cholesky for all sides of one size; on a GPU by one for all sides of all blocks.
 
-    D squared is raised by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
-    D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
-    0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
+    D squared is increased by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
+    D, so this changes only the posterior family, not the validity of the bound. Without it, a D that training drives to 0 makes
+    a Z with more rows than columns singular. Factors are computed in float64 if the device has it.
 
     Args:
         blocks: The matrices.
-        stack: Whether small matrices on a GPU are multiplied all at once too, for one draw with gradients.
+        stack: Whether small matrices on a GPU are also multiplied all at once, for one draw with gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -116,7 +116,7 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
         zs += block.z_row, block.z_col
         ds += block.d_row, block.d_col
     sizes = [d.shape[-1] for d in ds]
-    # A GPU takes as long for one small matrix as for many: those of other sizes are filled up with an identity.
+    # A GPU takes as long for one small matrix as for many, so smaller matrices are padded with an identity.
     largest = max(sizes) if ds[0].is_cuda else 0
     by_size: dict[int, list[int]] = {}
     for at, size in enumerate(sizes):
@@ -147,7 +147,7 @@ def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:
-    """Whether the matrices stand in several groups and fill up few numbers; those with more rows than columns need float64."""
+    """Whether there are several groups, padding adds few numbers, and no matrix needs float64 (more rows than columns)."""
     z = [part for block in blocks for part in (*block.z_row, *block.z_col)]
     count = sum(len(block.d_row) for block in blocks)
     filled = count * max(part.shape[-2] for part in z) * max(part.shape[-1] for part in z)
@@ -155,7 +155,7 @@ def _stack_pays(blocks: Sequence[Augmented]) -> bool:
 
 
 def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
-    """`factorize` with all matrices in one tensor for each side."""
+    """`factorize` with all matrices of a side in one tensor."""
     size = max(max(block.d_row.shape[-1], block.d_col.shape[-1]) for block in blocks)
     sides = [[z for block in blocks for z in block.z_row], [z for block in blocks for z in block.z_col]]
     stacked = [_Stacked.apply(size, *side) for side in sides]
@@ -191,7 +191,7 @@ def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
 
 
 class _Stacked(Function):
-    """Groups [G, m, d] in one tensor [L, M, D], filled up with zeros."""
+    """Groups [G, m, d] in one tensor [L, M, D], padded with zeros."""
 
     @staticmethod
     def forward(ctx: Any, size: int, *groups: Tensor) -> Tensor:
@@ -213,16 +213,16 @@ def _cut(stacked: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tensor:
-    """The same with its last axes filled up to a size."""
+    """The tensor with its last axes padded to a size."""
     rest = size - value.shape[-1]
     return F.pad(value, (0, rest) * axes, value=fill) if rest else value
 
 
 class _Triangles(Function):
-    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and $D$ as it was raised, [..., L, M].
+    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and the increased $D$, [..., L, M].
 
-    With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$, so that
-    $\bar\Psi = P^\top \Phi(L^\top \bar L - \bar P P^\top) P$, its symmetric part: products in place of triangular solves.
+    With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$. Hence
+    $\bar\Psi$ is the symmetric part of $P^\top \Phi(L^\top \bar L - \bar P P^\top) P$: products replace triangular solves.
     """
 
     @staticmethod
@@ -230,14 +230,14 @@ class _Triangles(Function):
         wide = torch.float64 if d.device.type != "mps" else d.dtype
         products = []
         for group in z:
-            # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
+            # With more rows than columns, only D keeps Psi nonsingular, and D would be lost in float32 rounding.
             exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
             product = (exact @ exact.mT).to(wide)
             products.append(product if product.shape[-1] == d.shape[-1] else _filled(product, d.shape[-1]))
         product = torch.cat(products, -3)
         jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
         variance = d.to(wide).square() + jitter
-        # No check here: it would wait for the device. A failure is NaN, which the bound reports with the weight's name.
+        # No check here, because it would wait for the device. A failure gives NaN, which the bound reports with the weight's name.
         tril, _ = torch.linalg.cholesky_ex(product + torch.diag_embed(variance))
         eye = torch.eye(d.shape[-1], dtype=wide, device=d.device)
         return torch.linalg.solve_triangular(tril, eye, upper=False), variance.sqrt(), tril
@@ -257,7 +257,7 @@ class _Triangles(Function):
         inner = torch.zeros_like(inverse) if grad_inverse is None else -grad_inverse @ inverse.mT
         if grad_tril is not None:
             inner = inner + tril.mT @ grad_tril
-        twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi and its transpose
+        twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi plus its transpose
         by_variance = twice.diagonal(dim1=-2, dim2=-1)
         grad_d = d.to(twice) * (by_variance if grad_root is None else by_variance + grad_root / root)
         found = []
@@ -270,7 +270,7 @@ class _Triangles(Function):
 
 
 def noise_shapes(factors: Factors, num_draws: int) -> list[tuple[int, ...]]:
-    """Shapes of the noise that draws take: $E_2$ of all matrices, then $E_1$ and $E_3$ of each group."""
+    """Shapes of the noise of draws: $E_2$ of all matrices, then $E_1$ and $E_3$ of each group."""
     count, m_r, _ = factors.row_rest.shape
     m_c = factors.col_rest.shape[-1]
     shapes: list[tuple[int, ...]] = [(count, num_draws, m_r, m_c)]
@@ -294,18 +294,18 @@ def conditional_draw(
     $$ W = \sigma [\lambda E_1 + A_r^\top (U - \lambda \bar U) A_c], \qquad
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
-    $\bar U$ is the whitened form of eq. 36. Its two last terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
-    with $K = A A^\top$, which is $I - K_c \otimes K_r$, all that must be added to the first for a unit covariance: two noise
-    arrays do the work of the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
+    $\bar U$ is the whitened form of eq. 36. Its last two terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
+    with $K = A A^\top$. This equals $I - K_c \otimes K_r$, which completes the first term to a unit covariance. Two noise arrays
+    therefore do the work of the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
 
     Args:
         factors: See `factorize`.
         u: Whitened U, [L, S, M_r, M_c].
         scale: $\lambda$, [L].
-        sigma: $\sigma$, [L], or [L, S] where draws differ in it.
-        noise: See `noise_shapes`; overwritten where gradients are off.
-        dtype: In which the products with matrices of the weights' size take their numbers, summed in float32. Without gradients it
-            is that of the draws too.
+        sigma: $\sigma$, [L], or [L, S] if it differs between draws.
+        noise: See `noise_shapes`; overwritten if gradients are off.
+        dtype: Type of the operands of products with matrices of the weights' size, which are summed in float32. Without
+            gradients, it is also the type of the draws.
 
     Returns:
         [G, S, d_out, d_in] of each group.
@@ -322,10 +322,10 @@ def conditional_draw(
 def conditional_draws(
     blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
 ) -> list[list[Tensor]]:
-    r"""`conditional_draw` of every block, by products of all matrices at once where they were factorized as a stack.
+    r"""`conditional_draw` of every block, by products of all matrices at once if they were factorized as a stack.
 
     Args:
-        blocks: Factors, whitened U, $\lambda$ (`None` for 0, where W is its mean), $\sigma$ and noise of each.
+        blocks: Factors, whitened U, $\lambda$ (`None` for 0, so that W is its mean), $\sigma$ and noise of each block.
         dtype: See `conditional_draw`.
     """
     if blocks[0][2] is None:
@@ -367,17 +367,15 @@ def _fold(draws: Tensor, right: Tensor) -> Tensor:
 
 
 def side_by_side(draw: Callable[..., Tensor], groups: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """What a function makes of each group; in a CUDA graph that is captured, in branches that run at the same time.
+    """Results of a function for each group; during the capture of a CUDA graph, in branches that run at the same time.
 
-    A group alone leaves most of a GPU idle. Branches begin after all that came before and end before all that follows, and what
-    they return is recorded as used outside of them, so that no memory is taken again too early.
+    A single group leaves most of a GPU idle. Branches begin after all earlier work and end before all later work. Their results are
+    recorded as used on the main stream, so that their memory is not reused too early.
     """
     if transforming() or not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return [draw(*group) for group in groups]
     main = torch.cuda.current_stream()
-    branches = [
-        torch.cuda.Stream(priority=-1) for _ in range(MAX_BRANCHES)
-    ]  # others take theirs from those of no priority
+    branches = [torch.cuda.Stream(priority=-1) for _ in range(MAX_BRANCHES)]  # other code uses normal priority
     found = []
     for branch, group in zip(cycle(branches), groups, strict=False):
         branch.wait_stream(main)
@@ -390,14 +388,14 @@ def side_by_side(draw: Callable[..., Tensor], groups: Iterable[tuple[Tensor, ...
 
 
 def whole(row: Tensor, col: Tensor) -> Group:
-    """A group that is a stack by itself."""
+    """A group that forms a stack by itself."""
     return Group(0, row.shape[0], *row.shape[1:], *col.shape[1:])
 
 
 def draw_group(
     row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
 ) -> Tensor:
-    """Draws of one group, see `conditional_draw`, in operations that torch differentiates."""
+    """Draws of one group (see `conditional_draw`) in operations that torch differentiates."""
     keep = torch.is_grad_enabled()
     wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
     outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
@@ -408,15 +406,15 @@ def draw_group(
 
 
 class StackDraw(Function):
-    r"""Draws of several groups, one draw of each, or of one group, with their gradients written out.
+    r"""Draws of several groups, one draw of each, or of one group, with hand-written gradients.
 
-    With $E$ the noise of W's size, s that size, $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V and
-    $l = A_r^\top i$, draws are $W = s E + l A_c$. From the gradient $\bar W$ follow $\bar l = \bar W A_c^\top$,
+    Let $E$ be the noise of W's size and s its scale. With $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V, and
+    $l = A_r^\top i$, draws are $W = s E + l A_c$. The gradient $\bar W$ gives $\bar l = \bar W A_c^\top$,
     $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
     $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
-    $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$: three products with matrices of the weights' size
-    in place of four. Products of the rows' side are one for all groups. The noise E is kept for the backward pass, in the type of
-    the products too where that is another: $\bar A_c$ and $\bar s$ are products with it.
+    $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$. These are three products with matrices of the weights'
+    size instead of four. Products on the rows' side are computed for all groups at once. The noise E is kept for the backward
+    pass, because $\bar A_c$ and $\bar s$ are products with it; it is kept in the type of the products as well, if that differs.
     """
 
     @staticmethod
@@ -431,7 +429,7 @@ class StackDraw(Function):
         rest: Tensor,
         *noise: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Draws [G, S, d_out, d_in] of each group; `noise`: $E$ of each group, then $E_3$ of each."""
+        """Draws [G, S, d_out, d_in] of each group; `noise` is $E$ of each group, then $E_3$ of each group."""
         wides, thins = noise[: len(groups)], noise[len(groups) :]
         low = _rounded_all([wide.flatten(1, 2) for wide in wides], dtype or col.dtype)
         right = _rounded(col, dtype or col.dtype)
@@ -453,10 +451,10 @@ class StackDraw(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """See the class."""
-        groups, saved = ctx.groups, ctx.saved_tensors  # read once: checkpointing gives them once
+        groups, saved = ctx.groups, ctx.saved_tensors  # read once, because checkpointing provides them once
         row, col, start, size, rest, *_ = saved
         wides, thins, _ = _thirds(saved[10:])
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # the gradients will be differentiated again
             drawn = [
                 draw_group(
                     _row_part(row, group),
@@ -476,7 +474,7 @@ class StackDraw(Function):
 
 
 def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """See `StackDraw`; by rows, columns, start, size and rest."""
+    """Gradients by rows, columns, start, size and rest; see `StackDraw`."""
     row, col, start, size, rest, right, outer, reached, inner, left, *others = saved
     wides, thins, low = _thirds(others)
     given = _rounded_all([grad.flatten(1, 2) for grad in grads], right.dtype)
@@ -504,18 +502,18 @@ def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence
 
 
 def _thirds(values: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """Three lists of one length out of one."""
+    """Split a list into three of equal length."""
     count = len(values) // 3
     return [values[at : at + count] for at in range(0, 3 * count, count)]
 
 
 def _space(groups: Sequence[Group], like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory for all groups; zeros where they differ in size."""
+    """Memory for all groups; zeros if the groups differ in size."""
     return like.new_zeros(shape) if len(groups) > 1 else like.new_empty(shape)
 
 
 def _row_side(stacked: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, S, D_out, M_c], its draws below each other: [G, S d_out, m_c]."""
+    """A group's part of [L, S, D_out, M_c], with its draws stacked: [G, S d_out, m_c]."""
     return stacked[group.first : group.last].flatten(1, 2)[:, : stacked.shape[1] * group.outputs, : group.cols]
 
 
@@ -530,12 +528,12 @@ def _col_side(col: Tensor, group: Group) -> Tensor:
 
 
 def _square(rest: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, M, M], of the columns' side."""
+    """A group's part of [L, M, M] on the columns' side."""
     return rest[group.first : group.last, : group.cols, : group.cols]
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
-    """A product for each matrix, summed in float32 where the numbers have less: [G, a, b] @ [G, b, c]."""
+    """Batched product [G, a, b] @ [G, b, c], summed in float32 or wider."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     return torch.bmm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
@@ -553,18 +551,18 @@ def draw_low(
 
 
 def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor's shape whose rows start at multiples of eight numbers: products of others take slow kernels."""
+    """Memory of a tensor's shape with rows aligned to eight numbers, because other products use slow kernels."""
     *shape, size = like.shape
     return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another type, its rows aligned."""
+    """A tensor in another type, with aligned rows."""
     return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)
 
 
 def _rounded_all(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """`_rounded` of several tensors, those without gaps in one launch."""
+    """`_rounded` of several tensors; those without gaps in one launch."""
     if values[0].dtype == dtype:
         return list(values)
     pairs = [(_aligned(value, dtype), value) for value in values]

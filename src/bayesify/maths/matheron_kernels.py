@@ -1,4 +1,4 @@
-"""Triton kernels of draws by the extended Matheron rule: noise of the weights' size is made in registers and never stored."""
+"""Triton kernels for draws by the extended Matheron rule, which generate noise of the weights' size in registers."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -16,8 +16,8 @@ COLUMNS = tl.constexpr(21)
 
 @triton.jit
 def _dot(a, b, total, LOW: tl.constexpr):
-    """A product that is added to a sum: of numbers in bfloat16 or, by three products in tf32, with float32's precision."""
-    if LOW:  # noqa: SIM108 (Triton knows no such expression)
+    """Add a product to a sum: in bfloat16, or in float32 precision by three tf32 products."""
+    if LOW:  # noqa: SIM108 (Triton has no conditional expressions)
         total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
         total = tl.dot(a, b, total, input_precision="tf32x3")
@@ -26,13 +26,13 @@ def _dot(a, b, total, LOW: tl.constexpr):
 
 @triton.jit
 def _read(row, column):
-    """A number of the table that fits into 32 bits."""
+    """Entry of the table that fits into 32 bits."""
     return tl.load(row + column).to(tl.int32)
 
 
 @triton.jit
 def _noise(key, quad, sign, COLS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise [ROWS, COLS] whose rows begin at the given fours of the stream's numbers; see `bayesify.maths.philox`."""
+    """Noise [ROWS, COLS] whose rows begin at the given quads of the stream; see `bayesify.maths.philox`."""
     at = quad[:, None] + tl.arange(0, COLS // 4)[None, :]
     tile = at // QUADS
     zero = at * 0
@@ -44,7 +44,7 @@ def _noise(key, quad, sign, COLS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.c
 
 @triton.jit
 def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
-    """Where rows of a matrix's noise begin in a draw, in fours of the stream's numbers, and the sign of the draw's noise."""
+    """First quads of rows of a matrix's noise in a draw, and the sign of the draw's noise."""
     if PAIRS:
         half = draw // 2
         sign = 1.0 - 2.0 * (draw % 2)
@@ -56,14 +56,14 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (one, other) of a matrix whose place and row length stand at a column of the table, 0 outside of it."""
+    """Entries (one, other) of a matrix whose position and row length are at a column of the table; 0 outside."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 
 
 @triton.jit
 def _small(flat, row, draw, m_r, m_c, SIZE: tl.constexpr):
-    """A draw of a matrix of U's size, [SIZE, SIZE], 0 outside of it."""
+    """One draw of a matrix of U's size, [SIZE, SIZE]; 0 outside."""
     i = tl.arange(0, SIZE)
     place = flat + tl.load(row + 8) + (draw * m_r * m_c + i[:, None] * m_c + i[None, :])
     return tl.load(place, mask=(i < m_r)[:, None] & (i < m_c)[None, :], other=0.0)
@@ -71,10 +71,10 @@ def _small(flat, row, draw, m_r, m_c, SIZE: tl.constexpr):
 
 @triton.jit
 def _place(row, i, j, draw, LOOKUP: tl.constexpr):
-    """Where entries of W lie among the draws: [rows, cols]."""
+    """Positions of entries of W among the draws: [rows, cols]."""
     first = _read(row, 13) + draw * _read(row, 16)
     step = _read(row, 14)
-    if LOOKUP:  # noqa: SIM108 (Triton knows no such expression)
+    if LOOKUP:  # noqa: SIM108 (Triton has no conditional expressions)
         place = first + j[None, :] * step + i[:, None]
     else:
         place = first + i[:, None] * step + j[None, :]
@@ -83,7 +83,7 @@ def _place(row, i, j, draw, LOOKUP: tl.constexpr):
 
 @triton.jit
 def _store(out, row, i, j, draw, drawn, ratio, d_out, d_in, LOOKUPS: tl.constexpr):
-    """Write entries of `[W b]`, in memory's order of columns."""
+    """Write entries of `[W b]`, with columns in memory order."""
     width = _read(row, 12)
     exist = (i < d_out)[:, None] & ((j >= 0) & (j < width))[None, :]
     low = drawn.to(out.dtype.element_ty)
@@ -101,7 +101,7 @@ def _store(out, row, i, j, draw, drawn, ratio, d_out, d_in, LOOKUPS: tl.constexp
 
 @triton.jit
 def _grads(grads, row, i, j, draw, ratio, d_out, d_in, LOOKUPS: tl.constexpr):
-    """Gradients by entries of `[W b]`, in memory's order of columns, 0 outside of it."""
+    """Gradients by entries of `[W b]`, with columns in memory order; 0 outside."""
     width = _read(row, 12)
     exist = (i < d_out)[:, None] & ((j >= 0) & (j < width))[None, :]
     if LOOKUPS:
@@ -123,7 +123,7 @@ def reach_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    """A part of $A_r o$: of a block of rows of $[E_3 E]$ and some columns."""
+    """Part of $A_r o$ from a block of rows of $[E_3 E]$ and some columns."""
     unit = units + 4 * tl.program_id(0)
     draw = tl.program_id(1)
     row = table + tl.load(unit) * COLUMNS
@@ -145,7 +145,7 @@ def reach_kernel(
 
 @triton.jit
 def _summed(parts, row, draw, num_draws, at, SIZE: tl.constexpr):
-    """The sum of a matrix's parts of U's size."""
+    """Sum of a matrix's parts of U's size."""
     first = _read(row, 18)
     total = tl.zeros(at.shape, tl.float32)
     for part in range(first, first + _read(row, 19)):
@@ -155,7 +155,7 @@ def _summed(parts, row, draw, num_draws, at, SIZE: tl.constexpr):
 
 @triton.jit
 def inner_kernel(table, start, size, parts, inner, reached, num_draws, SIZE: tl.constexpr, PART: tl.constexpr):
-    """Some rows of $A_r o$ and of $i = V - s A_r o$, of a matrix and a draw."""
+    """Some rows of $A_r o$ and of $i = V - s A_r o$ of a matrix and a draw."""
     row = table + tl.program_id(0) * COLUMNS
     draw = tl.program_id(1)
     m_r = _read(row, 2)
@@ -176,7 +176,7 @@ def matheron_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    """$W = s E + A_r^T i A_c$ of a block of rows and some columns, written as the network has it."""
+    """$W = s E + A_r^T i A_c$ for a block of rows and some columns, written in the network's layout."""
     unit = units + 4 * tl.program_id(0)
     draw = tl.program_id(1)
     owner = tl.load(unit)
@@ -206,7 +206,7 @@ def through_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    r"""Of a block of rows and some columns: parts of $\bar l$, o and $A_r \bar l$, and $\langle \bar W, E \rangle$."""
+    r"""Parts of $\bar l$, o, $A_r \bar l$ and $\langle \bar W, E \rangle$ from a block of rows and some columns."""
     unit = units + 4 * tl.program_id(0)
     draw = tl.program_id(1)
     owner = tl.load(unit)
@@ -266,7 +266,7 @@ def settle_kernel(table, parts, sums, reached, to_start, to_size, num_draws, SIZ
 
 @triton.jit
 def row_kernel(blocks, table, size, inner, through, sides, to_rows, num_draws, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    r"""$\bar A_r = i \bar l^T - s \bar i o^T$ of a block of rows."""
+    r"""$\bar A_r = i \bar l^T - s \bar i o^T$ for a block of rows."""
     block = blocks + 4 * tl.program_id(0)
     owner = tl.load(block)
     row = table + owner * COLUMNS
@@ -297,7 +297,7 @@ def column_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    r"""The gradient by $[B_c A_c]$, $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$, of a block of columns and a draw."""
+    r"""Gradient by $[B_c A_c]$, $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$, for a block of columns and a draw."""
     block = blocks + 2 * tl.program_id(0)
     draw = tl.program_id(1)
     owner = tl.load(block)

@@ -1,4 +1,4 @@
-"""Sources of random numbers: fast on the CPU, the same for the same seed on any number of cores, and one per model in a stack."""
+"""Sources of random numbers: fast on the CPU, reproducible on any number of cores, and separate for each model in a stack."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from bayesify.maths.signatures import Function, leading_axes
 
 
 class NoiseSource:
-    """Where the random numbers of a draw come from: a torch generator. A subclass may give, replay or stack them.
+    """Source of the random numbers of a draw: a torch generator. Subclasses may provide, replay or stack the numbers.
 
     Args:
-        generator: On any device; the global one by default.
+        generator: Generator on any device; the global one by default.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
     def generators(self) -> list[torch.Generator]:
-        """The torch generators that its numbers come from, the global one left out."""
+        """The torch generators behind the numbers, except the global one."""
         return [] if self.generator is None else [self.generator]
 
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores, for tensors on
-        a GPU too where the generator is the CPU's; on a GPU with Triton they are those of `kernel_normals`. The torch generator
-        gives the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
+        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one); so do numbers for a GPU if the
+        generator is on the CPU. On a GPU with Triton, numbers come from `kernel_normals`. In both cases the torch generator gives
+        the seed, so the same generator gives the same numbers on any number of cores. Otherwise the numbers are torch's own.
         """
         if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))
@@ -49,17 +49,17 @@ class NoiseSource:
         ).to(like.device)
 
     def by_kernel(self, like: Tensor) -> bool:
-        """Whether normal numbers for a tensor are those of `kernel_normals`, which kernels make where they are needed."""
+        """Whether normal numbers for a tensor come from `kernel_normals`, which kernels can compute in place."""
         if not like.is_cuda or torch.compiler.is_compiling():
             return False
         return has_kernel(like) and self._where(like.device).type == "cuda"
 
     def seed(self, device: torch.device) -> Tensor:
-        """A seed from the generator, which stays on the device and is a new one in each replay of a CUDA graph: [1]."""
+        """Seed from the generator, [1]. It stays on the device and is new in each replay of a CUDA graph."""
         return torch.randint(2**63 - 1, (1,), generator=self.generator, device=self._where(device)).to(device)
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
-        """Numbers from [0, 1), [count]."""
+        """Uniform numbers from [0, 1), [count]."""
         return torch.rand(count, generator=self.generator, device=self._where(device)).to(device)
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
@@ -75,7 +75,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """The normal numbers of a seed that was taken before.
+    """Normal numbers of a seed that was drawn before.
 
     Args:
         value: The seed, [1].
@@ -91,15 +91,15 @@ class SeededNoise(NoiseSource):
 
 
 Randomness = torch.Generator | NoiseSource | None
-"""What functions take as a source of random numbers: a generator, a source, or `None` for torch's global generator."""
+"""Argument type for sources of random numbers: a generator, a source, or `None` for torch's global generator."""
 
 
 class StackedNoise(NoiseSource):
-    """Noise for R models under `vmap`: each model's numbers are those that its own source gives it alone.
+    """Noise for R models under `vmap`: each model gets the numbers that its own source would give it alone.
 
     Args:
-        sources: One per model, or a single one from which all are drawn in one call, in the order of the models.
-        index: The model's number as `vmap` sees it, a scalar.
+        sources: One source per model, or a single source from which all numbers are drawn in one call, in order of models.
+        index: Number of the model under `vmap`, a scalar.
     """
 
     def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:
@@ -112,7 +112,7 @@ class StackedNoise(NoiseSource):
         return [generator for source in sources for generator in source.generators()]
 
     def by_kernel(self, like: Tensor) -> bool:
-        """See `NoiseSource`: as each model's own source."""
+        """See `NoiseSource`; the answer of each model's own source."""
         source = self.sources if isinstance(self.sources, NoiseSource) else self.sources[0]
         return source.by_kernel(like)
 
@@ -138,11 +138,11 @@ class StackedNoise(NoiseSource):
 
 
 class _PerModel(Function):
-    """A function of one model's source and tensors under `vmap`, evaluated where the axis of models can be seen."""
+    """Function of one model's source and tensors under `vmap`, evaluated for all models at once."""
 
     @staticmethod
     def forward(index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> Tensor:
-        raise RuntimeError("StackedNoise serves functions under vmap only")
+        raise RuntimeError("StackedNoise works only under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -158,10 +158,10 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Indices of members of a mixture for a number of draws, each member equally often up to one, in random order.
+    """Indices of members of a mixture for a number of draws, in random order; counts of members differ by at most one.
 
-    Every index has the uniform distribution over members, as with independent choice, but `num_draws` equal to
-    `num_members` visits each member once, which removes that part of the Monte Carlo error.
+    Every index is uniform over members, as with independent choices. But with `num_draws` equal to `num_members`, each member
+    occurs once, which removes this part of the Monte Carlo error.
 
     Returns:
         [num_draws], integers.
@@ -177,24 +177,24 @@ def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> T
 
 
 def source_of(generator: Randomness) -> NoiseSource:
-    """The source that a caller gave, or one that draws from the generator."""
+    """The given source, or a source that draws from the given generator."""
     return generator if isinstance(generator, NoiseSource) else NoiseSource(generator)
 
 
 NUMBERS_PER_STREAM = 2**17
-"""Numbers that one stream makes, all in one go: half a millisecond of work, so that making the stream costs little beside it. In
-shorter pieces threads wait for each other's hold of Python's lock (two x86-64 cores: 24 ms in place of 14 for four million)."""
+"""Numbers per stream, made in one call. This takes half a millisecond, so creating the stream costs little in comparison. With
+shorter streams, threads wait for Python's lock (two x86-64 cores: 24 ms instead of 14 ms for four million numbers)."""
 
 
 def normal_numbers(count: int, kind: Any, seed: int) -> Any:
-    r"""Standard normal numbers, the same for a seed on any number of cores: [count].
+    r"""Standard normal numbers, [count], the same for a seed on any number of cores.
 
-    Block b has a stream of its own, `SFC64` seeded with (seed, b). In float32 each number comes from 32 bits, a signed
-    integer i: $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$, by a line for each 1/128 of each power of two of
-    |i|, within $10^{-5}$ of the quantile function to 6.2 standard deviations. In float64 numbers come from numpy's ziggurat.
+    Block b has its own stream, `SFC64` seeded with (seed, b). In float32 each number comes from 32 bits, a signed integer i:
+    $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. The quantile function is piecewise linear, with 128 lines per power
+    of two of |i|, accurate to $10^{-5}$ up to 6.2 standard deviations. In float64 numbers come from numpy's ziggurat.
 
     Args:
-        count: How many.
+        count: Number of numbers.
         kind: `np.float32` or `np.float64`.
         seed: Seed of the streams.
     """
@@ -219,9 +219,11 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
 
 
 def _by_table(stream: Any, out: Any) -> None:
-    """Fill an array with normal numbers from the bits of a stream."""
+    """Fill an array with normal numbers made from the bits of a stream."""
     starts, slopes = _table()
-    bits = stream.integers(2**64 - 1, size=(len(out) + 1) // 2, dtype=np.uint64, endpoint=True)  # free of Python's lock
+    bits = stream.integers(
+        2**64 - 1, size=(len(out) + 1) // 2, dtype=np.uint64, endpoint=True
+    )  # releases Python's lock
     scaled = bits.view(np.int32)[: len(out)].astype(np.float32)
     place = _upper_halves(scaled).astype(np.intp)
     slopes.take(place, out=out, mode="clip")
@@ -231,22 +233,22 @@ def _by_table(stream: Any, out: Any) -> None:
 
 
 def _upper_halves(numbers: Any) -> Any:
-    """Sign, exponent and first seven bits of float32 numbers."""
+    """Sign, exponent and first seven mantissa bits of float32 numbers."""
     return numbers.view(np.uint16)[1 if np.little_endian else 0 :: 2]
 
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
-    """Intercepts and slopes of the lines, by the upper half of the number |i| with its sign: [2^16] each."""
+    """Intercepts and slopes of the lines, indexed by the upper half of i as a float32, with its sign: [2^16] each."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
-    used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 comes once in 2^32 numbers and gets what 1 gets
+    used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1
     low = np.where(used, upper, 0x3F800000 | (upper & 0x80000000)).astype(np.uint32)
     left = low.view(np.float32).astype(np.float64)
     right = (low + 2**16).view(np.float32).astype(np.float64)
     middle = (left + right) / 2
     slope = np.where(used, (_quantile(right) - _quantile(left)) / (right - left), 0.0)
-    # The line's mean over its piece is that of the function: two thirds of the way that the chord is off in the middle.
+    # Shift the chord by two thirds of its error in the middle, so that the line and the function have equal means on the piece.
     sag = (_quantile(left) + _quantile(right)) / 2 - _quantile(middle)
     start = _quantile(left) - slope * left - np.where(used, sag * 2 / 3, 0.0)
     return start.astype(np.float32), slope.astype(np.float32)
@@ -259,5 +261,5 @@ def _quantile(integer: Any) -> Any:
 
 @lru_cache(maxsize=4)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads that fill blocks; a forked process gets its own, since threads do not survive a fork."""
+    """Threads that fill blocks; a forked process gets its own pool, because threads do not survive a fork."""
     return ThreadPoolExecutor(workers, thread_name_prefix="bayesify-noise")

@@ -1,4 +1,4 @@
-"""Triton kernels of `patch_products` for maps of two axes: patches are gathered and their gradients added up in one pass each."""
+"""Triton kernels of `patch_products` for maps with two axes: gathering patches and summing their gradients in one pass each."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -77,7 +77,7 @@ def fold_kernel(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Sums over the patches that a position of a map [M, H, W, C] is in, times the example's precision."""
+    """Sums over all patches that contain a position of a map [M, H, W, C], times the example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDE)[None, :]
     place = row % (height * width)
@@ -113,7 +113,7 @@ def scale_kernel(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Columns of a matrix from `start` on, each row times its example's precision, in float32."""
+    """Columns of a matrix from `start` on, with each row multiplied by its example's precision, in float32."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]
     mask = (row < count)[:, None] & (column < outputs)

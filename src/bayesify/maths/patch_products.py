@@ -1,10 +1,10 @@
-r"""The matrices of regression on a convolution's patches by products of bfloat16 patches, for GPUs.
+r"""Matrices of regression on a convolution's patches by products of bfloat16 patches, for GPUs.
 
-A network that runs in bfloat16 makes features of that type. Products of two such numbers are exact in float32, in which a GPU adds
-them up as fast as it multiplies, so $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m loses only what float32 sums of one
-example's positions do: $\lambda$ multiplies what is summed, and only V is rounded to bfloat16, as the network's outputs are,
-whose place it takes. Whatever is rounded, the two matrices are those of a regression, and the bound is a bound.
-Patches are extracted, unlike in `convolution_moments`, and memory is bounded by chunks of examples.
+A network that runs in bfloat16 has features of this type. Products of two bfloat16 numbers are exact in float32, and a GPU sums
+in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m loses only the rounding of float32
+sums over one example's positions: $\lambda$ multiplies the sums, and only V is rounded to bfloat16, like the network's outputs,
+which V replaces. With any rounding, the two matrices remain those of a regression, and the bound remains a bound.
+Unlike in `convolution_moments`, patches are extracted, and chunks of examples bound the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bayesify.maths.signatures import Function
 from bayesify.transforms import next_power_of_two
 
 MAX_PATCH_NUMBERS = 2**28
-"""Numbers of extracted patches that are held at once."""
+"""Maximum number of entries of extracted patches in memory at once."""
 
 
 def patch_products(
@@ -34,7 +34,7 @@ def patch_products(
         x: The map in bfloat16, [M, c_in, *n].
         targets: V in float32, [M, c_out, *o].
         geometry: Geometry of the convolution.
-        precision: The diagonal of $\Lambda$, one value for each example, float32, [M].
+        precision: Diagonal of $\Lambda$, one value per example, float32, [M].
         bias: Whether the last column of A is 1.
 
     Returns:
@@ -52,14 +52,14 @@ def patch_products(
 
 
 def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
-    """Rows by position, then channel, and one for the bias, in the order of channels."""
+    """Reorder rows from position, then channel, to channel, then position; the row of the bias stays last."""
     own = matrix[:-1] if bias else matrix
     own = own.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
     return torch.cat((own, matrix[-1:])) if bias else own
 
 
 def _windows(padded: Tensor, geometry: Geometry, outputs: Sequence[int]) -> Tensor:
-    """What each kernel position sees of a map [M, *n, C] without padding, a view [M, *o, *k, C]."""
+    """Part of a map [M, *n, C] without padding that each kernel position sees, a view [M, *o, *k, C]."""
     steps = padded.stride()[1:-1]
     strides = [step * own for step, own in zip(steps, geometry.stride, strict=True)]
     strides += [step * own for step, own in zip(steps, geometry.dilation, strict=True)]
@@ -68,14 +68,14 @@ def _windows(padded: Tensor, geometry: Geometry, outputs: Sequence[int]) -> Tens
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """Products of bfloat16 matrices added up in float32."""
+    """Product of bfloat16 matrices, summed in float32."""
     if left.is_cuda:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
 class _Products(Function):
-    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, columns of A by kernel position, then channel, then the ones: [D, D + R]."""
+    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, with columns of A by kernel position, then channel, then the ones: [D, D + R]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
@@ -105,12 +105,12 @@ class _Products(Function):
 
 
 def _aligned(columns: int) -> int:
-    """Columns of a matrix whose rows start where fast kernels want them to."""
+    """Number of columns rounded up so that rows are aligned for fast kernels."""
     return -(-columns // 8) * 8
 
 
 def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
-    """Patches, ones and V beside each other, in a multiple of eight columns, [M, o, ...]."""
+    """Patches, ones and V, concatenated and padded to a multiple of eight columns, [M, o, ...]."""
     columns, outputs, sizes = x.shape[1] * math.prod(geometry.kernel), targets.shape[1], targets.shape[2:]
     start = columns + bias
     rows = x.new_empty(x.shape[0], *sizes, _aligned(start + outputs))
@@ -137,7 +137,7 @@ def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
 
 
 def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tensor:
-    """Some columns of a matrix [M, *o, ...] times each example's number, in float32, [M, *o, R]."""
+    """Some columns of a matrix [M, *o, ...], multiplied by each example's precision, in float32, [M, *o, R]."""
     if has_kernel(precision):
         from bayesify.maths.patch_kernels import scale_kernel
 
@@ -152,7 +152,7 @@ def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tenso
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """Gradients by patches, [M, *o, (*k, C, ...)], added up where they come from, times the precision: [M, C, *n]."""
+    """Gradients by patches, [M, *o, (*k, C, ...)], summed at their positions in the map, times the precision: [M, C, *n]."""
     sizes, channels = found.shape[1:-1], shape[1]
     if len(sizes) == 2 and has_kernel(precision):
         from bayesify.maths.patch_kernels import fold_kernel

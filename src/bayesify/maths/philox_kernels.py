@@ -1,4 +1,4 @@
-"""Triton kernels of draws: parameters are read once, noise is made in registers, draws are written once."""
+"""Triton kernels of draws: they read parameters once, generate noise in registers and write draws once."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -21,11 +21,11 @@ COLUMNS = tl.constexpr(8)
 
 @triton.jit
 def box_muller(radius, angle, FAST: tl.constexpr):
-    """See `bayesify.maths.philox`."""
+    """Two normal numbers from two words; see `bayesify.maths.philox`."""
     u = radius.to(tl.float32) * UNIT + HALF
     turn = angle.to(tl.int32, bitcast=True).to(tl.float32) * TURN
     r = tl.sqrt(-2.0 * tl.log(u))
-    if FAST:  # within 5e-7 between -pi and pi
+    if FAST:  # accurate to 5e-7 between -pi and pi
         cosine = libdevice.fast_cosf(turn)
         sine = libdevice.fast_sinf(turn)
     else:
@@ -36,7 +36,7 @@ def box_muller(radius, angle, FAST: tl.constexpr):
 
 @triton.jit
 def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """A tile of the stream, [TILE]: each thread has the four numbers of a call side by side, as vector loads want it."""
+    """A tile of the stream, [TILE]; each thread holds the four adjacent numbers of a call, as vector loads require."""
     within = tl.arange(0, TILE // 4)
     zero = within * 0
     a, b, c, d = tl.philox(seed, within, zero + tile, zero, zero, ROUNDS)
@@ -47,7 +47,7 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """The noise of a draw, whose tiles are `stride` after those of the one before it; of pairs if so."""
+    """Noise of a draw, whose tiles are `stride` after those of the previous draw; with PAIRS, every second draw is negated."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
     else:
@@ -57,7 +57,7 @@ def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.cons
 
 @triton.jit
 def _load(pointer, at, size, MASKED: tl.constexpr):
-    if MASKED:  # noqa: SIM108 (Triton knows no such expression)
+    if MASKED:  # noqa: SIM108 (Triton has no conditional expressions)
         value = tl.load(pointer + at, mask=at < size, other=0.0)
     else:
         value = tl.load(pointer + at)
@@ -77,7 +77,7 @@ def _draw_tile(
     mean, log_std, out, size, between, start, seed, tile, stride, num_draws, half_precision,
     PAIRS: tl.constexpr, MASKED: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Draw one tile of a weight `num_draws` times, `between` numbers apart; its part of the KL, but for constants."""
+    """Draw one tile of a weight `num_draws` times, `between` numbers apart; return its part of the KL without constants."""
     at = start + tl.arange(0, TILE)
     m = _load(mean, at, size, MASKED)
     log_s = _load(log_std, at, size, MASKED)
@@ -113,7 +113,7 @@ def _gradient_tile(
 
 @triton.jit
 def _owner(owners, table):
-    """The tile of this program: its number, row of the table, size of the weight, first entry, tile of noise, tiles of a draw."""
+    """Tile of this program: owner, row of the table, size of the weight, first entry, tile of noise, tiles per draw."""
     place = tl.program_id(0)
     owner = tl.load(owners + 2 * place)
     chunk = tl.load(owners + 2 * place + 1)
@@ -126,7 +126,7 @@ def _owner(owners, table):
 
 @triton.jit
 def _multiple(pointer, UNIT_OF: tl.constexpr):
-    """A number from memory that is a multiple, said so that the compiler sees it: vector loads follow."""
+    """A number from memory that is a multiple of UNIT_OF, in a form that lets the compiler use vector loads."""
     return (tl.load(pointer) // UNIT_OF) * UNIT_OF
 
 
@@ -135,7 +135,7 @@ def draw_kernel(
     owners, table, precisions, base, seed, out, parts, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Draws of many diagonal Gaussians, one tile of one of them a program; see `fused_draws.Plan` for the table."""
+    """Draws of many diagonal Gaussians, one tile per program; see `fused_draws.Plan` for the table."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     half = 0.5 * tl.load(precisions + owner)
@@ -158,7 +158,7 @@ def gradient_kernel(
     owners, table, precisions, base, seed, grads, weight, to_mean, to_log_std, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the draws and of the KL, whose own gradient is `weight`, by means and log stds; noise is made again."""
+    """Gradients by means and log stds, from those of the draws and of the KL (`weight`); the noise is generated again."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     pull = tl.load(weight)
@@ -181,7 +181,7 @@ def gradient_kernel(
 
 @triton.jit
 def normal_kernel(seed, out, count, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Numbers of the stream from its start, [count]."""
+    """First numbers of the stream, [count]."""
     tile = tl.program_id(0)
     at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(out + at, _normals(tl.load(seed), tile, ROUNDS, FAST), mask=at < count)

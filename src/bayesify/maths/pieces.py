@@ -1,4 +1,4 @@
-"""Sums over pieces of which one is held at a time."""
+"""Sums over pieces with only one piece in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bayesify.maths.signatures import Function
 
 
 class SumOfPieces(Function):
-    """A sum of scalars whose gradients are computed along with them, so that only one piece is held at a time.
+    """Sum of scalars whose gradients are computed in the forward pass, so that only one piece is in memory at a time.
 
-    `apply(part, pieces, *given)` is the sum over pieces of `part(piece, given)`, which may read those of `given` that are
-    parameters from their modules.
+    `apply(part, pieces, *given)` is the sum over pieces of `part(piece, given)`. If an entry of `given` is a parameter, `part` may
+    also read it from its module.
     """
 
     @staticmethod
     def forward(ctx: Any, part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
-        """The sum, and its gradients."""
+        """Compute the sum and its gradients."""
         wanted = [index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
         total = given[0].new_zeros(())
         slopes = [torch.zeros_like(given[index]) for index in wanted]
@@ -43,7 +43,7 @@ class SumOfPieces(Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """The gradients that are kept, times the incoming one."""
+        """Stored gradients times the incoming gradient."""
         found: list[Tensor | None] = [None] * ctx.count
         for index, slope in zip(ctx.wanted, ctx.saved_tensors, strict=True):
             found[index] = grad * slope

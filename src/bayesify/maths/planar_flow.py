@@ -9,20 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IDENTITY_PRODUCT = math.log(math.e - 1)
-"""The value of w . u at which the constrained u is 0 along w, and the layer the identity if u is a multiple of w."""
+"""Value of w . u at which the constrained u is 0 along w; the layer is then the identity if u is a multiple of w."""
 
 
 MARGIN_IN_ROUNDINGS = 32
-"""How many rounding errors of w . u the constrained product stays above -1."""
+"""Distance of the constrained product from -1, in rounding errors of w . u."""
 
 
 def slope(u: Tensor, w: Tensor) -> Tensor:
-    r"""$w \cdot \hat u$ of a layer that is one to one, above -1 by more than rounding takes away.
+    r"""$w \cdot \hat u$ of an invertible layer; it stays above -1 by more than rounding errors.
 
     $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$
 
-    The softplus alone is 0 in floating point where $w \cdot u$ is far below 0, and the layer not one to one.
+    In floating point, softplus alone is 0 for $w \cdot u$ far below 0, and the layer would not be invertible.
 
     Args:
         u: [..., D].
@@ -38,7 +38,7 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
 
 
 def invertible(u: Tensor, w: Tensor) -> Tensor:
-    r"""The part of u that keeps a planar layer one to one: $w \cdot \hat u > -1$, as `slope` gives it.
+    r"""$\hat u$, the u of an invertible planar layer, with $w \cdot \hat u > -1$ from `slope`.
 
     $$ \hat u = u + (w \cdot \hat u - w \cdot u)\, w / |w|^2 $$
 
@@ -58,7 +58,7 @@ def planar(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         z: [..., D].
-        u: Unconstrained; see `invertible`.
+        u: Unconstrained u, [..., D]; see `invertible`.
         w: [..., D].
         b: [...].
 

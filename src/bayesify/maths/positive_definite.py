@@ -1,4 +1,4 @@
-"""Inverses, determinants and quadratic forms of symmetric matrices, with gradients in as few products as it takes."""
+"""Inverses, determinants and quadratic forms of symmetric matrices, with gradients in as few products as possible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inverse_from_factor(factor: Tensor) -> Tensor:
 
 
 class _Forms(Function):
-    """k^T w and k^T G k for the columns k of a matrix; the product G k serves the gradient too, to which that of k^T w is added."""
+    """k^T w and k^T G k for the columns k of a matrix; the backward pass reuses the product G k for both gradients by k."""
 
     @staticmethod
     def forward(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,10 +84,10 @@ def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tens
 
     Args:
         matrix: A.
-        what: What it is, for warnings and errors.
+        what: Name of the matrix for warnings and errors.
 
     Raises:
-        ValueError: If it is not positive definite, or not finite.
+        ValueError: If the matrix is not positive definite, or not finite.
     """
     inverse, diagonal, log_det = _InverseAndLogDet.apply(matrix, what)
     return inverse, diagonal, log_det
@@ -97,9 +97,9 @@ def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor)
     r"""$k_b^\top w_o$ and $k_b^\top G_o k_b$ for symmetric G; differentiable once.
 
     Args:
-        weights: w, [S, M, O], or [1, M, O] where all draws share it.
+        weights: w, [S, M, O], or [1, M, O] if all draws share it.
         matrix: G, [S, O', M, M], or [1, O', M, M].
-        columns: $k_b$, [S, M, B]; S is 1 where nothing differs between draws.
+        columns: $k_b$, [S, M, B]; S is 1 if nothing differs between draws.
 
     Returns:
         [S, B, O] and [S, O', B].

@@ -1,4 +1,4 @@
-"""Bayesian linear regression in whitened weights: the posterior given two matrices, draws, and its divergence from the prior."""
+"""Bayesian linear regression in whitened weights: the posterior from two matrices, draws, and its KL to the prior."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bayesify.maths.value_checks import should_check, transforming
 
 @dataclass(frozen=True)
 class Regression:
-    r"""The posterior over whitened weights $\tilde W$ of G independent regressions with R outputs each.
+    r"""Posterior over whitened weights $\tilde W$ of G independent regressions with R outputs each.
 
     $$ q(\tilde w_r) = \mathcal{N}(\tilde m_r, (I + B)^{-1}), \qquad I + B = L L^\top, \qquad
        \tilde m = (I + B)^{-1} T^\top A^\top \Lambda V $$
 
-    where $w = T \tilde w$ has the prior's covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
-    eq. 11). All eigenvalues of $I + B$ are at least 1, so the factorization does not depend on the prior's scale. Everything is
-    in float64 where the device has it, draws too.
+    where $w = T \tilde w$ has the prior covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
+    eq. 11). All eigenvalues of $I + B$ are at least 1, so the factorization does not depend on the prior's scale. All values,
+    including draws, are in float64 if the device has it.
 
     Args:
         mean: $\tilde m$, [*batch, G, D, R].
         root: $L^{-1}$, [*batch, G, D, D].
         log_det: $\log \det L$, summed over the G regressions, [*batch].
-        failed: Nonzero where a factorization failed, [*batch, G]; the other fields mean nothing then.
+        failed: Nonzero where a factorization failed, [*batch, G]; the other fields are then meaningless.
     """
 
     mean: Tensor
@@ -46,7 +46,7 @@ class Regression:
         return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
     def closed_kl(self) -> Tensor:
-        r"""KL to the prior $\mathcal{N}(0, I)$ in nats, summed over everything but the batch.
+        r"""KL to the prior $\mathcal{N}(0, I)$ in nats, summed over all axes except the batch.
 
         $$ \frac{R}{2} [\operatorname{tr}(I + B)^{-1} - D G] + R \log \det L + \tfrac12 \lVert \tilde m \rVert^2 $$
         """
@@ -55,10 +55,10 @@ class Regression:
         return outputs * (0.5 * (trace - size) + self.log_det) + 0.5 * self.mean.square().sum((-1, -2, -3))
 
     def sampled_kl(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        r"""$\log q(\tilde W) - \log p(\tilde W)$ at a draw, in nats, summed over everything but the batch.
+        r"""$\log q(\tilde W) - \log p(\tilde W)$ at a draw, in nats, summed over all axes except the batch.
 
         Args:
-            noise: The $\epsilon$ of the draw.
+            noise: Noise $\epsilon$ of the draw.
             drawn: $\tilde W$.
         """
         outputs = self.mean.shape[-1]
@@ -67,17 +67,17 @@ class Regression:
 
 @dataclass(frozen=True)
 class RegressionFactors:
-    r"""The two matrices that G regressions depend on; they are solved in float64 where the device has it.
+    r"""The two matrices on which G regressions depend, solved in float64 if the device has it.
 
-    In float32 the prior's identity is lost beside B from about $\lVert B \rVert = 10^4$ on; in float64 it is kept up to
-    $10^{12}$ whatever the matrices are, and further where that size is only one of units of columns.
+    In float32 the prior's identity is lost next to B from about $\lVert B \rVert = 10^4$ on. In float64 it is preserved up to
+    $10^{12}$ for any matrix, and further if the size comes only from the units of columns.
 
     Args:
         gram: B, [*batch, G, D, D].
         cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        careful: What $I + B$ is, for warnings and errors: a matrix that is not finite is an error then, and one that rounding has
-            made indefinite is replaced by the nearest one with all eigenvalues at least 1, which $I + B$ has by construction,
-            so that no variance exceeds the prior's. Without it, a failure is noted in the result.
+        careful: Name of $I + B$ for warnings and errors. If given, a matrix that is not finite raises an error. A matrix that
+            rounding has made indefinite is replaced by the nearest one with all eigenvalues at least 1, which $I + B$ has by
+            construction, so that no variance exceeds the prior's. Without a name, `failed` marks failures.
     """
 
     gram: Tensor
@@ -100,17 +100,17 @@ class RegressionFactors:
         if self.careful is not None and should_check(gram) and not bool(torch.isfinite(precision).all()):
             size = gram.shape[-1]
             raise ValueError(
-                f"{self.careful} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and "
-                "look for infinity in what the layers below make of the inducing inputs"
+                f"{self.careful} ({size} x {size}) is not finite; lower the learning rate, start from a smaller precision, and "
+                "look for infinity in the outputs of the layers below at the inducing inputs"
             )
         root, logs, failed = _InverseFactor.apply(precision, eye, self.careful)
-        failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
+        failed = failed + torch.isfinite(logs).logical_not()  # a factorization does not notice infinity
         if self.careful is not None and not should_check(logs):
             logs = torch.where(failed > 0, torch.nan, logs)
         return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
     def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
-        r"""A draw, its KL and `failed`; with the closed KL by a gradient written out, in half of the operations.
+        r"""A draw, its KL and `failed`; the closed KL has a hand-written gradient with half of the operations.
 
         $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
 
@@ -128,7 +128,7 @@ class RegressionFactors:
 
 
 def _floored_factor(precision: Tensor) -> Tensor:
-    """Lower factor of the nearest symmetric matrix whose eigenvalues are at least 1; no Cholesky factorization can fail in it."""
+    """Lower factor of the nearest symmetric matrix whose eigenvalues are at least 1, computed without a Cholesky factorization."""
     values, vectors = torch.linalg.eigh(precision)
     upper = torch.linalg.qr(values.clamp_min(1).sqrt().unsqueeze(-1) * vectors.mT).R
     found: Tensor = (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
@@ -138,7 +138,7 @@ def _floored_factor(precision: Tensor) -> Tensor:
 class _InverseFactor(Function):
     r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient of three products.
 
-    From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle and half of the diagonal, follows
+    From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle whose diagonal is halved, follows
     $dK = -\Phi(K\, dP\, K^\top) K$.
     """
 
@@ -150,8 +150,8 @@ class _InverseFactor(Function):
             failed = torch.zeros_like(failed)
             largest = float(precision.diagonal(dim1=-2, dim2=-1).max())
             warnings.warn(
-                f"{careful}: its largest entry is {largest:.2g} and the prior's is 1, which float64 cannot hold; variances are "
-                "kept below the prior's; standardize the inputs, or start from a smaller precision",
+                f"{careful}: its largest entry is {largest:.2g} and the prior's is 1, which exceeds float64's precision; "
+                "variances are kept below the prior's; standardize the inputs, or start from a smaller precision",
                 stacklevel=2,
             )
         root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
@@ -180,7 +180,7 @@ class _InverseFactor(Function):
 class _Drawn(Function):
     r"""$\tilde W$, the closed KL, whether a factorization failed, K and $\tilde m = K^\top K C$.
 
-    With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$ the gradient by C is $\bar C = K^\top K \bar m$, and that by $P$ is
+    With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$, the gradient by C is $\bar C = K^\top K \bar m$. The gradient by $P$ is
     $K^\top \tfrac12 [R\, \bar{\mathrm{KL}}\, I - \Phi(\bar K K^\top) - \Phi(\bar K K^\top)^\top] K - \tfrac12 (\bar C \tilde m^\top
     + \tilde m \bar C^\top)$ with $\bar K = \epsilon \bar W^\top + R\, \bar{\mathrm{KL}}\, K$; see `_InverseFactor`.
     """
@@ -213,8 +213,8 @@ class _Drawn(Function):
         weight = cross.shape[-1] * by_kl
         by_mean = by_drawn + by_kl * mean
         by_noise = root @ by_drawn
-        by_factor = noise @ by_noise.mT + weight * (root @ root.mT)  # by K, times K^T
-        if grads[3] is not None or grads[4] is not None:  # of second derivatives
+        by_factor = noise @ by_noise.mT + weight * (root @ root.mT)  # gradient by K, times K^T
+        if grads[3] is not None or grads[4] is not None:  # for second derivatives
             by_factor = by_factor if grads[3] is None else by_factor + grads[3] @ root.mT
             by_mean = by_mean if grads[4] is None else by_mean + grads[4]
         by_cross = root.mT @ (root @ by_mean)

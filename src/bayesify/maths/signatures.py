@@ -1,4 +1,4 @@
-"""What hand-written gradients have in common: signatures looked up once, second derivatives, models of a stack in leading axes."""
+"""Helpers for hand-written gradients: cached signatures, second derivatives, stacked models in leading axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 class Function(torch.autograd.Function):
     """A function with hand-written gradients.
 
-    It keeps the signature of its `forward`: torch inspects it at each call, which costs more than small work.
+    It stores the signature of its `forward`, because torch inspects it at each call, which costs more than small work.
     """
 
     def __init_subclass__(cls) -> None:
@@ -31,7 +31,7 @@ class Function(torch.autograd.Function):
 def gradients_again(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients that torch can differentiate again, from outputs in operations that it knows; none by inputs that need none."""
+    """Gradients that torch can differentiate again, from outputs of known operations; `None` for inputs without gradient."""
     given = [(out.to(grad.dtype), grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
     live, through = zip(*((out, grad) for out, grad in given if out.requires_grad), strict=True)
     wanted = [value for value in inputs if value.requires_grad]
@@ -40,7 +40,7 @@ def gradients_again(
 
 
 def leading_axes(info: Any, in_dims: Sequence[int | None], values: Sequence[Any]) -> list[Any]:
-    """Tensors with the axis of `vmap` in front, [R, ...], for functions that take leading axes; what is no tensor stays."""
+    """Tensors with the `vmap` axis in front, [R, ...], for functions that take leading axes; other values are unchanged."""
     return [
         value
         if not isinstance(value, Tensor)

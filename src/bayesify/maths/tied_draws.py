@@ -1,4 +1,4 @@
-"""Draws of many matrices of Gaussians with low-rank standard deviations on a GPU in one launch."""
+"""Draws of many Gaussian matrices with low-rank standard deviations on a GPU in one launch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, first_t
 from bayesify.maths.philox import ROUNDS
 
 BLOCK, CHUNK = 32, 64
-"""Rows or columns whose factors a program gives gradients to, and the entries of each that it takes at a time."""
+"""Rows or columns for whose factors a program computes gradients, and number of their entries per iteration."""
 
 FACTORS_PER_PROGRAM = 512
-"""Factors that a program makes positive."""
+"""Number of factors that a program makes positive."""
 
 
 class TiedPlan:
-    r"""Where many matrices `[W b]` lie in memory, as kernels read it, with $s_{ij} = \sum_k u_{ik} v_{jk}$; see `KTied`.
+    r"""Memory layout of many matrices `[W b]` for kernels, with $s_{ij} = \sum_k u_{ik} v_{jk}$; see `KTied`.
 
-    Columns of the table: where mean, raw row and raw column factors are, in numbers from `base`; entries, columns, first tile of
-    noise, tiles of a draw; columns of W; the first number of its draws, then what a row, a channel and a position within a channel
-    add to it, with the number of positions before the channels'; first number of b's draws; numbers of a draw of W and of b; first
-    number of a gradient by the mean, by the row and by the column factors; how many row and column factors there are.
+    Columns of the table: positions of mean, raw row and raw column factors, in numbers from `base`; number of entries and of
+    columns; first tile of noise, tiles per draw; columns of W; first number of its draws; distance between rows, number of
+    positions per channel, distance between channels and between positions; first number of b's draws; size of a draw of W and
+    of b; first number of a gradient by the mean, by the row and by the column factors; number of row and of column factors.
 
     Args:
-        means: M of each, [rows, cols].
-        raw_rows: [rows, rank] of each.
-        raw_cols: [cols, rank] of each.
-        outputs: Sizes and strides of W, and of b where there is one, as the network has them, for each matrix.
+        means: M of each matrix, [rows, cols].
+        raw_rows: Raw row factors of each matrix, [rows, rank].
+        raw_cols: Raw column factors of each matrix, [cols, rank].
+        outputs: Sizes and strides of W, and of b if there is one, in the network, for each matrix.
         lookups: Whether W is an embedding table, whose matrix has a column for each of its rows.
         prior_stds: $\sigma$ of W and of b for each matrix.
         num_draws: S.
-        antithetic: Whether each second draw has the noise of the one before with the opposite sign.
+        antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
     """
 
@@ -89,7 +89,7 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """Matrix, side and number of each block of its two sides: [blocks, 3]."""
+        """Matrix, side and number of each block on the two sides of a matrix: [blocks, 3]."""
         found = [
             (at, side, number)
             for at, pair in enumerate(sizes)
@@ -99,7 +99,7 @@ class TiedPlan:
         return torch.tensor(found, dtype=torch.int32).to(self.device)
 
     def _positive(self) -> Tensor:
-        """The factors as positive numbers, where their gradients would be."""
+        """The factors as positive numbers, in the layout of their gradients."""
         from bayesify.maths.tied_kernels import positive_kernel
 
         factors = torch.empty(self.factors.total, dtype=torch.float32, device=self.device)
@@ -120,7 +120,7 @@ class TiedPlan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by all means, then by all row and all column factors, from those of the draws and of the KL."""
+        """Gradients by all means, then all row and all column factors, from the gradients of the draws and of the KL."""
         from bayesify.maths.tied_kernels import factor_kernel, tied_gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)
@@ -142,10 +142,10 @@ class TiedPlan:
 
 
 def _steps(size: tuple[int, ...], stride: tuple[int, ...], rows: int, lookup: bool) -> tuple[int, list[int]]:
-    """Columns of a weight's matrix; what a row adds to a place, positions of a channel, what a channel and a position add."""
+    """Columns of a weight's matrix; distance between rows, positions per channel, distances between channels and positions."""
     if lookup:
         return size[0], [stride[1], 1, stride[0], 0]
     width = math.prod(size) // rows
-    if len(size) > 2 and stride[1] == 1 and width > 1:  # channels last: positions are outside of channels in memory
+    if len(size) > 2 and stride[1] == 1 and width > 1:  # channels last: positions vary more slowly than channels
         return width, [stride[0], math.prod(size[2:]), 1, size[1]]
     return width, [width, 1, 1, 0]

@@ -1,4 +1,4 @@
-"""Triton kernels of Gaussians with low-rank standard deviations: these are made in registers, as the noise is."""
+"""Triton kernels of Gaussians with low-rank standard deviations, which are computed in registers, like the noise."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -16,7 +16,7 @@ COLUMNS = tl.constexpr(21)
 
 @triton.jit
 def _softplus(x):
-    """log(1 + exp(x)), small ones exact too: the error of 1 + exp(x) is divided out."""
+    """log(1 + exp(x)), also accurate for small values, because the rounding error of 1 + exp(x) is divided out."""
     e = tl.exp(tl.minimum(x, 20.0))
     u = 1.0 + e
     return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / (u - 1.0))))
@@ -24,7 +24,7 @@ def _softplus(x):
 
 @triton.jit
 def _entries(owners, table, base, factors, RANK: tl.constexpr):
-    """The entries of this program's tile: its row of the table, places in the matrix, which exist, columns, means, stds."""
+    """Entries of this program's tile: table row, chunk, places in the matrix, whether they exist, rows, columns, means, stds."""
     place = tl.program_id(0)
     row = table + tl.load(owners + 2 * place) * COLUMNS
     chunk = tl.load(owners + 2 * place + 1)
@@ -44,7 +44,7 @@ def _entries(owners, table, base, factors, RANK: tl.constexpr):
 
 @triton.jit
 def _outputs(row, i, j):
-    """Where the entries lie among the draws, and how far apart draws are: those of the bias are the last column's."""
+    """Whether entries belong to the bias (the last column), their positions among the draws, and the distance between draws."""
     width = tl.load(row + 7).to(tl.int32)
     positions = tl.load(row + 10).to(tl.int32)
     channel = j // positions
@@ -60,7 +60,7 @@ def tied_draw_kernel(
     owners, table, precisions, base, factors, seed, out, parts, num_draws,
     PAIRS: tl.constexpr, RANK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Draws of many matrices, one tile of one of them a program; see `tied_draws.TiedPlan` for the table."""
+    """Draws of many matrices, one tile per program; see `tied_draws.TiedPlan` for the table."""
     row, chunk, _, exist, i, j, mean, std = _entries(owners, table, base, factors, RANK)
     bias, where, between = _outputs(row, i, j)
     tile = tl.load(row + 5).to(tl.int32) + chunk
@@ -79,7 +79,7 @@ def tied_gradient_kernel(
     owners, table, precisions, base, factors, seed, grads, weight, to_mean, to_std, num_draws,
     PAIRS: tl.constexpr, RANK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by means and standard deviations; noise is made again. d KL / d s = s / sigma^2 - 1 / s."""
+    """Gradients by means and standard deviations; noise is generated again. d KL / d s = s / sigma^2 - 1 / s."""
     row, chunk, at, exist, i, j, mean, std = _entries(owners, table, base, factors, RANK)
     bias, where, between = _outputs(row, i, j)
     tile = tl.load(row + 5).to(tl.int32) + chunk
@@ -101,7 +101,7 @@ def tied_gradient_kernel(
 
 @triton.jit
 def positive_kernel(owners, table, base, to, BLOCK: tl.constexpr):
-    """The factors of all matrices as positive numbers: a block of one side of one matrix a program."""
+    """The factors of all matrices as positive numbers; each program takes a block of one side of one matrix."""
     place = owners + 3 * tl.program_id(0)
     row = table + tl.load(place) * COLUMNS
     side = tl.load(place + 1)
@@ -147,7 +147,7 @@ def _by_cols(
 def factor_kernel(
     owners, table, base, factors, slopes, to, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients by the factors of the standard deviations from those by these: a block of rows or columns a program."""
+    """Gradients by the factors, from gradients by the standard deviations; each program takes a block of rows or columns."""
     place = owners + 3 * tl.program_id(0)
     row = table + tl.load(place) * COLUMNS
     one = tl.load(place + 2) * BLOCK + tl.arange(0, BLOCK)

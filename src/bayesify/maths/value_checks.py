@@ -1,4 +1,4 @@
-"""Whether code may look at the values of tensors: not while operations are captured, compiled or transformed."""
+"""Checks of tensor values, which are impossible while operations are captured, compiled or transformed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATE = threading.local()
 
 
 def should_check(tensor: Tensor) -> bool:
-    """Whether values can be looked at: not while a graph is captured or compiled, nor under a function transform."""
+    """Whether values can be read: not while a graph is captured or compiled, nor under a function transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     return not (tensor.is_cuda and (getattr(_STATE, "deferred", False) or torch.cuda.is_current_stream_capturing()))
@@ -21,7 +21,7 @@ def should_check(tensor: Tensor) -> bool:
 
 @contextmanager
 def deferred_checks() -> Iterator[None]:
-    """Leave values on a GPU unread for a while, so that nothing waits for it; a guard looks at what follows from them."""
+    """Context that does not read values on a GPU, so that nothing waits; a guard checks the results later."""
     before = getattr(_STATE, "deferred", False)
     _STATE.deferred = True
     try:
@@ -31,15 +31,15 @@ def deferred_checks() -> Iterator[None]:
 
 
 def transforming() -> bool:
-    """Whether a function transform such as `vmap` is running: hand-written gradients and in-place work must step aside."""
+    """Whether a function transform such as `vmap` is active, which excludes hand-written gradients and in-place operations."""
     return torch._C._are_functorch_transforms_active()
 
 
 def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first name whose tensor holds NaN or infinity; integers and booleans never do."""
+    """First name whose tensor contains NaN or infinity; integers and booleans are skipped."""
     given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
     norms = torch._foreach_norm([value for _, value in given]) if given else []
     if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device).float() for norm in norms]).sum())):
-        return None  # a finite norm proves all entries finite; one that overflows is looked into
+        return None  # a finite norm proves all entries finite; an overflowing norm is examined below
     finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
     return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)

@@ -25,7 +25,7 @@ def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 
 
 def dyadic_values(g: Tensor) -> Tensor:
-    r"""The D numbers c that $H \operatorname{diag}(g) H$ consists of: $c = D^{-1/2} H g$, at row i and column j $c_{i \oplus j}$.
+    r"""The D distinct numbers c of $H \operatorname{diag}(g) H$, where $c = D^{-1/2} H g$, and entry (i, j) is $c_{i \oplus j}$.
 
     The rows of H multiply as their indices combine by exclusive or, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
 
@@ -48,19 +48,18 @@ def dyadic_sums(matrix: Tensor) -> Tensor:
 
 
 def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
-    """W itself, from its D different numbers: [..., D] each -> [..., D, D] in O(D^2)."""
+    """W itself, from its D distinct numbers: [..., D] each -> [..., D, D] in O(D^2)."""
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
 
 
 class _Dyadic(Function):
-    """Entries by exclusive or of the indices; the gradient of c_k sums those with i ^ j = k, by gathers, not scatters."""
+    """Entries by exclusive or of the indices; the gradient of c_k sums entries with i ^ j = k, by gathers instead of scatters."""
 
     @staticmethod
     def forward(c: Tensor) -> Tensor:
         size = c.shape[-1]
-        flat = c.reshape(-1, size).index_select(
-            -1, exclusive_or(size, c.device).view(-1)
-        )  # two axes: 5 times faster than more
+        # Two axes are 5 times faster than more.
+        flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))
         return flat.view(*c.shape, size)
 
     @staticmethod
@@ -100,7 +99,7 @@ class _DyadicSums(Function):
 
 
 def exclusive_or(size: int, device: torch.device) -> Tensor:
-    """i ^ j at row i and column j, [D, D]; kept up to 256 x 256 where nothing watches operations or captures them."""
+    """i ^ j at row i and column j, [D, D]; cached up to 256 x 256 unless operations are being traced or captured."""
     known = _INDICES.get((size, device))
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     if known is not None and not watched:
@@ -118,10 +117,10 @@ _INDICES: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The map from g to W as a rotation and a stretching, $\operatorname{vec} W = L Q g$ (appendix B, eq. 6).
+    r"""The map from g to W as a rotation followed by a scaling, $\operatorname{vec} W = L Q g$ (appendix B, eq. 6).
 
-    vec stacks columns. $Q = [H \operatorname{diag}(h_i)]_i$ has orthonormal columns: it turns the D dimensions of g into
-    the $D^2$ of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i.
+    vec stacks columns. $Q = [H \operatorname{diag}(h_i)]_i$ has orthonormal columns: it rotates the D dimensions of g into
+    the $D^2$ dimensions of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i.
 
     Args:
         left: $s_1$, [D].
@@ -137,14 +136,14 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$s_1, g, s_2$ whose W is near a matrix in the Frobenius norm (eq. 7): a local optimum by alternating least squares.
+    r"""$s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7): a local optimum by alternating least squares.
 
-    Given two of $s_1$, $c$ and $s_2$, the best third one is closed form, so the distance never grows. Starts from
-    random signs, since the problem has many optima.
+    Given two of $s_1$, $c$ and $s_2$, the best third one has a closed form, so the distance never grows. The start has random
+    signs, because the problem has many optima.
 
     Args:
         matrix: [..., D, D].
-        steps: Rounds over the three.
+        steps: Number of rounds over the three factors.
         generator: Source of the random signs; the global one by default.
 
     Returns:
@@ -158,14 +157,14 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     c = torch.zeros_like(left)
     for _ in range(steps):
         outer = left.unsqueeze(-1) * right.unsqueeze(-2)
-        # Without gradients: each call of an autograd function costs more than these few numbers.
+        # Call `forward` directly, because an autograd call costs more than these few numbers.
         c = _DyadicSums.forward(matrix * outer) / _DyadicSums.forward(outer.square()).clamp_min(tiny)
         values = _Dyadic.forward(c)
         spread = values * right.unsqueeze(-2)
         left = (matrix * spread).sum(-1) / spread.square().sum(-1).clamp_min(tiny)
         spread = values * left.unsqueeze(-1)
         right = (matrix * spread).sum(-2) / spread.square().sum(-2).clamp_min(tiny)
-        # Only the product of the three scales matters: share it, so that none runs away.
+        # Only the product of the three scales matters, so equalize them to keep each bounded.
         scale = [factor.square().mean(-1, keepdim=True).sqrt().clamp_min(tiny) for factor in (left, right)]
         left, right, c = left / scale[0], right / scale[1], c * scale[0] * scale[1]
     return left, hadamard(c) * math.sqrt(c.shape[-1]), right

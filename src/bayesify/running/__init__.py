@@ -1,1 +1,1 @@
-"""A draw through a network: one at a time, by `vmap` or in a loop, within a memory budget, by CUDA graphs."""
+"""Passes of draws through a network: one at a time, by `vmap` or in a loop, within a memory budget, by CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Results that a module keeps, and that are computed once per state of its parameters."""
+"""Cached results of a module, computed once per state of its parameters."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bayesify.weights.named_parameters import first_parameter, tensors_in
 Computed = TypeVar("Computed")
 
 MAX_COMPARED_NUMBERS = 2**24
-"""Nothing is kept of a module with more parameters than this: to tell whether they have changed takes a copy of them."""
+"""A module with more parameters than this caches nothing, because noticing a change needs a copy of the parameters."""
 
 MAX_RECENT_RESULTS = 4
-"""Results that `Results.recent` keeps, those that were asked for last."""
+"""Number of most recently used results that `Results.recent` keeps."""
 
 _NUMBERS = itertools.count()
 
 
 class _Scope(threading.local):
-    """What the present thread has asked for."""
+    """Requests of the current thread."""
 
     settled: dict[Results, _State | None] | None = None
     anew = False
@@ -36,7 +36,7 @@ _SCOPE = _Scope()
 
 
 class _State(NamedTuple):
-    """Parameters and buffers of a module as they were, and what was computed from them."""
+    """Parameters and buffers of a module at one moment, and the results computed from them."""
 
     number: int
     tensors: list[Tensor]
@@ -44,11 +44,11 @@ class _State(NamedTuple):
 
 
 class Results:
-    """Results for one module, which owns them.
+    """Cached results of one module, which owns this object.
 
-    What was computed from the parameters holds while their values are the same: they are compared with a copy. So no way to change
-    them goes unseen, whereas a tensor's version does not count what is done to `parameter.data`, by fused optimizers, or in
-    inference mode. A copy or a pickle of this object is empty.
+    A result is valid while the parameters have the same values, which are compared with a copy. Every change is therefore noticed.
+    A tensor's version counter would miss changes through `parameter.data`, by fused optimizers, or in inference mode. Copies and
+    pickles of this object are empty.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Results:
         return Results, ()
 
     def cached(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the owner's parameters, done once per state of them where gradients and `vmap` are off."""
+        """Result of a computation on the owner's parameters; cached per state of the parameters if gradients and `vmap` are off."""
         if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _SCOPE.anew:
             return compute()
         state = self._state_of(owner)
@@ -74,11 +74,11 @@ class Results:
         return found
 
     def values(self) -> list[Any]:
-        """All that is kept of the parameters at this moment, for those who must keep it alive."""
+        """All currently cached results of the parameters, for callers that must keep them alive."""
         return list(self._state.values.values()) if self._state is not None else []
 
     def constant(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation that depends on nothing but its key, done once."""
+        """Result of a computation that depends only on its key; computed once."""
         if transforming():
             return compute()
         if key not in self._constants:
@@ -87,9 +87,9 @@ class Results:
         return found
 
     def recent(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation that depends on nothing but its key; the last few are kept.
+        """Result of a computation that depends only on its key; the last few are kept.
 
-        What is asked for while a CUDA graph is captured is kept for good: the graph reads its memory in every replay.
+        A result requested during the capture of a CUDA graph is kept forever, because the graph reads its memory in every replay.
         """
         with self._lock:
             found, held = self._recent.pop(key, None) or (compute(), False)
@@ -103,12 +103,12 @@ class Results:
         return result
 
     def state(self, owner: nn.Module) -> int | None:
-        """A number that changes with the owner's parameters and buffers; `None` where that cannot be told, or not cheaply."""
+        """A number that changes with the owner's parameters and buffers; `None` if changes cannot be noticed cheaply."""
         state = self._state_of(owner)
         return None if state is None else state.number
 
     def is_settled(self) -> bool:
-        """Whether the parameters were compared before in a time in which they stay as they are; see `settled`."""
+        """Whether this thread has already compared the parameters inside the current `settled` scope."""
         return _SCOPE.settled is not None and self in _SCOPE.settled
 
     def _state_of(self, owner: nn.Module) -> _State | None:
@@ -128,9 +128,9 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run something on the owner's GPU, and tell whether the parameters were in a state as it began.
+        """Run a function on the owner's GPU; return its result, and whether the parameters were in state `number` when it began.
 
-        The comparison is on a stream of its own, so that the device has work while the host waits for the outcome.
+        The comparison runs on its own stream, so that the device has work while the host waits for the outcome.
         """
         tensors = tensors_in(owner)
         with self._lock:
@@ -149,12 +149,16 @@ class Results:
 
 def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
     device = first_parameter(owner).device.type
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):  # it outlives the modes
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device, enabled=False),
+    ):  # the result outlives these modes
         return compute()
 
 
 def _noted(tensors: Sequence[Tensor]) -> _State | None:
-    """A new state, with a copy of the tensors; `None` where it would not be cheap to compare them again."""
+    """A new state with a copy of the tensors; `None` if comparing them again would not be cheap."""
     if sum(map(Tensor.numel, tensors)) > MAX_COMPARED_NUMBERS or any(tensor.is_meta for tensor in tensors):
         return None
     if any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing():
@@ -165,13 +169,13 @@ def _noted(tensors: Sequence[Tensor]) -> _State | None:
 
 @torch.no_grad()
 def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Whether tensors have the same form and values; one wait for a GPU in all."""
+    """Whether tensors have the same form and values; waits for a GPU once."""
     if len(now) != len(before):
         return False
     try:
         if not now or not now[0].is_cuda:
             return all(map(torch.equal, now, before))
-    except RuntimeError:  # of another type, or on another device
+    except RuntimeError:  # another type or another device
         return False
     for one, other in zip(now, before, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
@@ -185,7 +189,7 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
 
 @contextmanager
 def computed_anew() -> Iterator[None]:
-    """Inside, `Results.cached` computes whatever it is asked for, as a CUDA graph must that follows the parameters."""
+    """Context in which `Results.cached` always computes; needed for a CUDA graph that must follow the parameters."""
     before, _SCOPE.anew = _SCOPE.anew, True
     try:
         yield
@@ -195,7 +199,7 @@ def computed_anew() -> Iterator[None]:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """For a while parameters stay as they are in this thread, so that they are compared once for each module."""
+    """Context in which this thread does not change parameters, so that they are compared once per module."""
     outer = _SCOPE.settled
     _SCOPE.settled = {} if outer is None else outer
     try:

@@ -1,4 +1,4 @@
-"""CUDA graphs: many launches as one, on fixed memory. Draws, training steps and function-space KLs are captured by this class."""
+"""CUDA graphs: many launches as one, on fixed memory; used for draws, training steps and function-space KLs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 WARMUP_CALLS = 3
-"""Calls of a kind before it is captured: a capture costs many calls, and libraries choose their kernels in the first ones."""
+"""Number of plain calls before a capture: a capture costs many calls, and libraries choose their kernels in the first calls."""
 
 CAPTURE_LOCK = threading.RLock()
-"""Held while a graph is captured, because garbage collection is off for the whole process in that time."""
+"""Held during a capture, because garbage collection is off for the whole process in that time."""
 
 Result = TypeVar("Result")
 Made = TypeVar("Made")
@@ -25,10 +25,10 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call: the state in which it was called last, how often, and its capture, or that it was refused.
+    """One kind of call: the state of its last call, the number of calls, and its capture, or whether the capture was refused.
 
-    The state is what the capture depends on besides the kind, such as the addresses of the tensors that it reads. `held` lives as
-    long as the kind is known, such as a generator whose id is part of the kind.
+    The state is what the capture depends on in addition to the kind, such as the addresses of the tensors that it reads. `held` is
+    kept alive as long as the kind is known, for example a generator whose id is part of the kind.
     """
 
     state: Any
@@ -41,15 +41,15 @@ class Kind(Generic[Made]):
 class Captures(Generic[Made]):
     """The captures of one owner, by kind of call.
 
-    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. A changed state starts the count again, and the
-    old graph is dropped. A capture that fails is not tried again in that state: calls run without a graph, and `reason` says
-    why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
+    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. A changed state restarts the count and drops the
+    old graph. A failed capture is not tried again in that state: calls run without a graph, and `reason` says why. Graphs belong to
+    a process and to the memory of their owner, so copies and pickles of this object are empty.
 
     Args:
-        limit: Kinds that are known at a time, those that were asked for last; all by default.
+        limit: Maximum number of kinds, of which the most recently used are kept; unlimited by default.
 
     Attributes:
-        reason: Why the first capture that failed did; empty if none did.
+        reason: Reason for the first failed capture; empty if none failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -58,23 +58,24 @@ class Captures(Generic[Made]):
         self.reason = ""
 
     def known(self, kind: Hashable) -> Kind[Made] | None:
-        """What is known of a kind, which then counts as the one that was asked for last."""
+        """Entry of a kind, which becomes the most recently used one."""
         found = self._kinds.pop(kind, None)
         if found is not None:
             self._kinds[kind] = found
         return found
 
     def calls(self, kind: Hashable) -> int:
-        """Calls of a kind in its present state."""
+        """Number of calls of a kind in its current state."""
         return self._kinds[kind].calls if kind in self._kinds else 0
 
     def find(self, kind: Hashable, state: Any, make: Callable[[], Made], held: object = None) -> Made | None:
-        """The capture for a call; `None` where the call must run without one.
+        """The capture for a call; `None` if the call must run without one.
 
         Args:
             kind: Kind of the call.
             state: State of the call; see `Kind`.
-            make: Captures the call. A `RuntimeError`, `ValueError` or `NotImplementedError` means that it cannot be captured.
+            make: Function that captures the call. A `RuntimeError`, `ValueError` or `NotImplementedError` means that it cannot be
+                captured.
             held: See `Kind`.
         """
         with CAPTURE_LOCK:
@@ -104,13 +105,13 @@ class Captured(Generic[Result]):
     """A captured function: the memory that its graph reads, and the memory that every replay writes.
 
     Args:
-        run: A function of fixed memory, which has run before on a `side_stream`; it does not run in the capture.
+        run: Function of fixed memory, which has run before on a `side_stream`; the capture records it without running it.
         inputs: Tensors that the function reads and that `replay` fills.
         generators: See `capture`.
         pool: See `capture`.
 
     Attributes:
-        results: What the function returned, rewritten by every replay.
+        results: Return value of the function, overwritten by every replay.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Captured(Generic[Result]):
 
     @torch.no_grad()
     def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
-        """The results for given inputs, where `None` stands for zeros; they stay valid until the next replay."""
+        """Results for the given inputs, where `None` means zeros; valid until the next replay."""
         pairs = [(mine, one) for mine, one in zip(self._inputs, given, strict=True) if one is not None]
         if pairs:
             torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs], non_blocking=True)
@@ -136,13 +137,13 @@ class Captured(Generic[Result]):
         return self.results
 
     def pool(self) -> Any:
-        """The graph's memory, for graphs that never run at the same time."""
+        """Memory pool of the graph, for graphs that never run at the same time."""
         return self._graph.pool()
 
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run on a stream of its own, as calls before a capture must."""
+    """Run on a separate stream, as calls before a capture must."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -152,7 +153,7 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """A list that is filled, at the end, with the places where the code inside waited for the device."""
+    """Yield a list that at the end contains the places where the code inside waited for the device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
@@ -165,23 +166,23 @@ def watch_waits() -> Iterator[list[str]]:
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             found.append(f"{warning.filename}:{warning.lineno}")
-        elif "prototype" not in str(warning.message):  # torch says that of this mode
+        elif "prototype" not in str(warning.message):  # torch warns that this mode is a prototype
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def capture(
     run: Callable[[], Result], generators: Sequence[torch.Generator | None] = (), pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Capture a function of fixed memory, which has run before on a `side_stream`; it does not run in the capture.
+    """Capture a function of fixed memory, which has run before on a `side_stream`; the capture records it without running it.
 
     Args:
         run: The function.
-        generators: What it draws from, besides torch's own generator of the device.
-        pool: Memory that graphs share which never run at the same time.
+        generators: Generators that it draws from, in addition to torch's generator of the device.
+        pool: Memory pool shared by graphs that never run at the same time.
 
     Returns:
-        The graph, and what the function returned: memory that every replay writes. Where it cannot be captured, generators are as
-        they were.
+        The graph, and the function's return value: memory that every replay writes. If the capture fails, generators are
+        restored.
     """
     graph = torch.cuda.CUDAGraph()
     given = [generator for generator in generators if generator is not None]
@@ -189,7 +190,7 @@ def capture(
         graph.register_generator_state(generator)
     drawn = [*given, torch.cuda.default_generators[torch.cuda.current_device()]]
     before = [generator.get_state() for generator in drawn]
-    gc.collect()  # a graph that dies while another one is captured would break it
+    gc.collect()  # a graph that is freed during another capture would break it
     enabled, stream = gc.isenabled(), torch.cuda.Stream()
     gc.disable()
     try:
@@ -197,7 +198,7 @@ def capture(
             result = run()
     except BaseException:
         for generator, state in zip(drawn, before, strict=True):
-            fresh = torch.Generator(generator.device)  # a state that was being captured is of no more use
+            fresh = torch.Generator(generator.device)  # the state that was being captured is no longer usable
             fresh.set_state(state)
             generator.graphsafe_set_state(fresh)
         raise

@@ -14,14 +14,14 @@ _OWNED = threading.local()
 
 @contextmanager
 def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | None = None) -> Iterator[None]:
-    """torch's global generators for this thread alone, set back at the end; a second thread that asks for them waits.
+    """Reserve torch's global generators for this thread and restore them at the end; other threads that need them wait.
 
-    Two trainings at once would otherwise take each other's random numbers. Predictions with a generator of their own never
-    come here.
+    Otherwise two training runs at once would consume each other's random numbers. Predictions that have their own generator never
+    need this.
 
     Args:
-        devices: Whose generators are set back too, besides the CPU's.
-        seed: That they start at; by default they go on from where they are.
+        devices: Devices whose generators are restored, in addition to the CPU's.
+        seed: Seed of the generators; by default they continue from their current state.
     """
     devices = list(devices)
     with _IN_USE, torch.random.fork_rng(devices=devices):
@@ -37,18 +37,18 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
 
 
 def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) -> int:
-    """A seed for what is drawn later, from a generator on any device; torch's own by default."""
+    """Seed for a later draw, from a generator on any device; torch's global generator by default."""
     device = generator.device if generator is not None else None
     return int(torch.randint(below, (), generator=generator, device=device))
 
 
 def owned_generators() -> list[torch.Generator]:
-    """torch's global generators that are this thread's alone now, and may be set back; see `own_generators`."""
+    """torch's global generators that this thread has reserved by `own_generators`, and may set."""
     return getattr(_OWNED, "now", [])
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """The states of torch's global generators that are used for tensors on a device: the CPU's, and a GPU's own."""
+    """States of torch's global generators for tensors on a device: the CPU's, and a GPU's own."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

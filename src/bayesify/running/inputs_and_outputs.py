@@ -1,4 +1,4 @@
-"""What goes into a network and what comes out of it: draws by name, inputs in any form, outputs of any type."""
+"""Inputs and outputs of a network: draws by name, inputs in any form, outputs of any type."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def checked_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `as_inputs` gives; raises for inputs that are arrays of another library, or hold NaN or infinity."""
+    """`as_inputs` with checks: raises for arrays of another library, and for inputs that contain NaN or infinity."""
     args, kwargs = as_inputs(x)
     for key, value in [*enumerate(args), *kwargs.items()]:
         if len(args) > 1 and isinstance(value, (int, float)) and not isinstance(value, bool) and key == 0:
-            raise TypeError("inputs are a list of numbers; give a tensor, torch.tensor([...]) makes one of them")
+            raise TypeError("inputs are a list of numbers; give a tensor, for example torch.tensor([...])")
         if not isinstance(value, Tensor) and hasattr(value, "__array__"):
-            raise TypeError(f"inputs are {type(value).__name__}; give tensors, torch.from_numpy(...) makes them")
+            raise TypeError(f"inputs are {type(value).__name__}; give tensors, for example torch.from_numpy(...)")
         if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
             check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
     return args, kwargs
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """How many inputs there are and how they were given, where that is not one tensor."""
+    """Number of inputs and how they were given, for inputs other than one tensor."""
     if kwargs:
         return f"keyword inputs {', '.join(kwargs)}"
-    return f"{len(args)} positional inputs (a tuple or a list of inputs is taken apart: stack a batch into one tensor)"
+    return f"{len(args)} positional inputs (a tuple or list is unpacked into several inputs: stack a batch into one tensor)"
 
 
 @contextmanager
 def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Say in an error about shapes, types or the number of arguments that it is the network's inputs that do not fit."""
+    """Turn errors about shapes, types or the number of arguments into errors that name the network's inputs."""
     try:
         yield
     except TypeError as error:
@@ -69,19 +69,19 @@ def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
         if len(args) != 1 or kwargs:
             given += f" ({_in_words(args, kwargs)})"
         raise ValueError(
-            f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type it was made for"
+            f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type that it expects"
         ) from error
 
 
 def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Examples in a batch: the length of the first input tensor."""
+    """Number of examples in a batch: the length of the first input tensor."""
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]
     kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
     raise ValueError(
-        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one, [B, ...]; "
-        "of a loader, predict each batch"
+        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one tensor [B, ...]; "
+        "for a loader, call predict for each batch"
     )
 
 
@@ -89,7 +89,7 @@ _PLAIN_INPUTS = (bool, int, float, str, type(None))
 
 
 def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What the cost of an example depends on: shapes without the first axis and types of tensors, values of plain inputs."""
+    """Key of the cost of an example: types of tensors and shapes without the first axis, values of plain inputs."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -100,18 +100,18 @@ def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if inputs have different first lengths: which of them is the batch's is not known."""
+    """Raise `ValueError` if inputs have different first lengths, so that the batch size is ambiguous."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
     if len(lengths) > 1:
         raise ValueError(
-            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be cut by "
-            "examples; give split_batch=False, and the network gets all of it at once"
+            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be split by "
+            "examples; give split_batch=False to pass all of it to the network at once"
         )
 
 
 def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Cut a batch into pieces of `rows` examples; inputs that do not have the batch's length go to every piece whole."""
+    """Split a batch into pieces of `rows` examples; inputs of another length go to every piece whole."""
     total = batch_size(args, kwargs)
     for start in range(0, total, rows):
 
@@ -124,7 +124,7 @@ def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> I
 
 
 def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
-    """Some examples from all over a batch, those of its halves in turn; inputs that do not have the batch's length stay whole."""
+    """Examples spread over a batch, alternating between its halves; inputs of another length stay whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -139,9 +139,9 @@ def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> 
 
 
 class Untouched:
-    """Inputs for several passes of a network that may change them in place: each pass sees the same values, the caller's stay.
+    """Inputs for several passes of a network that may change them in place: each pass sees the same values.
 
-    One copy serves as long as its tensors' versions do not move.
+    The caller's tensors stay unchanged. One copy is reused until the versions of its tensors change.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -153,11 +153,10 @@ class Untouched:
         """Inputs for the next pass."""
         if self._copy is None or any(tensor._version != version for tensor, version in self._versions):
             self._versions = []
-            with (
-                outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext()
-            ):  # there are no versions in it
+            # Tensors have no versions in inference mode.
+            with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
                 args, kwargs = self._given
-                if not kwargs and all(type(value) is Tensor for value in args):  # which is seen in less time
+                if not kwargs and all(type(value) is Tensor for value in args):  # the common case, which is faster
                     self._copy = tuple(map(self._clone, args)), {}
                 else:
                     self._copy = pytree.tree_map_only(Tensor, self._clone, self._given)
@@ -170,14 +169,14 @@ class Untouched:
 
 
 def stack(*leaves: Any) -> Any:
-    """Stack tensors along a new first axis; anything else must be equal in every draw and is kept once."""
+    """Stack tensors along a new first axis; other values must be equal in every draw, and the first is returned."""
     return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
 def each(values: WeightDict) -> Iterator[WeightDict]:
-    """The draws one by one, without the axis of draws.
+    """The draws one by one, without the draws axis.
 
-    One `unbind` for all of them: indexing each would fill a gradient of the size of all draws per draw.
+    All draws come from one `unbind`, because indexing a single draw would fill a gradient of the size of all draws.
     """
     if count_draws(values) == 1 or isinstance(values, PlacedWeights):
         yield from (at(values, index) for index in range(count_draws(values)))
@@ -187,7 +186,7 @@ def each(values: WeightDict) -> Iterator[WeightDict]:
 
 
 def at(values: WeightDict, index: int | slice) -> WeightDict:
-    """One draw (no axis of draws any more) or a slice of draws."""
+    """One draw (without the draws axis) or a slice of draws."""
     if isinstance(values, PlacedWeights) and isinstance(index, int):
         return values.at(index)
     if index == 0 and count_draws(values) == 1:
@@ -201,16 +200,16 @@ def at(values: WeightDict, index: int | slice) -> WeightDict:
 
 
 def count_draws(values: WeightDict) -> int:
-    """Length of the axis of draws."""
+    """Length of the draws axis."""
     if isinstance(values, PlacedWeights):
         return values.num_draws
     return next(iter(values.values())).shape[0]
 
 
 def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A network's output as nested dicts, lists and tensors, and the way back to its own type.
+    """A network's output as nested dicts, lists and tensors, and a function that converts it back to its own type.
 
-    Dataclasses (and Mappings of other types, as Hugging Face's outputs are) are not known to `vmap`.
+    `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models.
     """
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         kind = type(output)
@@ -225,14 +224,14 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def select_output(output: Any, key: str | int | None) -> Tensor:
-    """The tensor among a network's outputs that the likelihood is about.
+    """The tensor among a network's outputs that the likelihood uses.
 
     Args:
         output: A tensor, or a tuple, dict or dataclass of tensors.
-        key: Which entry; if `None`, the only tensor, or the one called `logits`.
+        key: Key of the entry; `None` selects the only tensor, or the one called `logits`.
 
     Raises:
-        ValueError: If it is not clear which one, or there is none.
+        ValueError: If the choice is ambiguous, or there is no tensor.
     """
     if isinstance(output, Tensor):
         if key is not None:
@@ -255,5 +254,5 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
     if "logits" in tensors:
         return tensors["logits"]
     raise ValueError(
-        f"the network returns {list(entries)}; say which one the likelihood is about: bayesianize(..., output=...)"
+        f"the network returns {list(entries)}; say which entry the likelihood uses: bayesianize(..., output=...)"
     )

@@ -1,4 +1,4 @@
-"""Which of torch's kernels run: settings that are for all threads, changed by the first who needs it and back by the last."""
+"""Choice of torch's kernels by process-wide settings: the first thread that needs a setting makes it, the last one resets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class SharedSetting:
-    """A setting of the process that several threads may need at a time."""
+    """Process-wide setting that several threads may need at the same time."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
@@ -23,7 +23,7 @@ class SharedSetting:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Have the setting inside."""
+        """Context in which the setting is active."""
         with self._lock:
             if self._users == 0:
                 self._stack.enter_context(self._make())
@@ -55,7 +55,7 @@ def _without_tf32() -> Iterator[None]:
         for setting in settings:
             before.append(setting.allow_tf32)
             setting.allow_tf32 = False
-    except RuntimeError:  # precisions were set by torch's newer names, which exclude these
+    except RuntimeError:  # the user set precisions by torch's newer names, which exclude these
         pass
     try:
         yield
@@ -65,19 +65,19 @@ def _without_tf32() -> Iterator[None]:
 
 
 plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Attention by its formula: the fused kernels have no second derivative."""
+"""Attention by its formula, because the fused kernels have no second derivative."""
 
 without_cudnn = SharedSetting(_without_cudnn)
-"""Recurrent layers by torch's own kernels: those of cuDNN have no derivative in evaluation mode."""
+"""Recurrent layers by torch's own kernels, because the cuDNN kernels have no derivative in evaluation mode."""
 
 
 full_float32 = SharedSetting(_without_tf32)
-"""Products of float32 numbers with all their digits: with tf32 a deep network's outputs differ by percents between batch sizes."""
+"""float32 products in full precision: with tf32, outputs of a deep network differ by percents between batch sizes."""
 
 
 @contextmanager
 def twice_differentiable(network: nn.Module) -> Iterator[None]:
-    """Kernels of a network's layers whose derivatives can be differentiated again."""
+    """Context with kernels that can be differentiated twice."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
     with plain_attention(), without_cudnn() if recurrent else nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""Which layer of a network its output comes from."""
+"""Search for the last layer of a network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight
 
 LINEAR_MAPS = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-"""Layers that can be the last one. Attention runs as one layer, with its projections."""
+"""Layers that can be the last layer. Attention runs as one layer, including its projections."""
 MATRIX_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addmv", "Mv", "Dot", "Linear", "Convolution")
-"""Operations in which a vector of weights is a linear map too, as autograd calls them."""
+"""Names in autograd of operations in which a vector of weights is a linear map too."""
 
 NUM_GAIN_EXAMPLES = 32
-"""Examples over which `output_gain` is a mean."""
+"""Number of examples over which `output_gain` averages."""
 
 
 @torch.enable_grad()
@@ -36,30 +36,30 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the linear map that runs last among those that the output depends on.
+    """Weights of the linear map that runs last among those on which the output depends.
 
-    They are all that the layer has: a weight that it shares with another layer (tied embeddings), and the parameters behind a
-    weight that is computed (weight normalization).
+    The result contains all weights of the layer, including a weight that it shares with another layer (tied embeddings) and the
+    parameters behind a computed weight (weight normalization).
 
     Args:
         runner: The network.
         weights: Its trainable weights by name.
-        args: Positional inputs; two examples are run.
+        args: Positional inputs, of which two examples are run.
         kwargs: Keyword inputs.
-        output: Which of several outputs.
-        values: The weights' values; the network's own by default.
-        owner: Who says so in an error.
-        seen: Called with the outputs of the examples.
+        output: Key of the output, if there are several.
+        values: Values of the weights; the network's own by default.
+        owner: Name of the caller for error messages.
+        seen: Function that is called with the outputs of the examples.
 
     Raises:
-        ValueError: If no linear map was called, or a weight is used later in an operation that no such layer does.
+        ValueError: If no linear map was called, or a later operation outside such a layer uses a weight.
     """
     network = runner.network
     maps = {name: _maps_of(network, weight) for name, weight in weights.items()}
     known = values or {}
     own = {name: known[name] if name in known else network.get_parameter(name) for name in weights}
-    given = {name: value.detach().requires_grad_() for name, value in own.items()}  # other tensors of the same numbers
-    called: list[tuple[nn.Module, list[Any]]] = []  # with the nodes of the graph that the call ended with
+    given = {name: value.detach().requires_grad_() for name, value in own.items()}  # new tensors with the same values
+    called: list[tuple[nn.Module, list[Any]]] = []  # with the graph nodes of the call's outputs
 
     def note(module: nn.Module, made: Any) -> None:
         called.append((module, [leaf.grad_fn for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]))
@@ -82,7 +82,7 @@ def last_layer(
     after = ((weights.get(names.get(leaf, "")), kind) for leaf, kind in _used_after(outputs.grad_fn, end, made))
     _check_layers(after, owner)
     if not found:
-        raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
+        raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights with subset=[...]")
     return found
 
 
@@ -94,17 +94,17 @@ def output_gain(
     kwargs: Mapping[str, Any],
     output: str | int | None,
 ) -> float:
-    r"""Mean over outputs of $\sum_j (\partial f_o / \partial a_j)^2$, a the numbers that a layer puts out in its last call.
+    r"""Mean over outputs of $\sum_j (\partial f_o / \partial a_j)^2$, where a is the output of a layer's last call.
 
-    It is 1 where the layer ends the network, and $s^2$ where outputs are s times the layer's. 0 where the layer puts out
-    something else than a tensor.
+    The gain is 1 if the layer ends the network, and $s^2$ if the network's outputs are s times the layer's. It is 0 if the layer
+    does not return a tensor.
 
     Args:
         runner: The network.
         weights: The weights of the layer.
-        args: Positional inputs; some examples are run.
+        args: Positional inputs, of which some examples are run.
         kwargs: Keyword inputs.
-        output: Which of several outputs.
+        output: Key of the output, if there are several.
     """
     probes: list[Tensor] = []
 
@@ -127,10 +127,10 @@ def output_gain(
 
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
-    """The linear maps that a weight is of, one for each of its names that has one."""
+    """The linear maps to which a weight belongs, one for each name that has one."""
     found: list[nn.Module] = []
     for name in (weight.name, *weight.aliases):
-        path, behind, _ = name.partition(".parametrizations.")  # a weight that is computed belongs to the layer above
+        path, behind, _ = name.partition(".parametrizations.")  # a computed weight belongs to the layer above
         parts = path.split(".") if behind else path.split(".")[:-1]
         above = [network.get_submodule(".".join(parts[:end])) for end in range(len(parts) + 1)]
         whole = next((module for module in above if isinstance(module, nn.MultiheadAttention)), above[-1])
@@ -144,8 +144,8 @@ def _check_layers(used: Iterable[tuple[Weight | None, bool]], owner: str) -> Non
     for weight, is_product in used:
         if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
             raise ValueError(
-                f"{owner}: {weight.name} is used without a call of its layer, so that the last layer is not known; name its "
-                f"weights, subset=[{weight.name!r}, ...]"
+                f"{owner}: {weight.name} is used without a call of its layer, so the last layer is not known; name the weights "
+                f"with subset=[{weight.name!r}, ...]"
             )
 
 
@@ -159,12 +159,12 @@ def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Tensors that operations after a time `end` take without a layer's call between, and whether the operation is a product.
+    """Tensors that reach an operation after node `end` without a layer's call in between, and whether it is a product.
 
     Args:
-        node: Node of the outputs in the graph of derivatives.
-        end: Number of the last node that is not looked at.
-        made: Nodes with which the calls of layers ended.
+        node: Node of the outputs in the autograd graph.
+        end: Sequence number of the last node to ignore.
+        made: Nodes of the outputs of layer calls.
     """
     for after in _nodes(node):
         if hasattr(after, "variable") or after._sequence_nr() <= end:
@@ -177,12 +177,12 @@ def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool
 
 
 def _leaves(node: Any) -> set[int]:
-    """Identities of the tensors that a node of the graph of derivatives goes back to; nothing is differentiated for it."""
+    """Ids of the tensors on which a node of the autograd graph depends; nothing is differentiated."""
     return {id(one.variable) for one in _nodes(node) if hasattr(one, "variable")}
 
 
 def _nodes(node: Any) -> set[Any]:
-    """A node of the graph of derivatives and all that it goes back to."""
+    """A node of the autograd graph and all nodes on which it depends."""
     seen: set[Any] = set()
     waiting = [node]
     while waiting:

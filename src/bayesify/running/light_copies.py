@@ -1,4 +1,4 @@
-"""Copies of a module tree that share every tensor, so that a pass changes nothing that another thread can see."""
+"""Copies of a module tree that share all tensors, so that a pass changes nothing that another thread can see."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _REFUSING = operator.itemgetter(*HOOKS_OF_A_PASS, "_modules")
-"""What a module that stands for itself must have none of."""
+"""Attributes that must be empty in a module that is shared instead of copied."""
 _STANDARD = frozenset(nn.Module().__dict__)
 _WATCHED = ("training", *SLOTS, "_modules", *HOOKS_OF_A_PASS)
-"""Attributes that every module has and that a pass depends on; the others are about storage and gradients."""
+"""Standard module attributes on which a pass depends; the others concern storage and gradients."""
 _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
 _ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
@@ -38,17 +38,17 @@ _PLAIN = frozenset((*_ATOMIC, bool))
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 MAX_CONTAINER_ENTRIES = 1024
-"""Entries of a container, with those of the containers in it, that a pass may change in place; larger ones are tables, such as a
-vocabulary, which passes read."""
+"""Maximum number of entries, nested containers included, of a container that a pass may change in place. Larger containers are
+tables, such as a vocabulary, which passes only read."""
 
 Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
-"""Names of parameters and buffers, and where each lies: the dict, and its key there."""
+"""Names of parameters and buffers, and the location of each: a dict and a key."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
-"""A module and its copy, with what the copy's attributes and children were first."""
+"""A module, its copy, and the initial attributes and children of the copy."""
 
 
 class KnownModules:
-    """What is known of the modules of one network, so that it is looked for once; a copy or a pickle of this object has none."""
+    """Cached facts about the modules of one network; copies and pickles of this object are empty."""
 
     def __init__(self) -> None:
         self.kinds: dict[type, tuple[bool, bool, bool]] = {}
@@ -65,10 +65,10 @@ class KnownModules:
         return found
 
     def holders(self, module: nn.Module, state: dict[str, Any], own: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Attributes of a module other than its children that hold modules, and those that are containers a pass may change.
+        """Attributes, other than children, that hold modules; and attributes that are containers a pass may change.
 
-        They are looked for again when an attribute is another object, or a container has another length. The key is the
-        module's id, because a weak key takes as long as the copy of a module.
+        The search is repeated when an attribute is another object, or a container has another length. The key is the module's id,
+        because a weak key would take as long as copying a module.
         """
         place = id(module)
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
@@ -81,7 +81,7 @@ class KnownModules:
         return known[2]
 
     def serves_again(self, module: nn.Module) -> bool:
-        """Whether all that a pass can keep in a module's copy is seen in its dict, where nothing but children holds modules."""
+        """Whether a module's dict shows everything that a pass can change in its copy, and only children hold modules."""
         state, kind = module.__dict__, type(module)
         has_slots = kind.__basicsize__ > nn.Module.__basicsize__
         return not (
@@ -90,26 +90,25 @@ class KnownModules:
 
 
 class LightCopy:
-    """A module tree with the same tensors and its own slots and modes.
+    """A copy of a module tree with the same tensors but its own slots and modes.
 
-    Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead;
-    containers are copied with the containers in them, up to `MAX_CONTAINER_ENTRIES` entries in all, except those of torch's own
-    modules; all others are shared, and so is what a tuple or another object holds.
-    Microseconds for each module.
+    Attributes that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead. Containers are copied
+    together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in total, except in torch's own modules. All other
+    attributes are shared, and so is the content of tuples and other objects. Copying takes microseconds per module.
 
     Args:
-        network: What is copied.
+        network: The network to copy.
         evaluate: Whether the copy is in evaluation mode.
         hooks: Whether hooks can be registered with the copy's modules.
-        owners: Paths of the modules whose slots will be filled: torch's own leaf modules elsewhere, which a pass leaves as they
-            are, stand for themselves. By default all are copied.
-        known: What earlier copies of the same network have found out.
+        owners: Paths of the modules whose slots will be filled. Other leaf modules of torch, which a pass does not change, are
+            shared instead of copied. By default all modules are copied.
+        known: Facts found by earlier copies of the same network.
 
     Attributes:
-        root: The copy of the whole.
-        owned: The copies of the modules whose slots will be filled, by path.
-        complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
-        places: The slots that a pass has filled last.
+        root: The copy of the whole network.
+        owned: Copies of the modules whose slots will be filled, by path.
+        complete: Whether the copy can run by itself; code compiled for a module object runs only that object.
+        places: The slots that the last pass filled.
     """
 
     def __init__(
@@ -141,9 +140,9 @@ class LightCopy:
             self._find_others(network, self._owners)
 
     def _find_others(self, network: nn.Module, owners: Collection[str]) -> None:
-        """Modules whose slots will be filled that were met first at a path which no weight names, as parts of shared modules are.
+        """Add modules whose slots will be filled but whose first path has no weight name, such as parts of shared modules.
 
-        Where one of torch's own leaf modules stood for itself there, the copy is made once more.
+        If such a module was shared instead of copied, the whole copy is made again.
         """
         modules = {path: network.get_submodule(path) for path in owners if path not in self.owned}
         self._filled = {id(module) for module in modules.values()}
@@ -203,7 +202,7 @@ class LightCopy:
             state[key] = state[key].copy()
         if state["_forward_hooks"] or state["_forward_pre_hooks"]:
             for key in HOOKS_OF_A_PASS:
-                state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
+                state[key] = _swap(state[key], self._copy, {})  # hooks may be methods of modules
         copies = state["_modules"] = {}
         if children:
             before = f"{path}." if path else ""
@@ -215,14 +214,14 @@ class LightCopy:
             state[key] = _swap(state[key], self._copy, {})
         for key in containers:
             state[key] = self._copy_container(state[key])
-        if evaluate:  # it gives nothing back
+        if evaluate:  # nothing is written back
             state["training"] = False
         else:
             self._pairs.append((module, clone, state.copy(), tuple(copies.values()) if children else ()))
         return clone
 
     def _copy_container(self, container: Any) -> Any:
-        """The copy of a container and of those in it, one for all that hold it; the very container if they are too large."""
+        """Copy of a container and its nested containers, one per original; the container itself if they are too large."""
         if id(container) in self._containers:
             return self._containers[id(container)][1]
         found = _nested(container)
@@ -234,15 +233,15 @@ class LightCopy:
                 for key, held in list(own.items() if isinstance(own, dict) else enumerate(own)):
                     if id(held) in found:
                         own[key] = self._containers[id(held)][1]
-            if not self._evaluate:  # else it gives nothing back
+            if not self._evaluate:  # in evaluation mode nothing is written back
                 self._containers[place][2].extend(entries_of(own))
         return self._containers[id(container)][1] if found else container
 
     def remember(self) -> None:
-        """Note what the network and the copy are, for `is_current` and `write_back`.
+        """Record the network and the copy, for `is_current` and `write_back`.
 
-        Not where a copy serves one pass only: where modules are held elsewhere than in each other, have hooks, are scripted, or
-        can keep what no dict shows.
+        Nothing is recorded if the copy can serve only one pass: if objects other than modules hold modules, or if modules have
+        hooks, are scripted, or can keep state outside their dict.
         """
         if self._scripted or not self.complete or not all(map(self._known.serves_again, self._copied)):
             return
@@ -252,7 +251,7 @@ class LightCopy:
         self._shared_kinds = list(map(type, self._shared.values()))
 
     def is_current(self) -> bool:
-        """Whether the network is what it was at `remember`, so that a copy made now would be like this one."""
+        """Whether the network is unchanged since `remember`, so that a new copy would equal this one."""
         states = [module.__dict__ for module in self._shared.values()]
         return (
             self._records is not None
@@ -263,10 +262,10 @@ class LightCopy:
         )
 
     def write_back(self) -> bool:
-        """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers.
+        """Write back to the network what a pass assigned to attributes, buffers and children of the copies, or put into containers.
 
         Returns:
-            Whether the copy is what it was at `remember`: nothing was to be given back.
+            Whether the copy is unchanged since `remember`, so that nothing was written back.
         """
         if self._records is not None and self._records[1].holds():
             return True
@@ -286,7 +285,7 @@ class LightCopy:
         return False
 
     def _originals(self) -> dict[int, Any]:
-        """Modules and containers by the ids of their copies."""
+        """Original modules and containers by the ids of their copies."""
         originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
         originals |= {id(clone): module for module, clone in self._scripted}
         return originals | {id(own): container for container, own, _ in self._containers.values()}
@@ -312,10 +311,10 @@ class LightCopy:
 
 
 class Record:
-    """What modules and containers are at one moment: types, attributes, slots, children and entries, each told by identity.
+    """Record of modules and containers at one moment: types, attributes, slots, children and entries, compared by identity.
 
     Args:
-        modules: Modules without hooks of a forward pass.
+        modules: Modules without forward hooks.
         containers: Containers that the modules' attributes hold.
     """
 
@@ -336,7 +335,7 @@ class Record:
         return list(chain(attributes, chain.from_iterable(map(dict.values, self._dicts))))
 
     def holds(self) -> bool:
-        """Whether they are the same now."""
+        """Whether all of them are unchanged."""
         states = [module.__dict__ for module in self._modules]
         try:
             held = self._held(states)
@@ -353,17 +352,17 @@ class Record:
 
 
 def entries_of(container: Any) -> list[Any]:
-    """Everything that a container holds, in its order."""
+    """All keys and values of a container, in order."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 
 def are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """Whether two collections hold the same objects."""
+    """Whether two collections hold identical objects."""
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def is_torchs(kind: type) -> bool:
-    """Whether a type of modules is one of torch's own."""
+    """Whether a module type is torch's own."""
     return kind.__module__.startswith("torch.nn.modules.")
 
 
@@ -372,7 +371,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _nested(container: Any) -> dict[int, Any]:
-    """A container and all containers in it, by id; none if they have more than `MAX_CONTAINER_ENTRIES` entries in all."""
+    """A container and all nested containers, by id; empty if they have more than `MAX_CONTAINER_ENTRIES` entries in total."""
     found, waiting, entries = {id(container): container}, [container], 0
     while waiting:
         one = waiting.pop()
@@ -388,14 +387,14 @@ def _nested(container: Any) -> dict[int, Any]:
 
 
 def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
-    """What a pass has left, with modules and containers in place of their copies."""
+    """A value that a pass left, with original modules and containers in place of their copies."""
     if id(value) in originals:
         return originals[id(value)]
     return _swap(value, lambda held: originals.get(id(held), held), {})
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:
-    """What tells attributes that may hold modules from those of an earlier pass: names, places, and lengths of containers."""
+    """Key that changes when attributes that may hold modules change: names, ids, and lengths of containers."""
     found: list[Any] = []
     for key, value in state.items():
         if key not in _STANDARD and type(value) not in _PLAIN:
@@ -404,12 +403,12 @@ def _attributes(state: dict[str, Any]) -> list[Any]:
 
 
 def _is_unhooked(state: dict[str, Any]) -> bool:
-    """Whether a module runs its type's forward pass and nothing else."""
+    """Whether a module runs only its type's forward pass."""
     return not (state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
 
 
 def leaves_inputs(network: nn.Module) -> bool:
-    """Whether a network cannot change its inputs in place: all its modules are plain ones of torch, and none works in place."""
+    """Whether a network cannot change its inputs: all its modules are plain torch modules, and none works in place."""
     return not has_global_hooks() and all(
         is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
         for module in network.modules()
@@ -426,7 +425,7 @@ def _holds_modules(value: Any, seen: set[int]) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What an object holds, where that can be seen."""
+    """Visible parts of an object."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -439,7 +438,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _swap(value: Any, other: Callable[[nn.Module], nn.Module], done: dict[int, Any]) -> Any:
-    """The same value with other modules in place of those that it holds."""
+    """The same value with its modules replaced by other modules."""
     if isinstance(value, nn.Module):
         return other(value)
     if isinstance(value, _ATOMIC) or not _holds_modules(value, set()):

@@ -1,4 +1,4 @@
-"""Memory budgets: as users write them, and how many rows of a batch fit into one."""
+"""Memory budgets: parsing, and measuring how many rows of a batch fit into one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_bytes(size: int | str) -> int:
     """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`.
 
     Raises:
-        ValueError: If it is neither, or not positive.
+        ValueError: If `size` is neither, or not positive.
     """
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
@@ -32,16 +32,16 @@ def parse_bytes(size: int | str) -> int:
 
 
 def in_words(size: int) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in readable form."""
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 
 MEMORY_BUDGET = 256 * 2**20
-"""Bytes of activations that one chunk of a prediction may hold, unless the caller gives another budget."""
+"""Default budget for the activations in one chunk of a prediction, in bytes."""
 
 
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
-    """Say so if the outputs of the first rows of a batch differ when other rows are beside them, so that a cut batch goes wrong."""
+    """Warn if the outputs of the first rows depend on the other rows in the batch, so that a split batch gives wrong results."""
     rows = min(len(few), len(piece))
     if rows == len(piece) == len(few) or few.shape[1:] != piece.shape[1:] or not few.is_floating_point():
         return
@@ -49,47 +49,47 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
     alone, beside = few[:rows].float(), piece[:rows].float()
     if bool((alone - beside).abs().max() > tolerance * (1 + beside.abs().max())):
         warnings.warn(
-            "predict: the batch was cut to stay within the memory budget, but the network's outputs for a row depend on the rows "
-            "beside it (or are random); give split_batch=False for such a network, or more memory=",
+            "predict: the batch was split to stay within the memory budget, but the network's outputs for a row depend on the "
+            "other rows (or are random); give split_batch=False for such a network, or increase memory=",
             stacklevel=2,
         )
 
 
 PROBED_ROWS = 4
-"""Examples by which the memory of a pass is measured."""
+"""Number of examples by which the memory of a pass is measured."""
 
 
 @torch.no_grad()
 def count_activation_bytes(
     runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
 ) -> tuple[float, Any]:
-    """Bytes that one pass makes per example, and the output of a few examples."""
+    """Bytes that one pass allocates per example, and the output of a few examples."""
     probe = min(batch_size(args, kwargs), PROBED_ROWS)
     few_args, few_kwargs = next(split_rows(args, kwargs, probe))
     try:
         with CountBytes() as counter:
             output = runner.call(values or {}, few_args, few_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        runner.call(values or {}, args, kwargs)  # inputs that do not fit at all fail here too, in plain words
+        runner.call(values or {}, args, kwargs)  # inputs that never fit raise here, with a plain message
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"predict: the network takes the whole batch of {batch_size(args, kwargs)} rows but not its first {probe} "
-            f"({reason}); give split_batch=False, so that the batch is never cut"
+            f"({reason}); give split_batch=False, so that the batch is never split"
         ) from error
     return counter.bytes / probe, output
 
 
 class CountBytes(TorchDispatchMode):
-    """Adds up the bytes of the tensors that operations return.
+    """Dispatch mode that sums the bytes of tensors that operations return.
 
     Attributes:
-        bytes: The sum.
-        largest: What the operation with the largest result made.
+        bytes: Sum over all operations.
+        largest: Bytes of the largest result of one operation.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled, and torch would import its compiler, for seconds, in the first operation."""
+        """Declared because otherwise torch imports its compiler in the first operation, which takes seconds."""
         return False
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class CountBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         known = {_storage(leaf) for leaf in _tensors((*args, *(kwargs or {}).values()))}
-        new = [leaf for leaf in _tensors((output,)) if _storage(leaf) not in known]  # a view holds no memory of its own
+        new = [leaf for leaf in _tensors((output,)) if _storage(leaf) not in known]  # a view allocates no memory
         made = sum(leaf.numel() * leaf.element_size() for leaf in new)
         self.bytes, self.largest = self.bytes + made, max(self.largest, made)
         return output
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Those among an operation's arguments or results, which are tensors and lists of them; faster than a tree of any kind."""
+    """Tensors among an operation's arguments or results, also inside lists; faster than a general tree traversal."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,4 +1,4 @@
-"""Modes of torch that must not leak into what is computed or made to stay."""
+"""torch modes that must not affect computations or tensors that outlive them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Tensors made inside are ordinary ones, which can be trained, whatever mode the caller is in; gradients stay on or off."""
+    """Context in which new tensors are ordinary and trainable, whatever mode the caller is in; gradients stay on or off."""
     with_grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         yield
@@ -18,7 +18,7 @@ def outside_inference_mode() -> Iterator[None]:
 
 @contextmanager
 def full_precision(device: str) -> Iterator[torch.dtype | None]:
-    """Autocast, whose type this yields, is for the network: a KL or a factor in bfloat16 would be off by percents."""
+    """Turn autocast off and yield its type: it is meant for the network, and a KL in bfloat16 would be off by percents."""
     if not torch.is_autocast_enabled(device):
         yield None
         return

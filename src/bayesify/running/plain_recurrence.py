@@ -1,5 +1,4 @@
-"""Recurrent layers step by step in plain operations, which `vmap` runs over many examples at once; torch's own kernels have no
-batching rule."""
+"""Recurrent layers in plain operations, step by step, because torch's own kernels have no batching rule for `vmap`."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, States], States]
-"""From the gates of a step, what the hidden state adds to them, and the states, to the next states, the hidden one first."""
+"""Function from a step's gates, the hidden state's contribution to them, and the states, to the next states (hidden first)."""
 
 
 def _gru(inputs: Tensor, recurrent: Tensor, states: States) -> States:
@@ -37,10 +36,10 @@ STEPS: dict[Any, Step] = {
 
 
 class PlainRecurrence(TorchFunctionMode):
-    """Inside, `nn.GRU`, `nn.LSTM` and `nn.RNN` on padded batches are sums and products; packed ones stay as they are."""
+    """Mode in which `nn.GRU`, `nn.LSTM` and `nn.RNN` on padded batches run as plain operations; packed batches are unaffected."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation but those of recurrent layers as it is."""
+        """Run operations other than recurrent layers unchanged."""
         if func in STEPS and len(args) == 9 and isinstance(args[3], bool) and not (args[5] > 0 and args[6]):
             return _run(STEPS[func], *args)
         return func(*args, **(kwargs or {}))
@@ -58,7 +57,7 @@ def _run(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """The outputs, and the last states of every layer and direction, as torch's functions give them."""
+    """Outputs, and the last states of every layer and direction, in the form of torch's functions."""
     firsts = (start,) if isinstance(start, Tensor) else tuple(start)
     ways = 2 if both_ways else 1
     each = len(weights) // (layers * ways)

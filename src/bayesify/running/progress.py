@@ -1,4 +1,4 @@
-"""The one display of how far something is."""
+"""Display of progress."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from time import monotonic
 from typing import Any, Self
 
 MIN_LINE_SECONDS = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines if there is no terminal."""
 MIN_WORK_SHARE = 0.05
-"""Share of the work from which on the time that is left is told."""
+"""Share of the work after which the remaining time is shown."""
 
 
 class Display:
-    """A line on standard error that says how far something is: on a terminal with `rich`, nothing elsewhere. A context manager.
+    """A progress line on standard error, on a terminal with `rich`; otherwise nothing is shown. A context manager.
 
     Args:
-        columns: What it shows, in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or text with
+        columns: Parts of the line in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or text with
             `{task.description}` and `{task.fields[...]}` in it.
         show: Whether to show anything.
-        total: How much there is to do, `None` if unknown.
-        console: Of `rich`, in place of one on standard error.
-        transient: Whether the line goes when all is done.
-        fields: What texts show at first: `description`, and others by any name.
+        total: Total amount of work, `None` if unknown.
+        console: Console of `rich` that replaces the one on standard error.
+        transient: Whether the line disappears at the end.
+        fields: Initial values of the fields in texts: `description`, and others by any name.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Display:
 
     @property
     def shown(self) -> bool:
-        """Whether there is a line."""
+        """Whether a line is shown."""
         return self._bar is not None
 
     def update(self, **changes: Any) -> None:
-        """Show other numbers: `completed`, `total`, `advance` by which more is done, `description` and fields."""
+        """Update the line: `completed`, `total`, `advance` (the amount of new work), `description` and fields."""
         if self._bar is not None:
             self._bar.update(self._task, **changes)
 
     def stop(self) -> None:
-        """Leave the line as it is."""
+        """Stop updating the line."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -88,14 +88,14 @@ class Display:
 
 
 class TimeLeft:
-    """How far something is, on standard error: a bar in a terminal, else a line now and then; with the time that is left.
+    """Progress with the remaining time, on standard error: a bar in a terminal, otherwise an occasional line.
 
     Args:
-        unit: What is counted, for lines such as `3 of 10 runs finished`.
-        bound: Whether the work may end early, so that the total and the time that is left are the most there can be.
-        console: Of `rich`, in place of one on standard error.
+        unit: Unit that is counted, for lines such as `3 of 10 runs finished`.
+        bound: Whether the work may end early, so that the total and the remaining time are upper bounds.
+        console: Console of `rich` that replaces the one on standard error.
         show: Whether to show anything.
-        description: What is shown first.
+        description: Initial description.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class TimeLeft:
         self._start = self._said = monotonic()
 
     def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
-        """Show how far it is.
+        """Show the progress.
 
         Args:
-            name: What goes on.
-            done: How much is done.
-            total: How much there is to do.
-            share: Share of the work that is done, where parts differ; `done / total` by default.
+            name: Name of the current work.
+            done: Amount of finished work.
+            total: Total amount of work.
+            share: Share of finished work, if parts differ in cost; `done / total` by default.
         """
         now, share = monotonic(), done / max(total, 1) if share is None else share
         if not self._show:
@@ -148,5 +148,5 @@ class TimeLeft:
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """A duration in readable form."""
     return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"

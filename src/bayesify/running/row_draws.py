@@ -1,4 +1,4 @@
-"""Several draws in one batch: each draw has rows of its own, so that a network runs once, with its caches, for all of them."""
+"""Several draws in one batch: each draw has its own rows, so that a network, with its caches, runs once for all draws."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NotByRows(RuntimeError):
-    """A network does something with a drawn weight, or with its batch, for which rows of one batch cannot be told apart."""
+    """A network uses a drawn weight or its batch in a way that does not keep the rows of draws apart."""
 
 
 class RowWeight(StructuredWeight):
-    r"""S draws of a linear map's weight, the s-th for the s-th block of rows of a batch: $y_{sb} = W_s x_{sb}$.
+    r"""S draws of a linear map's weight, where draw s applies to block s of the rows of a batch: $y_{sb} = W_s x_{sb}$.
 
     Args:
-        draws: [S, *shape]; the weight itself has the shape of one draw.
+        draws: Draws, [S, *shape]; the weight itself has the shape of one draw.
         rows: S B, the length of the batch.
     """
 
     def __new__(cls, draws: Tensor, rows: int) -> Self:
-        """From draws."""
+        """Wrap draws."""
         return cls.wrap(draws.shape[1:], draws, (draws,), (rows,))
 
     def materialize(self) -> Tensor:
-        """There is no one tensor that it stands for."""
-        raise NotByRows("a drawn weight is used by another function than torch.nn.functional.linear")
+        """Always raises, because no single tensor represents S draws."""
+        raise NotByRows("a drawn weight is used by a function other than torch.nn.functional.linear")
 
 
 @RowWeight.rule(F.linear)
@@ -52,18 +52,18 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
-    """Whether all drawn weights belong to plain linear layers, the only ones that know rows of one batch apart."""
+    """Whether all drawn weights belong to plain linear layers, the only layers that keep the rows of draws apart."""
     return all(type(owner_of(network, name)[0]).forward is nn.Linear.forward for name in weights)
 
 
 def as_rows(
     values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
-    """Weights and inputs for one pass over a batch that has each example S times, draws slowest.
+    """Weights and inputs for one pass over a batch that contains each example S times; the draws axis varies slowest.
 
     Args:
         values: Weights by name, [S, *shape].
-        args: Positional inputs of B examples; tensors with another first length are the same for every draw.
+        args: Positional inputs of B examples; tensors with another first length are shared by all draws.
         kwargs: Keyword inputs.
 
     Raises:
@@ -75,7 +75,7 @@ def as_rows(
         if isinstance(leaf, Tensor):
             return leaf.repeat(num_draws, *[1] * (leaf.ndim - 1)) if leaf.ndim and len(leaf) == examples else leaf
         if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
-            raise NotByRows(f"an input is {type(leaf).__name__}, whose rows are not known")
+            raise NotByRows(f"an input is {type(leaf).__name__}, which has no known rows")
         return leaf
 
     own_args, own_kwargs = pytree.tree_map(repeat, (args, dict(kwargs)))
@@ -83,15 +83,15 @@ def as_rows(
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
-    """Outputs [S B, ...] as [S, B, ...] in every tensor of a tree.
+    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree.
 
     Raises:
-        NotByRows: If a tensor has not one entry for each row.
+        NotByRows: If a tensor does not have one entry per row.
     """
 
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:
-            raise NotByRows(f"an output of shape {tuple(leaf.shape)} has not one entry for each row")
+            raise NotByRows(f"an output of shape {tuple(leaf.shape)} does not have one entry per row")
         found: Tensor = leaf.unflatten(0, (num_draws, -1))
         return found
 

@@ -1,4 +1,4 @@
-"""How draws run through a network: one at a time, all at once by `vmap` or as rows of a batch, or in a loop."""
+"""Ways to run draws through a network: one at a time, all at once by `vmap` or as rows of a batch, or in a loop."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Result = TypeVar("Result")
 _NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
-"""Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
+"""Held while a draw fills the slots of a network that cannot be copied, because compiled code runs one module object."""
 MIN_OPERATIONS_FOR_LOOP = 2**37
-"""Operations of a pass that keep a GPU busy for longer than the host takes to launch it. From here on `vmap` saves nothing, and a
-loop is faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five draws that exist take 1.14 passes each; a loop 1.09, fresh draws
-included)."""
+"""A pass with this many operations keeps a GPU busy for longer than the host takes to launch it. From here on `vmap` saves nothing,
+and a loop is faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five existing draws take 1.14 passes each by `vmap`; a loop takes
+1.09, including fresh draws)."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
-"""Held while warnings are turned into errors or off, which is for all threads."""
+"""Held while warnings are turned off or into errors, because this affects all threads."""
 
 
 class SlowVmap(Exception):
-    """`vmap` runs, but loops inside over an operation without a batching rule."""
+    """`vmap` runs, but loops internally over an operation without a batching rule."""
 
 
 class Vmaps:
-    """What `vmap` was found to do with the modules of one network, by what it runs: draws, gradients, inducing inputs."""
+    """Findings about `vmap` on the modules of one network, by purpose: draws, gradients, inducing inputs."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
         self._quick: set[str] = set()
 
     def run(self, function: Callable[[], Result], what: str) -> Result:
-        """Run a function that calls `vmap`; the first time, raise `SlowVmap` where torch warns of a loop inside."""
+        """Run a function that calls `vmap`; the first time, raise `SlowVmap` if torch warns of an internal loop."""
         if what in self._quick or torch.compiler.is_compiling():
             return function()
         with FILTERS, warnings.catch_warnings():
@@ -66,32 +66,32 @@ class Vmaps:
 
 
 class RowCost(NamedTuple):
-    """Bytes that an example takes in a pass of one draw: of all activations together, and of the output."""
+    """Bytes per example in a pass of one draw: of all activations together, and of the output."""
 
     activations: float
     output: float
 
 
 class Decisions:
-    """What is decided once for a network: it holds as long as the network has the same modules, of the same types.
+    """Decisions about a network, valid as long as it has the same modules of the same types.
 
     Args:
         modules: All modules of the network.
-        weights: The weights that were taken out of the network.
+        weights: Weights that were taken out of the network.
 
     Attributes:
         recurrent: Whether a module is a recurrent layer.
-        vmaps: What `vmap` was found to do with the network.
-        row_costs: What an example costs, by the kind of the inputs.
+        vmaps: Findings about `vmap` on the network.
+        row_costs: Cost of an example, by kind of inputs.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
-        self._modules = modules  # held, so that no other module gets the id of one
+        self._modules = modules  # keeps the modules alive, so that their ids stay unique
         self._kinds = dict(zip(map(id, modules), map(type, modules), strict=True))
         kinds = set(self._kinds.values())
         self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
         self._loops = any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds)
-        # A convolution whose kernel differs between draws becomes a grouped one, which is slower than a loop on CPU and GPU.
+        # A kernel that differs between draws makes a grouped convolution, which is slower than a loop on CPU and GPU.
         self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
@@ -99,37 +99,37 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether the network has these modules still, of the same types; where only some are given, whether it has these."""
+        """Whether the network still has these modules, of the same types; with `some`, the list may be incomplete."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """How several draws run, in the present modes of the layers; see `Runner.mode`."""
+        """Way to run several draws, in the current modes of the layers; see `Runner.mode`."""
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
             if (norm.training and not evaluate) or norm.running_mean is None:
                 return "loop"
-        for module in self._configured:  # as Hugging Face's models say that they return a cache of keys and values
+        for module in self._configured:  # Hugging Face models state here whether they return a key-value cache
             if getattr(module.__dict__.get("config"), "use_cache", False) is True:
                 return "rows"
         return "vmap"
 
 
 class RunState:
-    """What the runners of one network share: copies that serve again, and what was decided for its modules.
+    """State shared by the runners of one network: reusable copies, and decisions about its modules.
 
-    The decisions are made anew when the network has other modules, or modules of other types. Copies and pickles of this object
-    know nothing, since it is about the module objects of one network.
+    Decisions are made again when the network has other modules, or modules of other types. Copies and pickles of this object are
+    empty, because its content refers to the module objects of one network.
 
     Args:
-        weights: The weights that were taken out of the network.
+        weights: Weights that were taken out of the network.
 
     Attributes:
-        copies: Light copies of the network that serve again.
-        owners: Paths of the modules that the weights were taken out of.
-        aliases: Further names of the tied ones among the weights.
-        numel: Numbers in all weights together.
+        copies: Reusable light copies of the network.
+        owners: Paths of the modules from which the weights were taken.
+        aliases: Further names of tied weights.
+        numel: Total number of entries of all weights.
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
@@ -145,7 +145,7 @@ class RunState:
         return RunState, (self._weights,)
 
     def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """The decisions for a network with these modules, some of them where others are held by attributes."""
+        """Decisions for a network with these modules; with `some`, the list may omit modules that attributes hold."""
         known = self._decisions
         if known is None or not known.hold(modules, some=some):
             known = Decisions(modules, self._weights)
@@ -157,17 +157,17 @@ class RunState:
 class Runner:
     """A network with empty slots, and the ways to run draws through it.
 
-    A pass runs a light copy of the network (see `LightCopy`), so that several threads can use one network: slots, modes and
-    hooks of a pass are its own. What a network's own code assigns to its attributes and buffers is given back to it after the
-    pass, except in evaluation mode by `evaluating` and under `vmap`.
+    A pass runs a light copy of the network (see `LightCopy`), so that several threads can use one network: each pass has its own
+    slots, modes and hooks. What a network's own code assigns to its attributes and buffers is written back after the pass, except
+    under `vmap` and in evaluation mode by `evaluating`.
 
     Args:
-        network: The network, its slots under the posterior empty.
-        weights: The weights that were taken out of it.
-        point_values: Values to use in place of the network's own parameters and buffers, by name; a prediction that is
-            evaluated later takes a snapshot here.
-        evaluate: Whether passes are in evaluation mode whatever the network's own mode is.
-        state: What runners of the same network and weights share; nothing is known by default.
+        network: The network, with empty slots for the weights under the posterior.
+        weights: Weights that were taken out of the network.
+        point_values: Values that replace the network's own parameters and buffers, by name; used for the snapshot of a
+            prediction that is evaluated later.
+        evaluate: Whether passes run in evaluation mode, whatever the network's own mode is.
+        state: State shared by runners of the same network and weights; empty by default.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Runner:
         return Runner(self.network, self.weights, self.point_values, evaluate=True, state=self.state)
 
     def snapshot(self) -> Runner:
-        """The same network with its point estimates and buffers frozen at their present values."""
+        """The same network with its point estimates and buffers frozen at their current values."""
         named: dict[str, Tensor] = dict(self.network.named_parameters(remove_duplicate=False))
         named.update(self.network.named_buffers(remove_duplicate=False))
         frozen = {name: value.detach().clone() for name, value in named.items()}
@@ -198,12 +198,12 @@ class Runner:
 
     @contextmanager
     def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
-        """The same over a light copy of the network that nobody else sees, for several passes, or for hooks.
+        """A runner over a private light copy of the network, for several passes or for hooks.
 
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
             share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
-            again: Whether the copy is for a single pass in the network's own mode, and one that serves again will do.
+            again: Whether the copy is for a single pass in the network's own mode, so that a reusable copy suffices.
         """
         if torch.compiler.is_compiling():
             with _modes(list(self.network.modules()), self.evaluate):
@@ -225,11 +225,11 @@ class Runner:
             copies.put(copied, False, owners, unchanged=own.unchanged)
 
     def decisions(self) -> Decisions:
-        """What was decided for the network's modules."""
+        """Decisions for the network's modules."""
         return self.state.decisions(list(self.network.modules()), some=True)
 
     def module(self, original: nn.Module) -> nn.Module:
-        """The module that stands for one of the network's own in a runner that is `alone`."""
+        """The module that represents one of the network's own modules in a runner from `alone`."""
         return original
 
     def call(
@@ -241,14 +241,14 @@ class Runner:
         protect: bool = True,
         method: str = "__call__",
     ) -> Any:
-        """One forward pass with one draw.
+        """Run one forward pass with one draw.
 
         Args:
-            values: Weights and buffers by first name, without an axis of draws.
+            values: Weights and buffers by first name, without the draws axis.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
-            protect: Whether the network gets copies of the inputs, which it may change in place.
-            method: Of the network, such as `"generate"`; the forward pass by default.
+            protect: Whether to pass copies of the inputs, because the network may change them in place.
+            method: Method of the network, such as `"generate"`; the forward pass by default.
         """
         if torch.compiler.is_compiling():
             return Pass(self, None).call(values, args, kwargs, protect=protect, method=method)
@@ -258,14 +258,14 @@ class Runner:
         return output
 
     def mode(self, num_draws: int) -> Mode:
-        """How `num_draws` draws should run.
+        """Way to run `num_draws` draws.
 
-        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode
-        have no batching rule, or one that loops inside with a warning; a transformer that returns a cache of keys and values
-        returns an object that `vmap` cannot: its draws are rows of one batch where they are weights of linear layers. A convolution
-        whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
-        Everything else gains from `vmap`, except passes of much work on a GPU (see `MIN_OPERATIONS_FOR_LOOP`); where it is
-        refused, the loop takes over.
+        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode have no
+        batching rule, or one that loops internally with a warning, so they run in a loop. A transformer that returns a cache of
+        keys and values returns an object that `vmap` cannot return; its draws run as rows of one batch if they are weights of
+        linear layers. A convolution whose kernel differs between draws becomes a grouped convolution, which is slower than a
+        loop on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If
+        `vmap` refuses, the loop takes over.
         """
         if num_draws == 1:
             return "single"
@@ -288,9 +288,9 @@ class Runner:
             values: Weights by first name, each with a leading axis of S draws.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
-            mode: Forces the way to run; chosen automatically by default.
-            chunk_size: Draws that `vmap` holds at once.
-            buffers: Per-draw buffers, one dict per draw; a loop lets the network update them in place.
+            mode: Way to run; chosen automatically by default.
+            chunk_size: Maximum number of draws that `vmap` runs at once.
+            buffers: Buffers of each draw, one dict per draw; in a loop, the network may update them in place.
 
         Returns:
             The network's output with a leading axis of S in every tensor.
@@ -301,7 +301,7 @@ class Runner:
         return outputs
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Keep that `vmap` cannot run the network, and say so, except where it is only slower."""
+        """Record that `vmap` cannot run the network, and warn, unless it is only slower."""
         self.decisions().vmaps.refused.add("draws")
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]
@@ -310,14 +310,14 @@ class Runner:
 
 
 class Pass(Runner):
-    """A runner over a network that nobody else sees, or that a lock keeps for it: slots are filled, the network runs.
+    """A runner over a network that is private or protected by a lock: it fills the slots and runs the network.
 
     Args:
-        runner: The runner whose network it is.
-        copied: The copy that runs; `None` where the network itself does.
+        runner: The runner that owns the network.
+        copied: The copy that runs; `None` if the network itself runs.
 
     Attributes:
-        unchanged: Whether `give_back` found the copy as it was made.
+        unchanged: Whether `give_back` found the copy unchanged.
     """
 
     def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
@@ -331,7 +331,7 @@ class Pass(Runner):
         self.unchanged = False
 
     def evaluating(self) -> Runner:
-        """The pass itself where it is in evaluation mode."""
+        """The pass itself if it is in evaluation mode."""
         return self if self.evaluate else super().evaluating()
 
     @contextmanager
@@ -340,7 +340,7 @@ class Pass(Runner):
         yield self
 
     def decisions(self) -> Decisions:
-        """See `Runner`; looked up once, since nobody else can change the modules."""
+        """See `Runner`; looked up once, because nobody else can change the modules."""
         if self._known is None:
             self._known = super().decisions() if self._copy is None else self.state.decisions(self._copy.originals())
         return self._known
@@ -350,7 +350,7 @@ class Pass(Runner):
         return original if self._copy is None else self._copy[original]
 
     def give_back(self) -> None:
-        """Give the network what its own code has assigned to it in a pass."""
+        """Write back to the network what its own code assigned in a pass."""
         if self._copy is not None and self._keeps_state and not self.evaluate:
             self.unchanged = self._copy.write_back()
 
@@ -391,7 +391,7 @@ class Pass(Runner):
     def _run_recurrent(
         self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str
     ) -> Any:
-        """A pass of a network with recurrent layers, which keep a list of their weights and need plain tensors without gaps."""
+        """A pass of a network with recurrent layers, which keep a list of their weights and need contiguous plain tensors."""
         slots = self._slots_of(named)
         before = [place[leaf] for place, leaf in slots]
         for (place, leaf), value in zip(slots, named.values(), strict=True):
@@ -406,13 +406,13 @@ class Pass(Runner):
             refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a recurrent layer in evaluation mode may be differentiated, which the kernels of cuDNN refuse."""
+        """Whether a recurrent layer in evaluation mode may be differentiated, which the cuDNN kernels refuse."""
         if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
             return False
         return any(isinstance(module, nn.RNNBase) and not module.training for module in self.network.modules())
 
     def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
-        """Where parameters and buffers lie: the dict and the key, looked for once where the same ones are filled again."""
+        """Location of each parameter and buffer, as a dict and a key; cached while the same names are filled."""
         names = list(named)
         places = self._copy.places if self._copy is not None else (self._names, self._slots)
         if places[0] == names:
@@ -461,12 +461,14 @@ class Pass(Runner):
                 lambda: self._vmap({**values, **together}, args, kwargs, chunk_size), "draws"
             )
         except (RuntimeError, ValueError, SlowVmap) as refusal:
-            outputs = self._loop(values, args, kwargs, buffers)  # a mistake of the caller's fails here, in plain words
+            outputs = self._loop(
+                values, args, kwargs, buffers
+            )  # an error of the caller is raised here, with a plain message
             self.refuse_vmap(refusal)
             return outputs
 
     def _work(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """About the operations of a pass: two for each weight and each row of numbers, or each token, of the largest input."""
+        """Approximate operations of a pass: two per weight for each row, or each token, of the largest input."""
         inputs = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor) and leaf.ndim]
         rows = [leaf.numel() // max(leaf.shape[-1], 1) if leaf.is_floating_point() else leaf.numel() for leaf in inputs]
         return 2 * max(rows, default=0) * self.state.numel
@@ -476,7 +478,7 @@ class Pass(Runner):
     ) -> Any:
         rebuild: list[Callable[[Any], Any]] = []
         inputs = Untouched(args, kwargs)
-        self._keeps_state = False  # what a network assigns to itself here is dead after the pass
+        self._keeps_state = False  # tensors that the network stores on itself under `vmap` are invalid afterwards
 
         def one(weights: dict[str, Tensor]) -> Any:
             tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
@@ -495,7 +497,9 @@ class Pass(Runner):
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
     ) -> Any:
         trees = []
-        single = count_draws(values) == 1 and not self.evaluate  # that is the network itself: it may change its inputs
+        single = (
+            count_draws(values) == 1 and not self.evaluate
+        )  # like a call of the network itself, it may change its inputs
         inputs = None if single else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
             given = inputs.take() if inputs is not None else (args, kwargs)
@@ -511,7 +515,7 @@ class Pass(Runner):
 
 @contextmanager
 def _modes(modules: Sequence[nn.Module], evaluate: bool) -> Iterator[None]:
-    """Evaluation mode for a while if asked for; each module gets its own mode back."""
+    """Switch to evaluation mode temporarily if `evaluate`; each module gets its own mode back."""
     before = [module.training for module in modules]
     try:
         for module in modules:

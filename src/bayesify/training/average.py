@@ -1,4 +1,4 @@
-"""The average of the parameters over a training run."""
+"""Average of the parameters over a training run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from bayesify.arguments.checks import Probability, Share, checked
 @checked
 @dataclass(frozen=True)
 class Average:
-    r"""Average of the trainable parameters over the steps of a run, with which `fit` ends.
+    r"""Average of the trainable parameters over the steps of a run, which replaces them at the end of `fit`.
 
     $$ \bar\theta_n = \bar\theta_{n-1} + \max(1 - \gamma, 1 / n) (\theta_n - \bar\theta_{n-1}) $$
 
-    over the parameters $\theta_n$ after each step that was taken since the average began. This is the plain mean of the first
-    $1 / (1 - \gamma)$ steps and an exponential average from then on; no step counts more for being the first. With
-    `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and `Average(1.0, start=0.75)` is the mean over the last
-    quarter of a run (stochastic weight averaging, Izmailov et al. 2018). The average removes most of the gradient noise of a
-    learning rate that has not fallen to 0.
+    where $\theta_n$ are the parameters after the n-th step since the average began; steps that were not taken do not count. This is
+    the plain mean of the first $1 / (1 - \gamma)$ steps and an exponential average afterwards; the first step has no extra
+    weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and `Average(1.0, start=0.75)` is the mean
+    over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). The average removes most of the gradient
+    noise of a learning rate that has not fallen to 0.
 
-    Averaged is what is trained: variational parameters as they are stored (unconstrained, so that a standard deviation
-    stays positive), and deterministic ones. The running statistics of BatchNorm layers that train are computed again for the
-    average, by one pass over the training data. The average is held in float32 at least.
+    Variational parameters are averaged as they are stored (unconstrained, so that a standard deviation stays positive), and so
+    are deterministic parameters. One pass over the training data recomputes the running statistics of BatchNorm layers for
+    the average. The average is stored in float32 or wider.
 
     Args:
-        decay: $\gamma$, the share of the average that stays in a step.
-        start: Share of the run that is done when the average begins. It never begins before the end of a MAP phase, unless the
-            run has no other.
+        decay: $\gamma$, the share of the average that a step keeps.
+        start: Share of the run after which the average begins. It begins after the MAP phase, unless the run has no other phase.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -44,17 +43,17 @@ class Average:
 
 
 class RunningAverage:
-    """The average of one run.
+    """Average of the parameters in one run.
 
-    What differs between steps is in tensors that change in place, so that a captured step can hold the update.
+    All that varies between steps is in tensors that change in place, so that a captured step can contain the update.
 
     Args:
-        module: Owner of the parameters; those that need a gradient now are averaged.
+        module: Owner of the parameters; those that require a gradient are averaged.
         choice: Decay and start.
-        dtype: Type of the count of steps.
+        dtype: Type of the step count.
 
     Attributes:
-        replaced: Parameters and buffers of the run itself, by name, while the module has the average; otherwise empty.
+        replaced: The run's own parameters and buffers, by name, while the module holds the average; otherwise empty.
     """
 
     def __init__(self, module: nn.Module, choice: Average, dtype: torch.dtype) -> None:
@@ -74,12 +73,12 @@ class RunningAverage:
         self.replaced: dict[str, Tensor] = {}
 
     def prepare(self, active: bool) -> None:
-        """Say before a step whether the average takes it; where it does not, the average begins anew after it."""
+        """Set whether the average includes the next step; if not, it starts anew after that step."""
         self._active.fill_(float(active))
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step; `taken`, a scalar, says whether the step has changed them. Waits for nothing."""
+        """Add the parameters after a step; `taken`, a scalar, says whether the step changed them. Does not wait."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)
@@ -91,18 +90,18 @@ class RunningAverage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to put in place of the parameters; a wait for the device."""
+        """Whether the average has no step yet; waits for the device."""
         return not bool(self._count > 0)
 
     @torch.no_grad()
     def put_in(self) -> None:
-        """Give the module the average in place of its parameters."""
+        """Replace the module's parameters by the average."""
         for name, value in self._named.items():
             value.copy_(self._values[name])
 
     @contextmanager
     def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """Let the module have the average for a while; `refresh` sets its buffers, which come back as the parameters do."""
+        """Replace the parameters by the average temporarily; `refresh` sets the buffers, which are restored as well."""
         if self.is_empty:
             yield
             return
@@ -118,7 +117,7 @@ class RunningAverage:
             self.replaced = {}
 
     def _places(self) -> Iterator[tuple[str, Tensor]]:
-        """Averaged parameters and all buffers, under all of their names."""
+        """Averaged parameters and all buffers, under all their names."""
         trained = {id(value) for value in self._named.values()}
         for name, value in self._module.named_parameters(remove_duplicate=False):
             if id(value) in trained:
@@ -126,18 +125,18 @@ class RunningAverage:
         yield from self._module.named_buffers(remove_duplicate=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {"count": float(self._count), "values": dict(self._values)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`.
 
         Raises:
-            ValueError: If it is of other parameters.
+            ValueError: If the state belongs to other parameters.
         """
         shapes = {name: value.shape for name, value in state["values"].items()}
         if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
-            raise ValueError("the average is of other parameters")
+            raise ValueError("the average belongs to other parameters")
         self._count.fill_(state["count"])
         for name, value in self._values.items():
             value.copy_(state["values"][name])

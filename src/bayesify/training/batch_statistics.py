@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm layers for weights that were never trained as they are, such as draws."""
+"""Running statistics of BatchNorm layers for weights that were never trained as such, for example draws."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.batch_statistics import KeptStatistics, pooling, running_statistics, tracking_layers
 
 MAX_EXAMPLES = 2048
-"""Examples that the statistics of a draw are computed from by default. Above 1,024, more examples changed an NLL by less than
-0.002 (MLP with BatchNorm1d, Fashion-MNIST)."""
+"""Default number of examples for the statistics of a draw. Above 1,024, more examples changed the NLL by less than 0.002 (MLP with
+BatchNorm1d, Fashion-MNIST)."""
 
 MIN_EXAMPLES = 512
-"""Examples that `fit` takes however short the training is. With 256 the NLL of the same MLP was 0.007 to 0.012 worse than with
-2,048, with 512 at most 0.0025."""
+"""Minimum number of examples that `fit` uses after a short run. For the same MLP, 256 examples gave an NLL 0.007 to 0.012 worse
+than 2,048 examples; 512 examples at most 0.0025 worse."""
 
 
 MAX_WEIGHT_BYTES, MIN_DRAWS = 2 * 2**30, 8
-"""Memory that `fit` takes at its end for the weights of all kept draws, and the fewest draws that it keeps."""
+"""Maximum memory for the weights of all draws that `fit` keeps at its end, and minimum number of kept draws."""
 
 
 @checked
@@ -41,33 +41,33 @@ def keep_draws(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> None:
-    """Keep a set of draws, each with BatchNorm statistics of its own weights, and use them in predictions; in place.
+    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions; in place.
 
-    In training each draw is normalized by its own batch. The running averages mix the batches of all draws and suit none of them.
-    Here each of K draws runs over training data once, and its BatchNorm layers keep the means and variances of what they see. The
-    model keeps the seed of the draws and these statistics, not the weights. `predict`, `prediction_draws`, `save`, adapters and
-    `export_onnx` with fixed draws use them as long as no parameter changes, and ignore them afterwards. `fit` calls this function
-    at its end.
+    In training, each draw is normalized by its own batch. The running averages mix the batches of all draws and fit none of them.
+    Here, each of K draws runs over training data once, and its BatchNorm layers record the means and variances of their inputs.
+    The model stores the seed of the draws and these statistics, not the weights. `predict`, `prediction_draws`, `save`, adapters
+    and `export_onnx` with fixed draws use them until a parameter changes, and ignore them afterwards. `fit` calls this function at
+    its end.
 
-    Layers that train with frozen statistics (`bayesianize(..., batch_statistics=)`) keep theirs. For bfloat16, call it under
+    Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep them. For bfloat16, call this function under
     `torch.autocast`, as for predictions.
 
     Args:
         model: The network.
         loader: Training data, as `fit` takes it.
-        num_draws: K; more draws than that fall back to running averages.
-        max_examples: Examples for the statistics of a draw, from batches all over the loader; `None` for all.
+        num_draws: K, the number of kept draws; predictions with more draws use the running averages.
+        max_examples: Number of examples for the statistics of a draw, from batches all over the loader; `None` for all.
         seed: Seed of the draws.
-        read_batch: A function from what the loader yields to inputs and targets.
+        read_batch: Function from what the loader yields to inputs and targets.
 
     Raises:
-        ValueError: If the network has no statistics that follow draws, or the loader yields nothing.
+        ValueError: If no layer of the network has statistics that vary between draws, or the loader yields nothing.
     """
     layers = following_layers(model)
     if not layers:
         raise ValueError(
-            "keep_draws: no layer of this network collects statistics over draws that differ; nothing is to be refreshed, "
-            "leave the call out"
+            "keep_draws: no layer of this network has statistics that vary between draws, so nothing needs refreshing; "
+            "leave out the call"
         )
     check_repeatable(loader)
     draws = model.draw(num_draws, generator=torch.Generator().manual_seed(seed))
@@ -78,15 +78,16 @@ def keep_draws(
 
 
 def num_examples_within(trained: int) -> int:
-    """Examples for the statistics of 32 draws that cost about a tenth of a training, from the examples of all its epochs.
+    """Number of examples for the statistics of 32 draws at about a tenth of the cost of training.
 
-    A step costs three forward passes, so that is 0.3 / 32 of them, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
+    `trained` counts the examples of all epochs. A training step costs three forward passes, so the number is 0.3 / 32 of
+    `trained`, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
 
 
 def num_draws_within(model: BayesianNetwork) -> int:
-    """Draws that `fit` keeps: those whose weights fit into `MAX_WEIGHT_BYTES` together, and none where these are too few."""
+    """Number of draws that `fit` keeps: as many as fit into `MAX_WEIGHT_BYTES`, or 0 if these are below `MIN_DRAWS`."""
     dtype = next(model.network.parameters(), next(model.parameters())).dtype
     size = dtype.itemsize * sum(weight.numel for weight in model.weights.values())
     count = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))
@@ -94,9 +95,9 @@ def num_draws_within(model: BayesianNetwork) -> int:
 
 
 def following_layers(model: nn.Module) -> tuple[str, ...]:
-    """Names of the layers of a network whose running statistics are averages over draws that differ, once it trains.
+    """Names of layers whose running statistics average over different draws in training.
 
-    Of a network in training mode these are layers in training mode: its own `train` may leave some out.
+    If the network is in training mode, only layers in training mode count, because its own `train` may leave some out.
     """
     if not isinstance(model, BayesianNetwork) or model.num_distinct_draws is not None:
         return ()
@@ -111,8 +112,8 @@ def statistics_of(
 ) -> list[dict[str, Tensor]]:
     """Mean and variance of the inputs of normalization layers over batches, for each draw: buffers by name.
 
-    The layers are in training mode and everything else is in evaluation mode. Batches count by their size, so that the means
-    are those of the dataset and the variances the batches' mean ones.
+    The layers are in training mode, all other modules in evaluation mode. Batches are weighted by their size, so the means are
+    those of the dataset, and the variances are means of the batches' variances.
 
     Raises:
         ValueError: If there is no batch.
@@ -139,14 +140,14 @@ def statistics_of(
 def refresh_statistics(
     model: Trainable, batches: Iterable[Batch], *, num_data: int, generator: torch.Generator | None = None
 ) -> None:
-    """Set the running statistics of layers that train to those of the model as it is now, in place.
+    """Recompute the running statistics of layers in training mode for the current model, in place.
 
-    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode
-    and everything else is in evaluation mode. Batches count by their size.
+    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode,
+    all other modules in evaluation mode. Batches are weighted by their size.
 
     Args:
-        model: What is trained, in training mode.
-        batches: The training data on the model's device; not looked at if no layer has statistics that train.
+        model: The model, in training mode.
+        batches: Training data on the model's device; not read if no layer needs them.
         num_data: N, for the terms of the objective.
         generator: Source of draws.
 
@@ -181,7 +182,7 @@ def _owner(name: str) -> str:
 def _all_over(loader: Iterable[Any], max_examples: int | None, read_batch: BatchReader | None) -> Iterator[Any]:
     """Items of a loader until they hold enough examples.
 
-    They lie at equal distances unless the loader shuffles, because rows may be sorted.
+    Unless the loader shuffles, the items are equally spaced, because rows may be sorted.
     """
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     seen, step = 0, 1

@@ -1,4 +1,4 @@
-"""What a loader yields, as inputs, targets and example weights."""
+"""Batches from loaders: inputs, targets and example weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUT_KEYS = ("x", "inputs", "input")
 
 @dataclasses.dataclass(frozen=True)
 class StackedBatch(Batch):
-    """Batches of R models, each with B examples of its own; see `ModelStack`.
+    """Batches of R models, each with its own B examples; see `ModelStack`.
 
     Args:
         x: Inputs as in `Batch`, every tensor [R, B, ...].
@@ -42,21 +42,21 @@ class StackedBatch(Batch):
 
 
 class StackedBatches:
-    """Batches of R models, each from its own rows: a loader for `fit`, in a new order each epoch by torch's global generator.
+    """Loader of batches for R models, each from its own rows, in a new order each epoch by torch's global generator.
 
-    Each model sees its rows in turn, every one of them once before any a second time, for as many steps as an epoch has: data of
-    few batches would have epochs that cost more than their steps.
+    Each model sees all of its rows once before any row a second time. The caller chooses the number of steps per epoch, because
+    with small data the overhead of an epoch would exceed the time of a single pass.
 
     Args:
         x: Inputs, [R, N, ...].
         y: Targets, [R, N, ...].
-        size: B, at most as many as a model has rows.
-        steps: Batches of an epoch.
+        size: B, the batch size; reduced to the smallest number of rows of a model.
+        steps: Number of batches in an epoch.
         weights: Example weights, [R, N], or `None`.
-        used: The rows of each model, [R] tensors of indices; all by default.
+        used: Rows of each model, R tensors of indices; all rows by default.
 
     Attributes:
-        dataset: As long as N, or as an epoch.
+        dataset: Range as long as N, or as an epoch if that is shorter.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ BatchReader = Callable[[Any], Any]
 
 
 def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
-    """A batch from what a loader yields.
+    """Make a batch from what a loader yields.
 
-    Pairs are (inputs, targets), triples (inputs, targets, example weights). In dicts, dataclasses and named tuples the
-    target is called `y`, `labels`, `label`, `targets` or `target` and example weights `weights`, `sample_weight` or
-    `example_weights`; all other entries are keyword inputs of the network, except that a single one called `x`,
+    Pairs are (inputs, targets), triples (inputs, targets, example weights). In dicts, dataclasses and named tuples, the
+    target is called `y`, `labels`, `label`, `targets` or `target`, and example weights are called `weights`, `sample_weight` or
+    `example_weights`. All other entries are keyword inputs of the network, except that a single entry called `x`,
     `inputs` or `input` is its positional input.
 
     Args:
         item: What the loader yields.
-        reader: A function from that to any of these forms, for loaders that yield something else.
+        reader: Function that converts other items to one of these forms.
 
     Raises:
-        ValueError: If it is not clear what is what.
+        ValueError: If the roles of the entries are not clear.
         TypeError: If the item is of the wrong type.
     """
     if reader is not None:
@@ -119,7 +119,7 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
         if len(item) not in (2, 3):
             raise ValueError(
                 f"a batch has {len(item)} entries; give (inputs, targets) or (inputs, targets, example weights), "
-                "with several inputs as one tuple or dict, or pass read_batch= to say what is what"
+                "with several inputs as one tuple or dict, or pass read_batch= to name the parts"
             )
         return _checked(*item)
     raise TypeError(
@@ -146,7 +146,7 @@ def _from_fields(fields: dict[str, Any]) -> Batch:
         found = " and ".join(targets) if targets else "no target"
         raise ValueError(
             f"a batch has {found} among its entries {list(fields)}; "
-            f"give exactly one of {', '.join(TARGET_KEYS)}, or pass read_batch= to say what is what"
+            f"give exactly one of {', '.join(TARGET_KEYS)}, or pass read_batch= to name the parts"
         )
     y = fields.pop(targets[0])
     weight_keys = [key for key in WEIGHT_KEYS if key in fields]
@@ -154,7 +154,7 @@ def _from_fields(fields: dict[str, Any]) -> Batch:
         raise ValueError(f"a batch has {' and '.join(weight_keys)}; give one kind of example weights")
     weights = fields.pop(weight_keys[0]) if weight_keys else None
     if not fields:
-        raise ValueError(f"a batch has only {targets[0]!r}; give the inputs too")
+        raise ValueError(f"a batch has only {targets[0]!r}; add the inputs")
     only = next(iter(fields))
     x = fields[only] if len(fields) == 1 and only in INPUT_KEYS else fields
     return _checked(x, y, weights)
@@ -181,10 +181,10 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
 
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
-    """Examples in a loader's dataset: its length, that of the chosen subset, or a count in one pass.
+    """Number of examples in a loader's dataset: its length, the length of the sampled subset, or a count in one pass.
 
     Raises:
-        ValueError: If there are none, or the dataset is a stream without a length.
+        ValueError: If there are no examples, or the dataset is a stream without a length.
     """
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
@@ -200,12 +200,12 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
         check_repeatable(loader)
         count = sum(len(parse_batch(item, reader)) for item in loader)
     if count == 0:
-        raise ValueError("fit: the loader has no examples; give a loader over at least one")
+        raise ValueError("fit: the loader has no examples; give a loader with at least one example")
     return count
 
 
 def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """Batches of a loader, the first and more up to a number of examples; none if it yields none."""
+    """First batches of a loader, up to a number of examples but at least one batch; empty if the loader yields nothing."""
     batches: list[Batch] = []
     for item in loader:
         batch = parse_batch(item, reader)
@@ -226,14 +226,15 @@ def cut(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def total_count(batches: Iterable[Batch]) -> float:
-    """Sum of example weights of some batches, their number of examples where there are none; never 0."""
+    """Sum of the example weights of some batches (the number of examples if there are no weights); never 0."""
     return max(sum(float(batch.counts.sum()) for batch in batches), torch.finfo(torch.float64).tiny)
 
 
 def min_examples(loader: Any, seen: int | None = None) -> int | None:
-    """Examples that a loader's dataset has at least, `None` if that is not known.
+    """Lower bound on the number of examples in a loader's dataset; `None` if unknown.
 
-    The lengths of a loader's dataset and its sampler count, where it cuts the batches itself, else the examples seen in an epoch.
+    If the loader forms the batches itself, this is the length of its dataset or sampler. Otherwise it is `seen`, the number of
+    examples in an epoch.
     """
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)
@@ -245,21 +246,21 @@ def min_examples(loader: Any, seen: int | None = None) -> int | None:
 
 
 def _yields_batches(loader: Any) -> bool:
-    """Whether the items of a loader's dataset are batches already."""
+    """Whether the items of a loader's dataset already are batches."""
     return isinstance(loader, DataLoader) and loader.batch_sampler is None
 
 
 def check_num_data(num_data: int | None, found: int | None) -> None:
-    """Raise `ValueError` if there are more examples than the dataset is said to have."""
+    """Raise `ValueError` if the loader has more examples than `num_data`."""
     if num_data is not None and found is not None and num_data < found:
         raise ValueError(
             f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave it out "
-            "to count them: a number too small makes the prior too strong"
+            "to count them: too small a number makes the prior too strong"
         )
 
 
 def batch_size(loader: Any) -> int | None:
-    """Examples in a loader's whole batches, `None` if it does not say."""
+    """Number of examples in a full batch of a loader; `None` if unknown."""
     size = getattr(loader, "batch_size", None)
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -267,7 +268,7 @@ def batch_size(loader: Any) -> int | None:
 
 
 def count_batches(loader: Any) -> int | None:
-    """Batches that a loader yields, `None` if it does not say."""
+    """Number of batches in a loader; `None` if unknown."""
     try:
         return len(loader)
     except TypeError:
@@ -275,25 +276,25 @@ def count_batches(loader: Any) -> int | None:
 
 
 def check_repeatable(loader: Any) -> None:
-    """Raise `TypeError` for what cannot be iterated once per epoch."""
+    """Raise `TypeError` if a loader cannot be iterated once per epoch."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"fit: the loader is {type(loader).__name__}; give a DataLoader or another iterable of batches")
     if isinstance(loader, Tensor):
         raise TypeError("fit: the loader is a Tensor; give a DataLoader, or a list of batches [(x, y), ...]")
     if hasattr(loader, "__next__"):
         raise TypeError(
-            f"fit: the loader is {type(loader).__name__}, which runs once; give an iterable that starts again each epoch"
+            f"fit: the loader is {type(loader).__name__}, which runs only once; give an iterable that starts again each epoch"
         )
 
 
-# -- data that stay on the device --------------------------------------------------------------------------------------
+# -- data kept on the device -----------------------------------------------------------------------------------------
 
 MAX_MEMORY_SHARE = 0.25
-"""A data set is held on a GPU if it takes at most this share of its free memory."""
+"""A dataset is kept on the GPU if it takes at most this share of the free memory."""
 
 
 class ResidentLoader:
-    """The batches of a `DataLoader` over a `TensorDataset`, in its order and from its random numbers, gathered on the device."""
+    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device, in the same order with the same random numbers."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         self.loader, self.device = loader, device
@@ -301,7 +302,9 @@ class ResidentLoader:
         self.tensors = [tensor.to(device) for tensor in dataset.tensors]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # the seed of a loader's workers
+        torch.empty((), dtype=torch.int64).random_(
+            generator=self.loader.generator
+        )  # a DataLoader draws its workers' seed here
         for rows in self.loader.batch_sampler:  # type: ignore[union-attr]
             index = torch.tensor(rows)
             index = index.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else index
@@ -309,7 +312,7 @@ class ResidentLoader:
 
 
 def as_resident(loader: Any, device: torch.device) -> Any:
-    """A loader whose data stay on a GPU where they are tensors that fit, else the loader itself."""
+    """A loader that keeps its data on the GPU if they are tensors that fit; otherwise the loader itself."""
     plain = type(loader) is DataLoader and type(loader.dataset) is TensorDataset
     if device.type != "cuda" or not plain or loader.collate_fn is not default_collate or loader.batch_sampler is None:
         return loader

@@ -1,4 +1,4 @@
-"""Steps of training as CUDA graphs: draw, network, gradients, guard and optimizer in a single launch."""
+"""Training steps as CUDA graphs: draw, network, gradients, guard and optimizer in a single launch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_
 Run = Callable[[Phase, Batch], None]
 
 FORM = ("fused", "capturable")
-"""Options that an optimizer whose step a graph can hold has on, where it has them."""
+"""Options that must be on, if the optimizer has them, for a graph to contain its step."""
 
 
 class CapturedSteps:
-    """Captures a step for each kind of batch (phase, shapes, types) once it has run a few times, and replays it.
+    """Captures a step for each kind of batch (phase, shapes, types) after a few plain runs, and replays it.
 
-    A graph works on fixed memory: a batch is copied to where its graph reads it, and all else that changes between steps must be
-    a tensor that changes in place. Steps that wait for the device, or whose batches hold more than tensors, are not
-    captured; `reason` says why. Graphs are made again when parameters, buffers or modes of the module move, or when options of
-    the optimizer that are numbers change, and no longer where these change from step to step.
+    A graph works on fixed memory: a batch is copied to where its graph reads it, and everything else that changes between steps
+    must be a tensor that changes in place. Steps that wait for the device, or whose batches contain more than tensors, are not
+    captured; `reason` says why. Graphs are captured again when parameters, buffers or modes of the module change, or when
+    numeric options of the optimizer change. If these options change in every step, capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -35,12 +35,12 @@ class CapturedSteps:
         self._pool: Any = None
         self._place: Any = None
         self._options: Any = None
-        self._changes = 0  # of the options, in consecutive steps
+        self._changes = 0  # number of consecutive steps in which options changed
         self.reason = ""
         self.replayed = 0
 
     def begin(self) -> None:
-        """Begin an epoch: graphs whose tensors or modes are no longer the module's are dropped."""
+        """Begin an epoch: drop graphs if the module's tensors or modes have changed."""
         tensors = [*self._module.parameters(), *self._module.buffers()]
         place = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
         modes = tuple(module.training for module in self._module.modules())
@@ -50,10 +50,10 @@ class CapturedSteps:
 
     def _forget(self) -> None:
         self._captures.clear()
-        self._pool = None  # memory of graphs that are gone takes no new ones
+        self._pool = None  # a pool of dropped graphs cannot be used for new ones
 
     def __call__(self, phase: Phase, batch: Batch, options: Any = None) -> None:
-        """A step from a batch on any device, with options of the optimizer that a graph holds as numbers."""
+        """Take a step from a batch on any device; `options` are optimizer options that a graph contains as numbers."""
         device = self._generator.device
         self._changes = self._changes + 1 if options != self._options else 0
         if self._changes:
@@ -61,12 +61,12 @@ class CapturedSteps:
             self._forget()
         if self._changes > WARMUP_CALLS:
             self.reason = self.reason or (
-                "options of the optimizer other than the learning rate change from step to step, as momenta do under "
-                "OneCycleLR; give it cycle_momentum=False"
+                "options of the optimizer other than the learning rate change in every step, as momenta do under OneCycleLR; "
+                "give OneCycleLR cycle_momentum=False"
             )
         leaves, tree = pytree.tree_flatten((batch.x, batch.y, batch.weights))
         if self.reason or not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
-            self.reason = self.reason or "a batch holds more than tensors"
+            self.reason = self.reason or "a batch contains more than tensors"
             self._run(phase, batch.to(device))
             return
         tensors = [leaf for leaf in leaves if leaf is not None]
@@ -82,7 +82,7 @@ class CapturedSteps:
             self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
-        """A step as it is; values are looked at in the first, and waits for the device in the last before a capture."""
+        """Take a plain step; the first one checks values, and the last one before a capture looks for waits."""
         waits: list[str] = []
         with side_stream(), ExitStack() as stack:
             if count > 1:
@@ -103,15 +103,15 @@ class CapturedSteps:
 
 
 class GraphOptimizer:
-    """Makes an optimizer one whose step a graph can hold, until it is told to stop.
+    """Converts an optimizer to a form whose step a graph can contain, until `end`.
 
-    Learning rates are tensors that change in place, and a number that somebody assigns is copied to where the graph reads it. A
-    plain SGD, Adam or AdamW takes its fused form (see `has_fused_form`), which can leave a step out on the device and has the
-    same steps up to rounding. Momenta of SGD exist from the start: after one step, zeros are the first gradient, as without them.
+    Learning rates become tensors that change in place; a rate that is assigned as a number is copied into its tensor. A plain
+    SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which can skip a step on the device and takes the same
+    steps up to rounding. Momentum buffers of SGD exist from the start: starting at 0 gives the same first step as creating them.
 
     Args:
-        optimizer: An optimizer that has a fused form.
-        device: Where its parameters are.
+        optimizer: Optimizer that has a fused form.
+        device: Device of its parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -122,7 +122,7 @@ class GraphOptimizer:
         self.begin()
 
     def begin(self) -> None:
-        """Give the optimizer its form, also after a state was loaded."""
+        """Convert the optimizer; needed again after a state was loaded."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), dtype=torch.float32, device=self._device) for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
@@ -136,13 +136,13 @@ class GraphOptimizer:
         self._move_counts(self._device)
 
     def _move_counts(self, device: torch.device) -> None:
-        """Move the counts of steps, which Adam holds on the device in its fused form and on the CPU in its plain one."""
+        """Move the step counts, which Adam keeps on the device in its fused form and on the CPU in its plain form."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(device)
 
     def options(self) -> list[Any]:
-        """All options that a graph holds as numbers; rates that were assigned are put where the graph reads them."""
+        """All options that a graph contains as numbers; assigned rates are copied to where the graph reads them."""
         found: list[Any] = []
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:
@@ -154,7 +154,7 @@ class GraphOptimizer:
         return found
 
     def plain(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's `state_dict` with rates as numbers, in the form in which it came."""
+        """An optimizer's `state_dict` with rates as numbers, in the optimizer's original form."""
         groups = [
             group | given | {"lr": float(group["lr"])}
             for group, given in zip(state["param_groups"], self._given, strict=True)
@@ -162,7 +162,7 @@ class GraphOptimizer:
         return state | {"param_groups": groups}
 
     def end(self) -> None:
-        """Give the optimizer back in the form in which it came."""
+        """Restore the optimizer's original form."""
         for group, given in zip(self._optimizer.param_groups, self._given, strict=True):
             rate = float(group["lr"])
             group.update(given | {"lr": given["lr"].fill_(rate) if isinstance(given["lr"], Tensor) else rate})
@@ -173,7 +173,7 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused, or is one of torch's that can be: no other form is asked for, and its steps stay the same."""
+    """Whether an optimizer is fused, or is a torch optimizer that can be: no other form was requested, and steps stay the same."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
@@ -192,7 +192,7 @@ def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
-    """Why steps cannot be captured, before any was tried; empty if they can, or if there is no GPU to capture them on."""
+    """Reason why steps cannot be captured, known before any step; empty if they can."""
     if device.type != "cuda":
         return "no GPU"
     if own_update:
@@ -203,7 +203,7 @@ def why_not(
         return "gradients of several batches make one step"
     if not has_fused_form(optimizer, module):
         return (
-            "the optimizer cannot skip a step on the GPU; give a fused one, such as torch.optim.Adam(..., fused=True), or a "
-            "plain torch.optim.SGD, Adam or AdamW"
+            "the optimizer cannot skip a step on the GPU; give a fused optimizer, such as torch.optim.Adam(..., fused=True), or "
+            "a plain torch.optim.SGD, Adam or AdamW"
         )
     return ""

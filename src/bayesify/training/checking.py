@@ -1,4 +1,4 @@
-"""`check`: the diagnosis of `fit` for anything that predicts, however it was trained."""
+"""`check`: the findings of `fit` for any predictor, however it was trained."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def check(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> Findings:
-    """Say what is amiss with a model, each finding with a remedy: what `fit` tells at its end, for trainings of one's own.
+    """Find problems of a trained model, each with a remedy: the findings of `fit`, for your own training loop.
 
-    Looks for draws that agree (no uncertainty), members of an ensemble that are behind, classes predicted no better than by their
-    frequencies, probabilities given as logits, a search that ended at its edge; with `start=`, predictions worse than those of the
-    network that the training started from, and a KL that dwarfs the data term; with `losses=`, an objective that still falls.
+    Always checked: draws that agree (no uncertainty), ensemble members that are behind, predictions no better than a constant
+    guess, probabilities passed as logits, a search that ended at its edge. With `start=`: predictions worse than those of the
+    starting network, and a KL that dwarfs the data term. With `losses=`: an objective that still falls.
 
     Args:
-        model: What predicts: a `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over one.
-        loader: Batches as for `fit`; those of the training, or held-out ones.
-        start: The network that the training started from, or a predictor.
-        losses: The negative objective per example of each step or epoch of your own loop, in nats, in order.
-        held_out: Whether the loader's data were held out of the training; then small differences to `start` count too.
-        num_data: N, the number of training examples; that of the loader by default.
-        kl_weight: The factor on the KL with which it was trained.
-        num_draws: For predictions; what suits the model by default.
-        num_examples: Of the loader that are looked at: whole batches up to this many, at least one.
+        model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
+        loader: Batches as for `fit`, of training or held-out data.
+        start: The network from which training started, or a predictor.
+        losses: Negative objective per example, in nats, of each step or epoch of your own loop, in order.
+        held_out: Whether the loader's data were held out of training; smaller differences from `start` then count.
+        num_data: N, the number of training examples; by default the number of examples in the loader.
+        kl_weight: Factor on the KL in training.
+        num_draws: Number of draws for predictions; by default the model's own choice.
+        num_examples: Maximum number of examples from the loader, in whole batches; at least one batch is used.
         seed: Seed of the draws.
-        read_batch: A function from what the loader yields to inputs and targets.
+        read_batch: Function from what the loader yields to inputs and targets.
 
     Returns:
-        The findings; empty, and printed as "nothing to report", where all is well.
+        The findings. An empty list prints as "nothing to report".
 
     Raises:
         ValueError: If the loader yields no examples, or a batch is not valid.
@@ -68,7 +68,7 @@ def check(
     predictor = validated(model, "check") if isinstance(model, Trainable) else model
     batches = first_batches(loader, num_examples, read_batch)
     if not batches:
-        raise ValueError("check: the loader yields no examples; give one with data")
+        raise ValueError("check: the loader yields no examples; give a loader with data")
     device = next(iter(predictor.state().values())).device
     now, before, information = Totals(seen=not held_out), Totals(), []
     parts: list[list[Finding]] = [list(predictor.findings)]
@@ -82,7 +82,7 @@ def check(
     score = now.score()
     unit = "mean mutual information in nats" if score.accuracy is not None else "the epistemic share of the variance"
     spread = relative_spread(predictor, device)
-    if not spread or max(spread.values()) > 0:  # else a point estimate
+    if not spread or max(spread.values()) > 0:  # otherwise a point estimate
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
     parts += [rules.learned_little(score), rules.coverage_off(score, held_out)]
     first = before.score() if start is not None else None
@@ -103,16 +103,16 @@ def check(
 
 
 def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, generator: torch.Generator) -> Predictive:
-    """The prediction of the starting network, a plain one under the likelihood of the model."""
+    """Prediction of the starting network; a plain network predicts under the model's likelihood."""
     if isinstance(start, Predictor):
         return start.predict(batch.x, generator=generator)
     if like.likelihood is None:
-        raise ValueError("check: the model has no likelihood; give it one, or start= as a predictor")
+        raise ValueError("check: the model has no likelihood; give it a likelihood, or pass a predictor as start=")
     return predict_plain(copy.deepcopy(start).eval(), batch.x, like.likelihood, like.output)
 
 
 def _information(prediction: Predictive) -> float:
-    """How much draws differ: the mean mutual information, or the share of the variance that is epistemic."""
+    """Disagreement of draws: the mean mutual information, or the epistemic share of the variance."""
     if isinstance(prediction, ClassificationPredictive):
         return float(prediction.mutual_information.mean().clamp_min(0))
     if isinstance(prediction, RegressionPredictive):
@@ -121,7 +121,7 @@ def _information(prediction: Predictive) -> float:
 
 
 def _convergence(losses: Sequence[float]) -> list[Finding]:
-    """Whether one's own objective still falls: its values in windows, so that long series are no more work."""
+    """Whether the losses still fall; averaging them in windows bounds the cost for long series."""
     values = [float(value) for value in losses]
     width = -(-len(values) // MAX_WINDOWS)
     windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]

@@ -1,4 +1,4 @@
-"""A training run on disk: all that is needed to continue it to the bit-identical result."""
+"""Checkpoint of a training run: everything needed to continue it to the bit-identical result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayesify.training.state import Settings
 from bayesify.version import __version__
 
 SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
-"""Settings that checkpoints from before them do not have."""
+"""Defaults of settings that older checkpoints do not contain."""
 OPTIONAL_ENTRIES = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
@@ -27,16 +27,16 @@ class Checkpoint:
     """The state of a run of `fit` between two steps.
 
     Args:
-        settings: What the continued run must have in common with this one.
-        data: See `data_fingerprint`.
+        settings: Settings that a continued run must share.
+        data: Fingerprints of the data; see `data_fingerprint`.
         position: Epoch, batch, running sums.
-        history: Rows of the epochs that are done.
-        model: See `model_state`.
-        best: The same at the best epoch so far, or `None`.
-        steps: State of optimizer, scheduler and a method's own update.
+        history: Rows of the finished epochs.
+        model: State of the model; see `model_state`.
+        best: State of the model at the best epoch so far, or `None`.
+        steps: State of the optimizer, the scheduler and a method's own update.
         draws: State of the generator of draws, one per process.
         network: State of the global generators, one per process.
-        watch: What the run has seen of itself; see `Watch`.
+        watch: Observations for the findings; see `Watch`.
         shuffles: State of the loader's own generators at the start of the epoch.
     """
 
@@ -53,10 +53,10 @@ class Checkpoint:
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:
-        """Write it in one step of the file system.
+        """Write the checkpoint atomically.
 
         Raises:
-            ValueError: If a state of the steps is not finite; nothing is written then. Parameters are the caller's to look at.
+            ValueError: If a state of the steps is not finite; nothing is written then. The caller must check the parameters.
             OSError: If the file cannot be written.
         """
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -67,10 +67,10 @@ class Checkpoint:
 
     @staticmethod
     def read(path: Path) -> Checkpoint:
-        """A checkpoint from a file.
+        """Read a checkpoint from a file.
 
         Raises:
-            ValueError: If the file is cut short, altered, no checkpoint, of another version, or holds numbers that are not finite.
+            ValueError: If the file is truncated, altered, not a checkpoint, of another version, or holds non-finite numbers.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
         with altered(path):
@@ -79,8 +79,8 @@ class Checkpoint:
         if state.keys() != expected:
             odd = ", ".join(sorted(map(str, state.keys() ^ expected)))
             raise ValueError(
-                f"{path}: was written by bayesify {header.get('library_version')}, whose checkpoints are not those of "
-                f"{__version__} ({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
+                f"{path}: was written by bayesify {header.get('library_version')}, whose checkpoints {__version__} cannot read "
+                f"({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
             )
         return Checkpoint(**state)
 
@@ -88,12 +88,12 @@ class Checkpoint:
         """Raise `ValueError` if another network or other settings wrote this checkpoint, or it cannot be continued.
 
         Args:
-            path: Where it was read.
-            settings: Those of the run that would continue it; entries that only one of the two has are left aside where they
-                are not always told.
+            path: Path of the checkpoint.
+            settings: Settings of the run that would continue it. Entries in `OPTIONAL_ENTRIES` are compared only if both runs have
+                them.
             data: Fingerprints of the data of the run that would continue it.
-            module: What it would be put into.
-            epochs: All epochs of that run, those of the MAP phase included.
+            module: Module that would receive the state.
+            epochs: Total number of epochs of the new run, including the MAP phase.
         """
         with altered(path):
             self._check_form()
@@ -102,7 +102,7 @@ class Checkpoint:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
                 f"{path}: belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
-                f"{ours.get(place, 'missing')} here; give another path, or Checkpointing(path, resume=False) to overwrite it"
+                f"{ours.get(place, 'missing')} here; give another path, or overwrite it with Checkpointing(path, resume=False)"
             )
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in OPTIONAL_ENTRIES:
@@ -110,29 +110,29 @@ class Checkpoint:
             before, now = (given.get(key, SETTINGS_DEFAULTS.get(key)) for given in (self.settings, settings))
             if before != now:
                 raise ValueError(
-                    f"{path}: was written with {key}={before!r}, this run has {now!r}; "
-                    "use the same, or Checkpointing(path, resume=False) to start again"
+                    f"{path}: was written with {key}={before!r}, but this run has {now!r}; "
+                    "use the same value, or Checkpointing(path, resume=False) to start again"
                 )
         if are_other_data(self.data, data):
             raise ValueError(
-                f"{path}: belongs to a run over other data: the rows that are compared are not the same; give the same data, or "
+                f"{path}: belongs to a run over other data, because the compared rows differ; give the same data, or "
                 "Checkpointing(path, resume=False) to start again"
             )
         stored = [(name, self.model[name]) for name, _ in module.named_parameters()]
         name = find_not_finite(stored + list(tensor_files.pack(self.steps, "the state of the optimizer")[1].items()))
         if name is not None:
             raise ValueError(
-                f"{path}: {name} is not finite in it; take an earlier copy, or start again with Checkpointing(path, resume=False)"
+                f"{path}: {name} is not finite; use an earlier copy, or start again with Checkpointing(path, resume=False)"
             )
         done = self.position["epoch"]
         if done + (self.position["batches"] > 0) > epochs:
             raise ValueError(
-                f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, this run has "
+                f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, but this run has "
                 f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
             )
 
     def _check_form(self) -> None:
-        """Raise for entries that no run writes: the checksum tells of damage, not of what somebody has put in."""
+        """Raise for entries that no run writes; the checksum detects damage, but not edits."""
         numbers: dict[str, Any] = {
             "epoch": int,
             "batches": int,
@@ -153,27 +153,27 @@ class Checkpoint:
             "kl_weight",
             "best",
         }:
-            raise ValueError("its position has other entries")
+            raise ValueError("the position has unexpected entries")
         if not all(isinstance(row, dict) for row in self.history):
-            raise ValueError("its history does not hold rows")
+            raise ValueError("the history does not consist of rows")
         if not all(isinstance(part, dict) for part in (self.settings, self.model, self.steps, self.best or {})):
-            raise ValueError("settings, model or steps are no entries by name")
+            raise ValueError("settings, model or steps are not dicts")
 
 
 @contextmanager
 def altered(path: Path | None) -> Iterator[None]:
-    """Say of errors of any kind, in reading a checkpoint, that it does not hold what a run wrote."""
+    """Turn any error in reading a checkpoint into one that says the checkpoint was altered."""
     try:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(
-            f"{path}: was altered ({reason[:200]}); take another copy, or start again with Checkpointing(path, resume=False)"
+            f"{path}: was altered ({reason[:200]}); use another copy, or start again with Checkpointing(path, resume=False)"
         ) from error
 
 
 def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise `ValueError` for a `state_dict` that is not of this optimizer, which `load_state_dict` takes and a step trips over."""
+    """Raise `ValueError` for the `state_dict` of another optimizer; `load_state_dict` accepts it, but a step would fail."""
     ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
     if [group["params"] for group in ours] != [group["params"] for group in theirs]:
         raise ValueError("the optimizer has other groups of parameters")
@@ -192,12 +192,12 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
 
 
 def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Names and types of what an optimizer keeps of a parameter."""
+    """Names and types of an optimizer's entries for a parameter."""
     return tuple(sorted((key, type(value).__name__) for key, value in entry.items()))
 
 
 def _kind(value: Any) -> Any:
-    """What a setting of an optimizer is: numbers are alike, flags and nothing are alike."""
+    """Kind of an optimizer's setting: all numbers are one kind, flags and `None` are another."""
     if value is None or isinstance(value, bool):
         return bool
     if isinstance(value, (list, tuple)):
@@ -206,7 +206,7 @@ def _kind(value: Any) -> Any:
 
 
 def check_finite(path: Path, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise `ValueError` for a tensor that is not finite, which no file should hold."""
+    """Raise `ValueError` for a non-finite tensor."""
     name = find_not_finite(named)
     if name is not None:
         raise ValueError(f"{path}: {name} is not finite and was not stored; lower the learning rate, or clip gradients")
@@ -220,7 +220,7 @@ def _shapes(model: dict[str, Any]) -> dict[str, str]:
 
 
 def model_state(module: nn.Module) -> dict[str, Any]:
-    """A module's `state_dict`, and the buffers that it leaves out."""
+    """A module's `state_dict`, with the non-persistent buffers."""
     state = dict(module.state_dict())
     for name, buffer in module.named_buffers():
         state.setdefault(name, buffer.detach())

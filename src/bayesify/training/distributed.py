@@ -1,4 +1,4 @@
-"""The processes that train together: one, or several under Lightning Fabric."""
+"""Processes that train together: one, or several under Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bayesify.training.batches import BatchReader, parse_batch
 
 
 class Processes:
-    """One process; the base of what several do.
+    """A single process; base class of `FabricProcesses`.
 
     Attributes:
-        rank: Which process this is.
-        count: How many there are.
+        rank: Rank of this process.
+        count: Number of processes.
     """
 
     rank = 0
     count = 1
 
     def device(self, asked: torch.device | None) -> torch.device:
-        """Where this process trains."""
+        """Device of this process."""
         assert asked is not None
         if asked.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"fit: device={str(asked)!r}, but torch sees no CUDA device here; use device='cpu'")
         if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
             raise ValueError(
-                f"fit: device={str(asked)!r}, but this machine has {torch.cuda.device_count()} CUDA devices"
+                f"fit: device={str(asked)!r}, but this machine has {torch.cuda.device_count()} CUDA devices; use a lower index"
             )
         return asked
 
@@ -48,11 +48,11 @@ class Processes:
         return nullcontext()
 
     def total(self, values: Any) -> Any:
-        """Sums over processes of a number, or of each of a list."""
+        """Sum over processes of a number, or of each number in a list."""
         return values
 
     def gather(self, state: Tensor) -> list[Tensor]:
-        """A tensor of every process, in order of rank."""
+        """Tensors of all processes, in order of rank."""
         return [state]
 
     def any(self, flag: bool) -> bool:
@@ -60,7 +60,7 @@ class Processes:
         return flag
 
     def agree(self, value: int) -> int:
-        """The first process's value."""
+        """Value of the first process."""
         return value
 
     def barrier(self) -> None:
@@ -69,23 +69,23 @@ class Processes:
     def batches(
         self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
     ) -> Iterator[tuple[Batch, int, int]]:
-        """This process's part of each batch, its number of examples, and that of the whole batch."""
+        """This process's part of each batch, the number of examples in the part, and the number in the whole batch."""
         for item in iterate(loader):
             batch = parse_batch(item, reader)
             yield batch, len(batch), len(batch)
 
 
 class FabricProcesses(Processes):
-    """Several processes under a launched `Fabric`, each of which works on its part of every batch.
+    """Several processes under a launched `Fabric`, each of which processes its part of every batch.
 
-    The loader's batch is the whole batch: rank r of R takes its examples r, r + R, ... A map-style `DataLoader` loads only
-    those; of anything else each process loads all and keeps its part.
+    The loader yields whole batches, of which rank r of R takes the examples r, r + R, ... With a map-style `DataLoader`, each
+    process loads only its part. With other loaders, each process loads the whole batch and keeps its part.
     """
 
     def __init__(self, fabric: Any) -> None:
         self._fabric = fabric
         self.rank, self.count = fabric.global_rank, fabric.world_size
-        self._device: torch.device = fabric.device  # one of the kind that was asked for
+        self._device: torch.device = fabric.device  # of the requested kind
 
     def device(self, asked: torch.device | None) -> torch.device:
         """The device that Fabric gave to this process."""
@@ -102,13 +102,13 @@ class FabricProcesses(Processes):
         return context
 
     def total(self, values: Any) -> Any:
-        """Sums over processes of a number, or of each of a list, in float64 where the device has it."""
+        """Sum over processes of a number, or of each number in a list, in float64 if the device has it."""
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         result = self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=self._device), reduce_op="sum")
         return result.tolist()
 
     def gather(self, state: Tensor) -> list[Tensor]:
-        """A tensor of every process, in order of rank, on the CPU."""
+        """Tensors of all processes, in order of rank, on the CPU."""
         gathered: Tensor = self._fabric.all_gather(state.to(self._device))
         return list(gathered.cpu().view(self.count, *state.shape))
 
@@ -117,7 +117,7 @@ class FabricProcesses(Processes):
         return bool(self.total(float(flag)) > 0)
 
     def agree(self, value: int) -> int:
-        """The first process's value."""
+        """Value of the first process."""
         agreed: int = self._fabric.broadcast(value)
         return agreed
 
@@ -128,9 +128,9 @@ class FabricProcesses(Processes):
     def batches(
         self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
     ) -> Iterator[tuple[Batch, int, int]]:
-        """This process's part of each batch, its number of examples, and that of the whole batch.
+        """This process's part of each batch, the number of examples in the part, and the number in the whole batch.
 
-        A batch with fewer examples than processes leaves some without; those get one example of the batch, counted as 0.
+        If a batch has fewer examples than there are processes, those without a part get one example with a count of 0.
         """
         streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
         if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:
@@ -150,7 +150,7 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """A batch sampler that yields one process's part of each batch of another, and keeps the whole batch's size."""
+    """Batch sampler that yields one process's part of each batch of another sampler, and keeps the sizes of whole batches."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count
@@ -181,16 +181,16 @@ def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[
 
 
 def count_nodes() -> int:
-    """Machines that torchrun started this program on; 1 without it."""
+    """Number of machines on which torchrun started this program; 1 without torchrun."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def make_fabric(devices: Devices, *, unused: bool) -> Any:
-    """A Fabric over several devices. `unused`: steps may leave parameters without a gradient, as those of the MAP phase do.
+    """Make a Fabric over several devices. `unused`: steps may leave parameters without a gradient, as in the MAP phase.
 
     Raises:
         ImportError: If Lightning Fabric is not installed.
-        ValueError: If this machine has fewer devices.
+        ValueError: If this machine has too few devices.
     """
     try:
         from lightning_fabric import Fabric
@@ -202,7 +202,7 @@ def make_fabric(devices: Devices, *, unused: bool) -> Any:
     kind = torch.device(devices.kind or ("cuda" if torch.cuda.is_available() else "cpu")).type
     if kind == "cuda" and torch.cuda.device_count() < devices.count:
         raise ValueError(
-            f"fit: Devices({devices.count}), but this machine has {torch.cuda.device_count()} CUDA devices"
+            f"fit: Devices({devices.count}), but this machine has {torch.cuda.device_count()} CUDA devices; lower the count"
         )
     starts: dict[str, Any] = {"script": "popen", "fork": "fork"}
     ddp = DDPStrategy(start_method=starts[devices.launch], find_unused_parameters=unused)

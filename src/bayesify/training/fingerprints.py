@@ -1,4 +1,4 @@
-"""A fingerprint of a few rows of data, by which a continued run notices other data of the same size."""
+"""Fingerprint of a few rows of data, by which a continued run notices other data of the same size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bayesify.running.generators import own_generators
 from bayesify.training.random_streams import loader_generators_kept, seeded_globals
 
 FINGERPRINT_ROWS = 8
-"""Rows that are looked at, the first and the last among them."""
+"""Number of rows in the fingerprint, including the first and the last row."""
 
 
 def data_fingerprint(loader: Any) -> list[str]:
-    """A few hexadecimal digits for each of some rows of the data behind a loader.
+    """A short hash of each of a few rows of the data behind a loader.
 
-    Rows are entries of a dataset or of a list of batches; of anything without indices the first batch is the only one. All
-    global generators, and those of the loader, are where they were afterwards. Nothing where two looks give different values,
-    as with random transforms that have generators of their own.
+    Rows are entries of a dataset or of a list of batches; if the data have no indices, the first batch is the only row. All
+    global generators and those of the loader are restored. The fingerprint is empty if two readings differ, as with random
+    transforms that have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
@@ -34,13 +34,13 @@ def data_fingerprint(loader: Any) -> list[str]:
     try:
         places = _places(len(rows)) if indexed else [0]
         first, second = ([_seen(loader, look, place) for place in places] for _ in range(2))
-    except Exception:  # whatever is wrong with the data is told when it is used, with epoch and batch
+    except Exception:  # training reports problems of the data, with epoch and batch
         return []
     return first if first == second else []
 
 
 def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two fingerprints of one kind differ in half of the rows or more: less is data that were mended."""
+    """Whether two comparable fingerprints differ in at least half of the rows; fewer differences are corrections of the data."""
     known = len(before) == len(now) > 0
     return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 

@@ -1,4 +1,4 @@
-"""The guard of a step: gradients that are not finite change nothing."""
+"""Guard of a step: non-finite gradients change nothing."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from torch import Tensor, nn
 from bayesify.predictor import norms_by_model
 
 STEPS_BETWEEN_CHECKS = 64
-"""Steps on a GPU between two looks at the flag that says whether all of them were finite."""
+"""On a GPU, the flag for non-finite gradients is read once in this many steps."""
 
 
 _Slot = tuple[nn.Module, str, Tensor]
-"""A buffer with its owner and its name there."""
+"""Owner of a buffer, its name in the owner, and the buffer."""
 _Group = tuple[list[_Slot], Tensor]
-"""Buffers, and a copy of their values, [R, numbers of all of a model], R = 1 where steps are not skipped."""
+"""Buffers, and a copy of their values, [R, values of a model]; R = 1 if steps are not skipped."""
 
 
 class NotFiniteError(ValueError):
-    """Gradients of a batch are not finite; neither parameters nor buffers nor the optimizer have seen them."""
+    """Error for a batch with non-finite gradients; parameters, buffers and optimizer are unchanged."""
 
     def __init__(self, names: list[str], batch: int) -> None:
         more = f" and {len(names) - 3} more parameters" if len(names) > 3 else ""
         super().__init__(
             f"the gradient of {', '.join(names[:3])}{more} is not finite; the step was not taken (look for a root, logarithm "
-            "or quotient at 0 in the network, and for examples far outside of the others; lower the learning rate)"
+            "or quotient at 0 in the network, and for outliers among the examples; lower the learning rate)"
         )
         self.batch = batch
 
 
 class Guard:
-    """Looks at the norm of the gradients that a step uses before it is taken, and keeps what a forward pass changes.
+    """Checks the norm of the gradients before a step, and keeps the buffers that a forward pass changes.
 
-    Where reading a number waits for nothing (CPU), or the optimizer cannot be told on the device, `check` raises at once. On
-    a GPU with a fused optimizer (see `GraphOptimizer`) it sets a flag on the device, with which the optimizer leaves parameters
-    and its own state alone, in this step and in those that follow; `read` raises for the first of them.
+    On a CPU, or if the optimizer cannot read a flag on the device, `check` raises at once. On a GPU with a fused optimizer (see
+    `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
+    and its own state unchanged in this step and all later steps, and `read` raises for the first of them.
 
-    Or it skips such steps: models whose gradients are not finite then keep their rows of parameters, of buffers and of the
-    optimizer's state.
+    With `skips`, the guard skips such steps instead of raising. Models with non-finite gradients then keep their rows of
+    parameters, buffers and optimizer state.
 
     Args:
         module: Owner of parameters and buffers.
-        optimizer: Whose steps are guarded; `None` for steps without one, of which only buffers are kept.
-        skips: Of how many models, each with its own row of every parameter, steps are skipped; `None` raises.
+        optimizer: The guarded optimizer; `None` for steps without one, for which only buffers are kept.
+        skips: Number of models whose steps are skipped, each with its own row of every parameter; `None` raises instead.
 
     Attributes:
-        finite: Which models' gradients were finite in the last step, [R], where steps are skipped.
+        finite: Whether each model's gradients were finite in the last step, [R]; used if steps are skipped.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
@@ -57,8 +57,10 @@ class Guard:
         device = named[0][1].device
         self.deferred = device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
-        self._batch = torch.zeros((), dtype=torch.int64, device=device)  # the first such batch
-        self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
+        self._batch = torch.zeros((), dtype=torch.int64, device=device)  # first batch with a non-finite gradient
+        self._which = torch.zeros(
+            len(self._named), dtype=torch.bool, device=device
+        )  # parameters with a non-finite gradient in that batch
         self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
         self._kept: list[_Group] = []
         self.keep_buffers()
@@ -68,12 +70,12 @@ class Guard:
         self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
-        """Look at the gradients as they are; the norm of all of them. `batch` was added last, a tensor in a captured step.
+        """Check the current gradients and return their norm. `batch` is the last batch added; a tensor in a captured step.
 
-        The norm is over squares, which is what optimizers keep: a gradient whose square overflows counts as not finite.
+        The norm sums squares, as optimizers do, so a gradient whose square overflows counts as non-finite.
 
         Raises:
-            NotFiniteError: If they are not finite and this can be told at once; buffers are set back.
+            NotFiniteError: If a gradient is not finite and the guard need not wait to know it; buffers are restored.
         """
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:
@@ -98,7 +100,7 @@ class Guard:
         return total
 
     def _leave_out(self, num_models: int) -> Tensor:
-        """Set the gradients of models where they are not finite to 0; the norm of all that is left."""
+        """Set all gradients of models with a non-finite gradient to 0; return the norm of the rest."""
         grads = []
         for _, parameter in self._named:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -115,11 +117,11 @@ class Guard:
         return total
 
     def _may_skip(self) -> bool:
-        """Whether a model skips this step; on a GPU always, where looking would wait for it."""
+        """Whether a model may skip this step; always true on a GPU, where reading the flags would wait."""
         return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:
-        """The optimizer's step, which on a GPU does nothing once the flag is set."""
+        """Take the optimizer's step; on a GPU it does nothing once the flag is set."""
         optimizer = self._optimizer
         assert optimizer is not None
         if self._skips is not None:
@@ -135,7 +137,7 @@ class Guard:
 
     @torch.no_grad()
     def _step_of_some(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, after which models whose gradients are not finite are as they were before it."""
+        """Take the optimizer's step, then undo it for models with non-finite gradients."""
         some = self._may_skip()
         held = [value.detach() for _, value in self._named] if some else []
         for _, value in self._named if some else ():
@@ -148,10 +150,10 @@ class Guard:
             part.copy_(_where(self.finite, part, earlier))
 
     def read(self) -> None:
-        """Raise for the first batch since the last look whose gradients were not finite; a wait for the device.
+        """Raise for the first batch with non-finite gradients since the last call; waits for the device.
 
         Raises:
-            NotFiniteError: If there was one.
+            NotFiniteError: If there was such a batch.
         """
         if self.deferred and bool(self.flag):
             self.restore()
@@ -159,27 +161,29 @@ class Guard:
 
     @property
     def taken(self) -> Tensor:
-        """Whether the last step was taken, a scalar; of one model."""
+        """Whether the last step was taken, a scalar; for one model."""
         return self.finite[0] if self._skips is not None else self.flag == 0
 
     def _names(self, which: Tensor) -> list[str]:
         names = [name for (name, _), bad in zip(self._named, which.tolist(), strict=True) if bad]
-        return names or ["all parameters together"]  # whose norms are finite one by one
+        return names or ["all parameters together"]  # each norm is finite, but not their total
 
     # -- buffers ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Take the module's buffers, such as statistics of batch normalization, as those of the last good step."""
+        """Keep the module's current buffers, such as BatchNorm statistics, as those of the last good step."""
         now = self._buffers()
         if not self.deferred or not self._fits(now):
             self._kept = now
             return
-        for (_, kept), (_, flat) in zip(self._kept, now, strict=True):  # in place, where a captured step finds it again
+        for (_, kept), (_, flat) in zip(
+            self._kept, now, strict=True
+        ):  # in place, because a captured step holds the address
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     def _buffers(self) -> list[_Group]:
-        """The buffers as they are, and their values side by side, by device and type."""
+        """The current buffers, and their concatenated values, grouped by device and type."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
         for part in self._parts:
             for name, buffer in part._buffers.items():
@@ -188,16 +192,16 @@ class Guard:
         return [(slots, torch.cat([self._rows(buffer) for _, _, buffer in slots], 1)) for slots in groups.values()]
 
     def _rows(self, buffer: Tensor) -> Tensor:
-        """A buffer's values as one row for each model."""
+        """A buffer's values with one row per model."""
         return buffer.detach().reshape(len(self.finite), buffer.numel() // len(self.finite))
 
     def _fits(self, now: list[_Group]) -> bool:
-        """Whether buffers have the shapes of those that are kept."""
+        """Whether buffers have the shapes of the kept ones."""
         return [flat.shape for _, flat in self._kept] == [flat.shape for _, flat in now]
 
     @torch.no_grad()
     def end(self) -> None:
-        """End a step: models that skip it get their buffers back, and those that there are now are kept."""
+        """End a step: restore the buffers of models that skip it, then keep the current buffers."""
         if self._skips is not None and self._may_skip():
             now = self._buffers()
             if self._fits(now):
@@ -209,13 +213,13 @@ class Guard:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set the buffers back to those of the last good step."""
+        """Restore the buffers of the last good step."""
         for slots, flat in self._kept:
             _set(slots, flat)
 
 
 def _set(slots: list[_Slot], flat: Tensor) -> None:
-    """Put values, [R, numbers of all buffers of a model], into buffers, also where the network has assigned another tensor."""
+    """Write values, [R, values of all buffers of a model], into the buffers, even if the network has replaced a buffer."""
     widths = [slot[2].numel() // len(flat) for slot in slots]
     for (part, name, buffer), values in zip(slots, flat.split(widths, 1), strict=True):
         buffer.copy_(values.reshape(buffer.shape))
@@ -223,7 +227,7 @@ def _set(slots: list[_Slot], flat: Tensor) -> None:
 
 
 def _where(finite: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of models that are finite, and others in place of the rest."""
-    if values.is_sparse:  # of one model
+    """Rows of `values` for finite models, rows of `otherwise` for the rest."""
+    if values.is_sparse:  # one model only
         return values if bool(finite) else otherwise
     return torch.where(finite.view(-1, *[1] * max(0, values.ndim - 1)), values, otherwise).view_as(values)

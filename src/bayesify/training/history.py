@@ -1,4 +1,4 @@
-"""What happened in each epoch of training."""
+"""History of a training run, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class History(list[dict[str, Any]]):
     """One dict of plain numbers per epoch; a list, so `json.dumps(history)` works.
 
     Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
-    epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (of the
-    last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, of
-    several models `nll_by_model` and `elbo_by_model`, with `Steps(skip_not_finite=True)` `skipped_steps` (of each model), and
-    with a validation loader `validation_nll` and `validation_accuracy`, or `validation_rmse` and `validation_coverage_90`.
+    epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (in the
+    last step), `elbo` (nats, whole dataset, mean over steps, with the KL weights in use), `learning_rate`, `seconds`. Several
+    models add `nll_by_model` and `elbo_by_model`. `Steps(skip_not_finite=True)` adds `skipped_steps` (of each model). A
+    validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and `validation_coverage_90`.
 
-    Means are over the steps that were taken, and over models that took any: NaN in an epoch all of whose steps were skipped. Such a
-    model is the last by `nll_by_model` and `elbo_by_model`: infinite, and minus infinity.
+    Means are over the steps that were taken and the models that took a step; they are NaN in an epoch without a step. A model
+    without a step ranks last: its entry is infinity in `nll_by_model` and minus infinity in `elbo_by_model`.
 
     Attributes:
-        findings: What is amiss with the training, each with its remedy; printed in plain words.
-        notes: What else there is to say of the run, by subject: `"capture"`, whether steps ran as CUDA graphs, and why not.
+        findings: Problems of the training run, each with a remedy.
+        notes: Further remarks by subject: `"capture"` says whether steps ran as CUDA graphs, and if not, why.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:
@@ -33,14 +33,14 @@ class History(list[dict[str, Any]]):
 
     @checked
     def column(self, key: str) -> list[Any]:
-        """One entry of every epoch; `None` where an epoch has no such entry.
+        """One column of the history; `None` for epochs without this entry.
 
         Raises:
-            ValueError: If no epoch has it.
+            ValueError: If no epoch has this entry.
         """
         known = {name for row in self for name in row}
         if key not in known:
-            raise ValueError(f"History: key={key!r} is no column; give one of {', '.join(sorted(known))}")
+            raise ValueError(f"History: key={key!r} is not a column; give one of {', '.join(sorted(known))}")
         return [row.get(key) for row in self]
 
     def __repr__(self) -> str:

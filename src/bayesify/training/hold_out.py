@@ -1,4 +1,4 @@
-"""Members that hold out: models that are each trained without some of the rows, and stopped where they predict these best."""
+"""Early stopping with held-out rows: each model trains without some rows and stops where it predicts them best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Which of K folds each row belongs to, [N]: of equal size up to one row, at random, with their share of groups, [N]."""
+    """Fold of each row, [N], from K random folds of equal size up to one row; `groups` [N] are spread evenly over the folds."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
@@ -29,20 +29,20 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
-"""A best look that came early is waited for less: for this share of the looks up to it, but for so many at least."""
+"""After an early best check, the patience is shorter: this share of the checks up to the best one, but at least this many."""
 
 
 @checked
 @dataclass(frozen=True)
 class StoppedSteps:
-    """Steps of Adam that end where rows that were held out are no longer predicted better.
+    """Steps of Adam that stop when the predictions of held-out rows no longer improve.
 
     Args:
-        batch_size: Rows of each network in a step, at most.
-        max_steps: Steps, at most.
-        check_every: Steps between two looks at the rows held out.
-        patience: Looks without a better one after which training ends; fewer where the best one came early.
-        learning_rate: Learning rate at the first step; it falls to a twentieth as half a cosine.
+        batch_size: Maximum number of rows of each network in a step.
+        max_steps: Maximum number of steps.
+        check_every: Steps between two checks on the held-out rows.
+        patience: Number of checks without an improvement after which training ends; fewer if the best check came early.
+        learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
     """
 
     batch_size: Count = 256
@@ -52,20 +52,20 @@ class StoppedSteps:
     learning_rate: Positive = 5e-3
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Adam."""
+        """Adam over the parameters."""
         return torch.optim.Adam(parameters, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """The falling learning rate, one step for each look."""
+        """Schedule of the falling learning rate, with one step per check."""
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.looks, eta_min=self.learning_rate / 20)
 
     @property
     def looks(self) -> int:
-        """Looks, at most."""
+        """Maximum number of checks."""
         return -(-self.max_steps // self.check_every)
 
     def has_ended(self, looks: int, last: int) -> bool:
-        """Whether training ends after a number of looks, the last better one of which is given."""
+        """Whether training ends after `looks` checks, if check number `last` was the last that improved."""
         return looks - last >= min(self.patience, max(EARLY_PATIENCE, math.ceil(PATIENCE_SHARE * last)))
 
 
@@ -81,26 +81,26 @@ def train_held_out(
     progress: str = "",
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
-    r"""Train R networks at once by `fit`, each on the rows that it does not hold out, in place.
+    r"""Train R networks together by `fit`, each without the rows that it holds out, in place.
 
-    The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Now and then each
-    network's `Likelihood.held_out_score` of the rows that it holds out is compared with its best so far; training ends where none
-    has become better for some time, and each network goes back to the weights of its own best.
+    The objective of each network is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Each check
+    compares a network's `Likelihood.held_out_score` on its held-out rows with its best score so far. Training ends when no
+    network has improved for some time. Each network then returns to the weights of its own best check.
 
     Args:
         members: The networks, at point estimates.
         x: Inputs, [N, D].
         y: Targets of each network, [R, N, ...].
-        held: True for the rows that a network does not see, [R, N].
-        steps: Batches, learning rate, and when training ends.
-        weights: How many examples each row stands for, [N].
+        held: True for rows that a network holds out, [R, N].
+        steps: Batch size, learning rate and stopping rule.
+        weights: Number of examples that each row represents, [N].
         seed: Seed of batches and dropout.
-        progress: What the display of steps and time left is called; empty for no display.
-        halves: Whether to tell what each half of the rows that a network holds out is predicted to be at the step that is best
-            for the other half: at its own best few rows look better than they are.
+        progress: Label of the display of steps and time left; empty for no display.
+        halves: Whether to return predictions for each half of a network's held-out rows, made at the step that is best for the
+            other half. At its own best step, a small set of rows would look better than it is.
 
     Returns:
-        The step at which each network was best, [R], and with `halves` these outputs, [R, N, outputs], 0 for rows seen.
+        The best step of each network, [R], and with `halves` the predictions, [R, N, outputs], 0 for rows in training.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
@@ -133,7 +133,7 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of the rows that each network sees, with weights of mean 1, and how many examples they stand for."""
+    """Batches of each network's training rows, with weights of mean 1, and the number of examples they represent."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
@@ -144,7 +144,7 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Products this small lose time on more threads, ten times as much next to other work."""
+    """Use one thread: products this small are slower on several threads, ten times so next to other work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -154,12 +154,12 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Best:
-    """The weights of each network at the look at which it predicted the rows that it holds out best.
+    """Weights of each network at the check where it predicted its held-out rows best.
 
     Attributes:
-        looks: How many there were.
-        last: The last one at which a network was better than before.
-        at: The best one of each network, [R].
+        looks: Number of checks so far.
+        last: Last check at which any network improved.
+        at: Best check of each network, [R].
     """
 
     def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
@@ -170,7 +170,7 @@ class _Best:
         self.at = np.zeros(len(members), dtype=np.int64)
 
     def look(self, outputs: Tensor) -> None:
-        """Score the networks as they are, and keep the weights of those that are better than before."""
+        """Score the networks, and keep the weights of those that improved."""
         self.looks += 1
         scores = self._members.held_out_scores(self._outside, outputs)  # [R]
         better = scores > self._scores
@@ -187,13 +187,13 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give each network the weights of its best look."""
+        """Give each network the weights of its best check."""
         for name, value in self._members.named_parameters():
             value.copy_(self._states[name])
 
 
 class _Halves:
-    """Outputs of each half of the rows held out, at the step that is best for the other half."""
+    """Outputs for each half of the held-out rows, at the step that is best for the other half."""
 
     def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
         self._outside, self._held = outside, torch.from_numpy(held)
@@ -205,7 +205,7 @@ class _Halves:
         self._outputs: Tensor | None = None
 
     def look(self, members: ModelStack, outputs: Tensor) -> None:
-        """Take outputs where they are best so far."""
+        """Keep the outputs of networks that improved."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             part = StackedBatch(self._outside.x, self._outside.y, self._weights * scored)
@@ -216,7 +216,7 @@ class _Halves:
         self._outputs = kept
 
     def of_rows(self) -> Tensor:
-        """[R, N, outputs]."""
+        """Outputs by row, [R, N, outputs]; 0 for rows in training."""
         assert self._outputs is not None
         found = self._outputs.new_zeros(*self._held.shape, self._outputs.shape[-1])
         for row, own, outputs in zip(found, self._held, self._outputs, strict=True):
@@ -225,7 +225,7 @@ class _Halves:
 
 
 def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedBatch:
-    """The rows that each model holds out; where it has fewer than others, rows of weight 0 follow."""
+    """Held-out rows of each model, padded to equal number by rows of weight 0."""
     parts = [np.flatnonzero(part) for part in held]
     most = max(len(part) for part in parts)
     index = torch.from_numpy(np.stack([np.resize(part, most) for part in parts]))

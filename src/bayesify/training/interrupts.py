@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the present step."""
+"""Ctrl-C that waits for the current step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class DelayedInterrupt:
-    """Holds back the first Ctrl-C, so that a loop can finish its step and save; the second one interrupts at once.
+    """Context manager that delays the first Ctrl-C, so that a loop can finish its step and save; a second one interrupts at once.
 
-    A context manager. It takes the place of the SIGINT handler in the main thread only; elsewhere, and under a handler that is
-    not Python's, it does nothing.
+    It replaces the SIGINT handler in the main thread only. In other threads, or if the present handler is not Python's, it does
+    nothing.
 
     Attributes:
         requested: Whether Ctrl-C was pressed.

@@ -1,4 +1,4 @@
-"""The loop of training: epochs, steps, checkpoints."""
+"""The training loop: epochs, steps, checkpoints."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from bayesify.training.watch import Watch
 
 
 class TrainingLoop:
-    """One run of `fit` in one process; the optimizer is `None` where the update takes the steps."""
+    """One run of `fit` in one process; the optimizer is `None` if the update takes the steps."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class TrainingLoop:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self, resumed: Checkpoint | None = None) -> History:
-        """Train to the last epoch, or from a checkpoint to the last epoch.
+        """Train to the last epoch, from the beginning or from a checkpoint.
 
         Raises:
-            KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint written.
-            ValueError: If a batch, the objective or a gradient is not valid, with epoch and batch, or the checkpoint is of another
-                run.
+            KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint is written.
+            ValueError: If a batch, the objective or a gradient is not valid (the message gives epoch and batch), or the checkpoint
+                belongs to another run.
         """
         if self.path is not None and self.processes.rank == 0:
             remove_leftovers(self.path)
@@ -144,14 +144,14 @@ class TrainingLoop:
         return self.history
 
     def _begin_noise(self, resumed: bool) -> None:
-        """Let the noise and the start see the first batches of the data; the loader is left as it was."""
+        """Set the initial noise and posterior widths from the first batches; the loader's random state is restored."""
         if self.plan.rescales and not resumed and may_start_wide(self.model):
             narrow_start(self.model, self._first_batches(START_EXAMPLES), self.device)
         if self.noise.is_wanted:
             self.noise.begin(self._first_batches(MAX_EXAMPLES), self.device)
 
     def _first_batches(self, count: int) -> list[Batch]:
-        """Batches whose examples count, until there are so many of them."""
+        """First batches with positive example weight, until they hold `count` examples."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader:
@@ -163,7 +163,7 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Give a set of draws batch statistics of their own; where memory is too small for them, averages over draws stay."""
+        """Give a set of draws their own batch statistics; if memory is too small, averages over draws stay in use."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -199,8 +199,8 @@ class TrainingLoop:
             for _ in range(position.batches):
                 if next(parts, None) is None:
                     raise ValueError(
-                        f"fit: the checkpoint is at batch {position.batches} of epoch {epoch + 1}, where the loader "
-                        "has fewer; give the loader of the interrupted run"
+                        f"fit: the checkpoint is at batch {position.batches} of epoch {epoch + 1}, but the loader has fewer "
+                        "batches; give the loader of the interrupted run"
                     )
             for window in self._windows(parts):
                 self._step(phase, window)
@@ -210,8 +210,8 @@ class TrainingLoop:
                 self._pause(due=every is not None and self.step.taken % every == 0)
             if position.batches == 0:
                 raise ValueError(
-                    f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts again each "
-                    "epoch (drop_last drops a batch that is not full)"
+                    f"fit: the loader yields no batches in epoch {epoch + 1}; give a loader with data that starts again each "
+                    "epoch (drop_last=True drops an incomplete batch)"
                 )
             if epoch == 0 and self.plan.num_data_given:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
@@ -229,7 +229,7 @@ class TrainingLoop:
         self._close_epoch(row)
 
     def _windows(self, parts: Iterator[Part]) -> Iterator[list[Part]]:
-        """Groups of batches whose gradients are added up for one step."""
+        """Groups of batches whose gradients are summed for one step."""
         while True:
             window: list[Part] = []
             try:
@@ -265,7 +265,7 @@ class TrainingLoop:
         return _mean(nll, trained), _mean(kl, trained)
 
     def _check_finite(self) -> None:
-        """Raise for steps that were not finite, or have made a parameter that is not."""
+        """Raise if a step was not finite, or produced a non-finite parameter."""
         with self._telling():
             self.step.check()
         name = find_not_finite(self.model.module.named_parameters())
@@ -277,23 +277,23 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Say in errors of a step where it was, and that the steps before it hold."""
+        """Add to errors of a step where it happened, and that the steps before it are kept."""
         try:
             yield
         except BatchError as failure:
             _raise(self._located(failure.error, failure.batch, failure.taken), failure.error)
 
     def _located(self, error: Exception, batch: int | None, taken: int | None = None) -> Exception:
-        """An error of the same kind that says where it happened, and that the steps before it hold."""
+        """An error of the same type that says where it happened, and that the steps before it are kept."""
         taken = self.step.taken if taken is None else taken
-        kept = f"; steps taken before it: {taken}, and the network keeps them" if taken else ""
+        kept = f"; the network keeps the steps taken before it: {taken}" if taken else ""
         where = f"fit: epoch {self.position.epoch + 1}, batch {batch}: " if batch is not None else ""
         reason = str(error)
         if "Expected to have finished reduction" in reason:
             reason = "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
         try:
             return type(error)(f"{where}{reason}{kept}")
-        except Exception:  # an error that takes another thing than a message, such as UnicodeDecodeError
+        except Exception:  # a constructor that does not take just a message, such as UnicodeDecodeError
             error.add_note(f"{where}{reason}{kept}")
             return error
 
@@ -325,7 +325,7 @@ class TrainingLoop:
         return {f"validation_{key}": value for key, value in scores.items()}
 
     def _scores(self, predict: Callable[[Any], Predictive], validation: Validation, *, together: bool = True) -> Totals:
-        """Scores on validation data; a process that validates alone must not wait for the others."""
+        """Scores on validation data; with `together=False` this process does not wait for the others."""
         batches = DataStream(derive_seed(self.plan.seed, "validation data")).iterate(validation.loader)
 
         def interruptible() -> Iterator[Any]:
@@ -338,18 +338,18 @@ class TrainingLoop:
             return validate(predict, interruptible(), self.device, self.plan.reader)
 
     def _validate_start(self, predict: Callable[[Any], Predictive]) -> Score:
-        """Scores of the starting network on validation data, whose loader is left as it was."""
+        """Scores of the starting network on validation data; the loader's random state is restored."""
         assert self.plan.validation is not None
         with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """The model as it will be after the run: with the average of its parameters, if there is one."""
+        """The model as it will be after the run: with averaged parameters, if there is an average."""
         average = self.step.average
         return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
 
     def _refresh_statistics(self) -> None:
-        """Batch statistics of the model as it is, from all training data; no generator is moved."""
+        """Recompute the batch statistics from all training data; random states are restored."""
         seed, settings = derive_seed(self.plan.seed, "batch statistics"), self.settings
         generator = torch.Generator(self.device).manual_seed(seed)
         devices = [self.device] if self.device.type == "cuda" else []
@@ -359,7 +359,7 @@ class TrainingLoop:
             refresh_statistics(self.model, batches, num_data=settings.num_data, generator=generator)
 
     def _keep_best(self, phase: str, row: dict[str, Any]) -> None:
-        """Keep the model if no epoch had a better validation NLL, and stop after too many that had not."""
+        """Keep the model if its validation NLL is the best so far; otherwise stop once patience is exhausted."""
         settings, position = self.settings, self.position
         warm = phase == "variational" and settings.kl_schedule(position.epoch + 1 - settings.map_epochs) >= 1.0
         if settings.patience is None or not warm:
@@ -394,7 +394,7 @@ class TrainingLoop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _pause(self, due: bool = False) -> None:
-        """Write a checkpoint if one is due or Ctrl-C was pressed, and stop in the second case."""
+        """Write a checkpoint if one is due or Ctrl-C was pressed; after Ctrl-C, stop."""
         interrupted = self.processes.any(self.interrupt.requested)
         if self.path is not None and (due or interrupted):
             self._check_finite()
@@ -426,7 +426,7 @@ class TrainingLoop:
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
-        """Continue from a checkpoint; one that somebody has altered changes nothing."""
+        """Continue from a checkpoint; if the checkpoint was altered, raise and leave the model unchanged."""
         before = _cloned(model_state(self.model.module))
         try:
             with altered(self.path):
@@ -441,7 +441,7 @@ class TrainingLoop:
         self.step.taken = position.pop("steps")
         sums = position.pop("sums")
         self.position = Position(**position)
-        if len(sums) == 4:  # of a version that counted no examples of each model
+        if len(sums) == 4:  # an older version did not count each model's examples
             sums = [*sums, self.position.examples]
         self.step.sums.set(sums if self.processes.rank == 0 else [])
         self.history = History(stored.history)
@@ -476,12 +476,12 @@ def _cloned(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """NLL per example, by weights, KL and bound per step, and whether any step was taken: numbers, or [R] for R models."""
+    """Weighted NLL per example, KL and bound per step, and whether any step was taken: scalars, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where there was none
+    with np.errstate(invalid="ignore"):  # 0 / 0 without a step
         return nll / weight, kl / steps, bound / steps, steps > 0
 
 
 def _mean(values: np.ndarray, trained: np.ndarray) -> float:
-    """The mean over models that took a step, NaN if none did."""
+    """Mean over models that took a step; NaN if none did."""
     return float(values[trained].mean()) if trained.any() else math.nan

@@ -1,4 +1,4 @@
-"""Training to the maximum a posteriori: the start of Laplace, SWAG and the estimators."""
+"""Training to the maximum a posteriori, from which Laplace, SWAG and the estimators start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bayesify.training.task import TrainingTask
 
 
 def train_point(task: TrainingTask) -> BayesianNetwork:
-    """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw.
+    """Train a network to the maximum a posteriori by Adam; a Bayesian network with one draw.
 
-    The learning rate is held for the first half and then decays. Decaying from the start underfits in a few hundred steps (two
-    clusters of a cosine, 240 steps: NLL -0.04 under Laplace, and -0.65 at a constant rate), and a constant rate leaves a network
-    that is trained in batches noisy (kin8nm: RMSE 0.086, and 0.082).
+    The learning rate is constant in the first half and then decays. Decaying from the start underfits in a few hundred steps (two
+    clusters of a cosine, 240 steps: NLL -0.04 under Laplace, but -0.65 at a constant rate). With a constant rate, training
+    in batches gives noisy weights (kin8nm: RMSE 0.086, but 0.082 with decay).
     """
     if task.point is not None:
         return task.point
@@ -27,7 +27,7 @@ def train_point(task: TrainingTask) -> BayesianNetwork:
 
 
 def search_point(model: Trainable, loader: Any, *, num_data: int, epochs: int, seed: int) -> None:
-    """The training of `train_point`, in place, of a network under `Point` or of a `ModelStack` of them."""
+    """Train a network under `Point`, or a `ModelStack` of such networks, in place; see `train_point`."""
     half = epochs // 2  # the first phase has the same objective and a constant rate
     fit(
         model, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05,

@@ -1,4 +1,4 @@
-"""The noise variance of a regression that nobody has given: by closed forms while `fit` trains, not by gradients."""
+"""Noise variance of a regression, if it is not given: `fit` finds it in closed form, not by gradients."""
 
 from __future__ import annotations
 
@@ -29,53 +29,54 @@ from bayesify.weights.catalog import catalog, put_in
 from bayesify.weights.module_state import swapped
 
 MAX_EXAMPLES = 8192
-"""Examples whose residuals give the variance at the start: its standard error is then 1.6 %."""
+"""Number of examples whose residuals give the initial variance; its standard error is then 1.6 %."""
 UNTRAINED_SHARE = 0.1
-"""Variance at the start, relative to that of the targets, where the given network is hardly better than their mean: its residuals
-say nothing of the noise, and a large variance would let the prior win before the network has learned anything."""
+"""Initial variance, relative to the targets' variance, if the given network hardly beats the targets' mean. Its residuals then
+say nothing about the noise, and a large variance would let the prior win before the network has learned anything."""
 MIN_EXPLAINED_SHARE = 0.2
 """Share of the targets' variance that a network must explain for its residuals to count."""
 FALLING_SHARE = 2 / 3
-"""Share of the epochs in which the variance only falls: residuals of a network that still learns are larger than the noise."""
+"""Share of the epochs in which the variance may only fall, because the residuals of a learning network exceed the noise."""
 FINAL_DRAWS, FINAL_EXAMPLES = 8, 1024
-"""Draws of the predictions that give the last variance where epochs do not tell it, and examples by which it is widened."""
+"""Draws of the predictions that give the final variance, and number of examples for widening it."""
 START_EXAMPLES, START_DRAWS = 256, 16
-"""Examples and draws from which the spread of predictions at the start is known to a few percent."""
+"""Examples and draws that give the initial spread of predictions to within a few percent."""
 MAX_START_SHARE = 0.2
-"""Largest mean epistemic variance v of a trained network's draws at the start, relative to the noise. The noise that the bound
-asks for includes v, so that predictions have 1.4 times the variance of the residuals, and intervals of 90 % hold 95 %. Around a
-small CNN rank-one started at 2.7 and dropout at 2.0 of the noise, which made its RMSE 7 and 11 % larger."""
+"""Maximum mean epistemic variance v of a trained network's draws at the start, relative to the noise. The bound is largest at a
+noise that includes v, so predictions have 1.4 times the variance of the residuals, and 90 % intervals cover 95 %. With a
+small CNN, rank-one started at 2.7 times the noise and dropout at 2.0 times, which increased the RMSE by 7 and 11 %."""
 MAX_START_LOSS = 0.02
-"""The same for classes under rank-one noise and dropout, in nats a label of training rows. On five networks over digits and
-sequences other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09."""
+"""The corresponding bound for classification under rank-one noise and dropout, in nats per label of training rows. On five networks
+over digits and sequences, other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09."""
 MIN_VARIANCE = 1e-30
-"""Smallest variance; float32 holds it with all its digits."""
+"""Smallest variance; float32 represents it with full precision."""
 
 
 class LearnedNoise:
-    r"""The variance of `likelihoods.Gaussian()` in one run of `fit`.
+    r"""Noise variance of `likelihoods.Gaussian()` in one run of `fit`.
 
-    It starts at the mean squared residual of the network that was given, or at a tenth of the targets' variance if that network
-    predicts hardly better than their mean. For given weights the bound is largest at
+    The variance starts at the mean squared residual of the given network, or at a tenth of the targets' variance if that network
+    hardly beats the targets' mean. For given weights, the bound is largest at
 
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 
-    the mean over N examples of O numbers, by weights, which follows from an epoch's mean negative log-likelihood. After each epoch
-    the variance is set to it; in the first two thirds of the epochs only if that is less than before. Dropout makes the residuals
-    of training batches larger than those of predictions, and a run may be stopped early. In these cases the last variance is that
-    of predictions in evaluation mode, on the first rows of the data.
+    the weighted mean over N examples with O outputs, which follows from an epoch's mean negative log-likelihood. After each epoch
+    the variance is set to this value; in the first two thirds of the epochs only if it is smaller than before. Dropout makes the
+    residuals of training batches larger than those of predictions, and a run may be stopped early. In both cases, the final
+    variance comes from predictions in evaluation mode on the first rows of the data.
 
-    A network has learned part of the noise of its rows by heart. So at the end the variance is at least what gives predictions the
-    squared residuals of training rows times `jacobians.effective.held_out_ratio`, the epistemic variance counted in.
+    A network has memorized part of the noise of its training rows. The final variance is therefore widened until the variance of
+    predictions, epistemic variance included, is at least the mean squared residual of training rows times
+    `jacobians.effective.held_out_ratio`.
 
     Args:
-        model: What is trained.
-        epochs: Epochs of the run.
-        rescales: Whether the last layer may be put into units of the targets; see `restarts.restart`.
+        model: The model in training.
+        epochs: Number of epochs of the run.
+        rescales: Whether the last layer may be rescaled to units of the targets; see `restarts.restart`.
 
     Attributes:
-        replaced: The parameter of the variance as it was in the epoch, by name, from the change after an epoch to the epoch's end:
-            what a checkpoint of that time holds, because a continued run makes the change again. Otherwise empty.
+        replaced: The variance parameter of the epoch, by name, from its change after the epoch until the epoch is closed. A
+            checkpoint in between stores this value, because a continued run makes the change again. Otherwise empty.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:
@@ -84,7 +85,7 @@ class LearnedNoise:
             likelihood = bnn.likelihood
         elif (
             isinstance(bnn, nn.ModuleDict) and "likelihood" in bnn
-        ):  # a plain network that trains next to its likelihood
+        ):  # a plain network trains together with its likelihood
             likelihood = bnn["likelihood"]
         self._model, self._epochs, self._rescales = model, epochs, rescales
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
@@ -93,12 +94,12 @@ class LearnedNoise:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is a variance to find."""
+        """Whether `fit` must find the variance."""
         return self._likelihood is not None
 
     @contextmanager
     def without_gradient(self) -> Iterator[None]:
-        """For the time of a run: no optimizer moves the variance."""
+        """Context in which no optimizer changes the variance."""
         raw = None if self._likelihood is None else self._likelihood.raw_noise.requires_grad_(False)
         try:
             yield
@@ -108,7 +109,7 @@ class LearnedNoise:
 
     @torch.no_grad()
     def begin(self, batches: Sequence[Batch], device: torch.device) -> None:
-        """See sizes and scale of the targets, and set the variance where nothing has set it before."""
+        """Record the size of the targets, and set the initial variance unless it was set before."""
         likelihood, bnn = self._likelihood, self._model.module
         if likelihood is None or not batches:
             return
@@ -134,7 +135,7 @@ class LearnedNoise:
                 self._narrow(bnn, powers, batches[0], residual)
 
     def _narrow(self, bnn: BayesianNetwork, powers: dict[str, int], batch: Batch, residual: float) -> None:
-        """Start with smaller standard deviations where draws of a trained network differ by much of the noise."""
+        """Reduce the initial standard deviations if draws of a trained network differ by too large a share of the noise."""
         generator = torch.Generator(batch.y.device).manual_seed(0)
         found = bnn.predict(batch.rows(slice(0, START_EXAMPLES)).x, START_DRAWS, generator=generator)
         assert isinstance(found, RegressionPredictive)
@@ -143,7 +144,7 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """The power of ten next to the targets' standard deviation, for the last layer's weights if outputs are linear in them."""
+        """Power of ten nearest the targets' standard deviation, for each last-layer weight in which outputs are linear."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
@@ -151,7 +152,7 @@ class LearnedNoise:
         except ValueError:
             return {}
         gain = output_gain(runner, [bnn.weights[name] for name in names], args, kwargs, bnn.output)
-        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # of what the layer itself puts out
+        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # of the layer's own output
         if not power:
             return {}
         once = select_output(network(*args, **kwargs), bnn.output)
@@ -161,7 +162,7 @@ class LearnedNoise:
         return dict.fromkeys(names, power) if linear else {}
 
     def _errors(self, batches: Sequence[Batch], predict: Callable[[Any], Predictive]) -> tuple[float, float]:
-        """Means over examples and outputs of the squared residual and the epistemic variance, by weights; in evaluation mode."""
+        """Weighted means over examples and outputs of the squared residual and the epistemic variance, in evaluation mode."""
         sums, count = torch.zeros(2, dtype=torch.float64), 0.0
         for batch in batches:
             found = predict(batch.x)
@@ -173,7 +174,7 @@ class LearnedNoise:
         return residual, spread
 
     def after_epoch(self, nll: float, epoch: int, last: bool) -> None:
-        """Set the variance by an epoch's mean negative log-likelihood of an example, by weights; `epoch` counts from 1."""
+        """Set the variance from an epoch's weighted mean negative log-likelihood per example; `epoch` counts from 1."""
         likelihood = self._likelihood
         if likelihood is None:
             return
@@ -189,7 +190,7 @@ class LearnedNoise:
     def finish(
         self, read: Callable[[int], Sequence[Batch]], device: torch.device, num_data: int, stopped: bool
     ) -> None:
-        """Set the variance by predictions in evaluation mode where epochs do not tell it, and widen it: see the class."""
+        """Set the final variance, from predictions in evaluation mode if needed, and widen it; see the class."""
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
@@ -213,7 +214,7 @@ def _has_dropout(bnn: BayesianNetwork) -> bool:
 
 
 def may_start_wide(model: Trainable) -> bool:
-    """Whether `narrow_start` is for a model: a classifier under a posterior that may start wide."""
+    """Whether `narrow_start` applies: a classifier under a posterior that may start wide."""
     bnn = model.module
     return (
         isinstance(bnn, BayesianNetwork)
@@ -225,7 +226,7 @@ def may_start_wide(model: Trainable) -> bool:
 
 @torch.no_grad()
 def narrow_start(model: Trainable, batches: Sequence[Batch], device: torch.device) -> None:
-    """Start a classifier's posterior narrower where draws of a trained network lose more than `MAX_START_LOSS` nats a label."""
+    """Narrow a classifier's initial posterior if draws of a trained network lose more than `MAX_START_LOSS` nats per label."""
     bnn, network = model.module, start_network(model)
     assert isinstance(bnn, BayesianNetwork)
     assert bnn.likelihood is not None
@@ -243,7 +244,7 @@ def narrow_start(model: Trainable, batches: Sequence[Batch], device: torch.devic
 
 
 def one_network(bnn: BayesianNetwork, generator: torch.Generator) -> nn.Module:
-    """A plain network that stands for the others: at the posterior mean, or one member of an ensemble."""
+    """A plain network that represents the posterior: at its mean, or one member of an ensemble."""
     if bnn.num_distinct_draws is None or bnn.num_distinct_draws == 1:
         return bnn.mean_network()
     network = copy.deepcopy(bnn.network)
@@ -255,7 +256,7 @@ def one_network(bnn: BayesianNetwork, generator: torch.Generator) -> nn.Module:
 def new_rows_ratio(
     network: nn.Module, batches: Sequence[Batch], residual: float, num_data: int, output: str | int | None
 ) -> float:
-    """`held_out_ratio` of a plain network, 1 where it cannot be linearized."""
+    """`held_out_ratio` of a plain network; 1 if it cannot be linearized."""
     network, weights = network.eval(), catalog(network).trainable
     try:
         inputs = [checked_inputs(batch.x) for batch in batches]

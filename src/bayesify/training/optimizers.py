@@ -1,4 +1,4 @@
-"""Optimizer and scheduler of a run, from what `fit` is given."""
+"""Optimizer and scheduler of a run, from the arguments of `fit`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """The optimizer of a module's trainable parameters: the given one, what a function makes, or fused Adam."""
+    """Optimizer of a module's trainable parameters: the given optimizer, a function's result, or fused Adam."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if choice is None:
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
@@ -17,11 +17,11 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
     made = choice if isinstance(choice, torch.optim.Optimizer) else choice(trainable)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"fit: optimizer gives {type(made).__name__}; give a torch.optim.Optimizer or a function to one"
+            f"fit: optimizer gives {type(made).__name__}; give a torch.optim.Optimizer, or a function that returns one"
         )
     if isinstance(made, torch.optim.LBFGS):
         raise ValueError(
-            "fit: LBFGS evaluates the objective several times a step; write the loop around bnn.elbo for it"
+            "fit: LBFGS evaluates the objective several times per step; write your own loop around bnn.elbo"
         )
     known = {id(parameter) for parameter in trainable}
     if not any(id(parameter) in known for group in made.param_groups for parameter in group["params"]):
@@ -32,25 +32,25 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
 
 
 def make_scheduler(choice: Any, optimizer: torch.optim.Optimizer | None) -> Any:
-    """The scheduler of an optimizer: the given one, or what a function makes."""
+    """Scheduler of an optimizer: the given scheduler, or a function's result."""
     if choice is None or optimizer is None:
         return None
     made = choice(optimizer) if callable(choice) and not hasattr(choice, "state_dict") else choice
     if not callable(getattr(made, "step", None)) or not callable(getattr(made, "state_dict", None)):
         raise TypeError(
-            f"fit: scheduler={choice!r} gives no scheduler; give one of torch.optim.lr_scheduler, or a function from "
-            "optimizer to one"
+            f"fit: scheduler={choice!r} is not a scheduler; give one of torch.optim.lr_scheduler, or a function from "
+            "optimizer to scheduler"
         )
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError(
-            "fit: the scheduler belongs to another optimizer; pass that optimizer too, or a function from optimizer "
+            "fit: the scheduler belongs to another optimizer; pass that optimizer as well, or a function from optimizer "
             "to scheduler"
         )
     return made
 
 
 def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded state the memory layout of its parameters, such as channels last, by which fused optimizers read both."""
+    """Give loaded state the memory layout of its parameters, such as channels last, which fused optimizers require."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -1,4 +1,4 @@
-"""Perceptrons at point estimates, R at once by products of stacked matrices: the fast path of a `ModelStack`."""
+"""R perceptrons at point estimates, run together by products of stacked matrices: the fast path of a `ModelStack`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bayesify.posteriors.point import Point
 from bayesify.running.generators import own_generators
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where a module keeps what a user wants to be called in its passes, which products of stacked matrices would not do."""
+"""Names of a module's hook dicts; products of stacked matrices would not call these hooks."""
 
 
 class Perceptrons:
     r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
 
-    The outputs are those of the networks, and the penalty of each is $-\log p(w_r)$. A step of small networks costs the number of
-    its operations, so all gradients come from one operation of autograd, and that of the penalty from the numbers of a network in
-    one row. Products with a transposed right factor are several
-    times slower on some processors, so matrices are transposed first. On a CPU dropout takes its masks from a fixed pool at
-    random places of torch's generator, because making them costs more than the rest of the step.
+    The outputs equal those of the networks, and the penalty of each network is $-\log p(w_r)$. The time of a step of small networks
+    is the number of its operations. All gradients therefore come from one autograd operation, and the penalty's gradient is
+    computed on all parameters of a network in one row. Products with a transposed right factor are several times slower on some
+    processors, so matrices are transposed first. On a CPU, dropout masks are slices of a fixed pool at random offsets, because
+    drawing masks costs more than the rest of the step.
 
     Args:
-        models: The networks, all alike; see `of`.
-        names: Weight and bias of each linear layer in turn, by name in the network: the name of the model's parameter.
-        layers: The layers of one network, whose modes count.
+        models: The networks, all of the same architecture; see `of`.
+        names: Name of the model's parameter for the weight and bias of each linear layer in order, by name in the network.
+        layers: The layers of one network; their train or eval mode is used.
     """
 
     def __init__(self, models: Sequence[BayesianNetwork], names: dict[str, str], layers: Sequence[nn.Module]) -> None:
@@ -48,7 +48,7 @@ class Perceptrons:
 
     @staticmethod
     def of(models: Sequence[nn.Module], first: nn.Module) -> Perceptrons | None:
-        """The fast path of some models that are alike, `None` where there is none; `first` is a copy of the first of them."""
+        """The fast path of models of one architecture, or `None`; `first` is a copy of the first model."""
         if type(first) is not BayesianNetwork or len(first.posteriors) != 1 or type(first.posterior) is not Point:
             return None
         network, used = first.network, first.posterior.sizes()
@@ -73,7 +73,7 @@ class Perceptrons:
         return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
-        """Whether rows [R, B, D] can run here, given the first weight [R, O, D]; draws differ where there is dropout."""
+        """Whether rows [R, B, D] can run here, given the first weight [R, O, D]; with dropout only a single draw can."""
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
         if not fits or not alike or torch.is_autocast_enabled(x.device.type):
@@ -81,16 +81,16 @@ class Perceptrons:
         return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
 
     def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs [R, B, O] of rows [R, B, D], which get no gradients, and the penalty of each network, [R].
+        """Outputs [R, B, O] for rows [R, B, D], which get no gradients, and the penalty of each network, [R].
 
         Args:
             x: The rows.
-            values: Weight [R, O, D] and bias [R, O] of each linear layer in turn.
+            values: Weight [R, O, D] and bias [R, O] of each linear layer in order.
         """
         return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """Outputs [R, B, O] of rows [R, B, D], given weight and bias of each layer in turn."""
+        """Outputs [R, B, O] for rows [R, B, D], given weight and bias of each layer in order."""
         place = 0
         for part in self.layers:
             if isinstance(part, nn.Linear):
@@ -103,7 +103,7 @@ class Perceptrons:
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The prior's precision of each number of a network, [R, P] or [1, P], and the penalty of weights 0, [R]."""
+        """Prior precision of each parameter of a network, [R, P] or [1, P], and the penalty at weights of 0, [R]."""
         precisions, constants = self._prior
         if precisions.dtype != like.dtype or precisions.device != like.device:
             self._prior = precisions.to(like), constants.to(like)
@@ -123,7 +123,7 @@ def _has_hooks(part: nn.Module) -> bool:
 
 
 def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
-    """Whether a module without parameters gives each row [D] the same, in rows [B, D] and in stacked ones [R, B, D]."""
+    """Whether a module without parameters maps each row [D] the same way in rows [B, D] and in stacked rows [R, B, D]."""
     if any(True for _ in part.parameters()) or any(True for _ in part.buffers()):
         return False
     x = torch.linspace(-3, 3, 12 * width, dtype=like.dtype, device=like.device).sin().view(3, 4, width)
@@ -134,7 +134,7 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
 
 
 class _Run(torch.autograd.Function):
-    """Outputs, and the penalty of each network, [R], with all gradients at once."""
+    """Outputs and penalty of each network, [R], with all gradients in one operation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, networks: Perceptrons, *values: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The progress bar of training."""
+"""Progress bar of a training run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bayesify.predictive.findings import Findings
 from bayesify.running.progress import Display
 
 FIRST_LINE_SECONDS, MAX_SECONDS_BETWEEN_LINES = 10.0, 60.0
-"""Seconds before the first line where there is no terminal, and between two lines after a while: each wait is twice the last."""
+"""Without a terminal: seconds before the first line, and maximum seconds between lines; each wait is twice the one before."""
 
 
 class ProgressBar:
-    """A line on the terminal: epoch, batch, NLL per example and KL apart.
+    """Line on the terminal with the epoch, the batch, the NLL per example and the KL.
 
-    A context manager. Without `rich` it prints one line per epoch. Where standard error is not a terminal it prints a line now
-    and then, none in a short training.
+    A context manager. Without `rich` it prints one line per epoch. If standard error is not a terminal, it prints an occasional
+    line, and none in a short run.
 
     Args:
         show: Whether to show anything.
-        total: Epochs.
-        batches: Batches per epoch, `None` if unknown.
+        total: Number of epochs.
+        batches: Number of batches per epoch, `None` if unknown.
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:
@@ -53,7 +53,7 @@ class ProgressBar:
         return self
 
     def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
-        """Show a step, at most ten times a second on a terminal; only then NLL and KL are asked for."""
+        """Show a step, at most ten times a second on a terminal; `means` is called only if the step is shown."""
         now = time.perf_counter()
         if not self._show or now - self._last < self._wait or (self._terminal and not self._bar.shown):
             return
@@ -66,7 +66,7 @@ class ProgressBar:
         self._print(epoch, *means(), f"  batch {batch}" + (f"/{self._batches}" if self._batches else ""))
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Show the numbers of a whole epoch; without a terminal, none."""
+        """Show the numbers of a whole epoch, if there is a terminal."""
         extra = f"  validation NLL {row['validation_nll']:.4f}" if "validation_nll" in row else ""
         if self._bar.shown:
             done = row["epoch"] * self._batches if self._batches else None
@@ -78,7 +78,7 @@ class ProgressBar:
         print(f"epoch {epoch}/{self._total}  NLL {nll:.4f}  KL {kl:.1f} nats{extra}", file=sys.stderr, flush=True)
 
     def tell(self, findings: Findings) -> None:
-        """Say what is amiss, under the bar."""
+        """Print the findings under the bar."""
         self._bar.stop()
         for finding in findings if self._show else ():
             print(f"fit: {finding}", file=sys.stderr, flush=True)

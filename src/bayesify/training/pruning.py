@@ -1,4 +1,4 @@
-"""Pruning: fewer numbers in a posterior that is already trained."""
+"""Pruning of trained posteriors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from bayesify.network import BayesianNetwork
 
 @checked
 def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) -> BayesianNetwork:
-    """Keep a fraction of the numbers of a posterior and forget the others, in place (Ritter et al. 2021, section 4.3).
+    """Keep a fraction of a posterior's parameters and set the others to 0, in place (Ritter et al. 2021, section 4.3).
 
-    `InducingWeights` keeps the largest entries of each Z, `MeanField` the weights with the largest |mean| / std of the whole
-    network, mean and standard deviation both. What is forgotten is 0 for good: the kept entries are new, shorter
-    parameters, so training goes on among them alone (make a new optimizer; `fit` does), `count_parameters` counts
-    them alone, and `save` writes them with one bit per entry for their places.
+    `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the weights of the whole network with the largest
+    |mean| / std, both their mean and their standard deviation. Pruned entries stay 0. The kept entries become new, shorter
+    parameters: further training changes only them (it needs a new optimizer, which `fit` creates), `count_parameters` counts only
+    them, and `save` writes them with one bit per original entry for their positions.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.
-        keep: Fraction to keep, of all entries before any pruning.
+        keep: Fraction to keep, relative to the number of entries before any pruning.
 
     Returns:
         `bnn`.
 
     Raises:
-        ValueError: If `keep` is not above 0 and at most 1, more than is left, or a posterior cannot be pruned; nothing is
-            changed then.
+        ValueError: If `keep` is not above 0 and at most 1, exceeds the fraction that is left, or a posterior cannot be pruned;
+            nothing has changed then.
     """
     parts = bnn.posteriors
     for part in parts:

@@ -1,4 +1,4 @@
-"""Random numbers of a training run: one stream for data, one for the network, each of which can be set back."""
+"""Random streams of a training run: one for data and one for the network, each of which can be restored."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bayesify.arguments.checks import checked
 
 @checked
 def derive_seed(seed: int, *purpose: object) -> int:
-    """A seed for one purpose of a run, unrelated to the seeds of its other purposes: 63 bits of a SHA-256."""
+    """Seed for one purpose of a run, independent of the seeds for other purposes: 63 bits of a SHA-256 hash."""
     plain = (part.item() if isinstance(part, np.generic) else part for part in purpose)
     text = repr((seed, *plain)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 class DataStream:
-    """torch's global random numbers as a loader sees them, apart from those that the network uses.
+    """Random stream for data, separate from the network's random numbers.
 
-    Loaders shuffle and transform with the global generator. Inside `active` it is this stream's; outside it is what it was.
-    A batch then does not depend on how many random numbers the network took, and skipping batches leads to the same
-    next one.
+    Loaders shuffle and transform with torch's global generator. Inside `active`, the global generator follows this stream; outside
+    it is unchanged. A batch then does not depend on how many random numbers the network used, and skipping batches leads to the
+    same next batch.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,7 +40,7 @@ class DataStream:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make the stream torch's global one for a while."""
+        """Make this stream torch's global one temporarily."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
@@ -50,7 +50,7 @@ class DataStream:
             torch.set_rng_state(outside)
 
     def iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """What a loader yields, each item fetched inside the stream."""
+        """Iterate over a loader, fetching each item inside the stream."""
         with self.active():
             iterator = iter(loader)
         while True:
@@ -64,8 +64,8 @@ class DataStream:
 
 @contextmanager
 def seeded_globals(seed: int) -> Iterator[None]:
-    """Start the global generators of Python and NumPy, which transforms of data may use, at a seed; set them back after."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (that one is global)
+    """Seed the global generators of Python and NumPy, which data transforms may use, and restore them afterwards."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global generator)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
@@ -76,13 +76,13 @@ def seeded_globals(seed: int) -> Iterator[None]:
 
 
 class PlainGenerator:
-    """A generator of NumPy or Python with the state of one of torch: bytes in a tensor."""
+    """Generator of NumPy or Python with the state interface of torch: bytes in a tensor."""
 
     def __init__(self, source: np.random.BitGenerator | np.random.RandomState | random.Random) -> None:
         self._source = source
 
     def get_state(self) -> Tensor:
-        """All that decides what comes next."""
+        """State that determines the following random numbers."""
         source = self._source
         if isinstance(source, random.Random):
             state: Any = source.getstate()
@@ -105,10 +105,10 @@ class PlainGenerator:
 
 
 def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
-    """The generators of torch, NumPy and Python that a loader, its samplers, its dataset and their functions hold, each once.
+    """Generators of torch, NumPy and Python held by a loader, its samplers, its dataset and their functions, each once.
 
-    Attributes, lists, dicts, what functions close over, and what functions and methods name in their module are looked
-    through, 1,000 objects at most and no container of more than 100.
+    The search covers attributes, lists, dicts, closures, and module globals that functions and methods use. It visits at most
+    1,000 objects and no container with more than 100 entries.
     """
     found: list[torch.Generator | PlainGenerator] = []
     seen: dict[int, Any] = {}
@@ -131,7 +131,7 @@ def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
 
 @contextmanager
 def loader_generators_kept(loader: Any) -> Iterator[None]:
-    """Set the `loader_generators` back at the end to where they are."""
+    """Restore the `loader_generators` at the end."""
     generators = loader_generators(loader)
     states = [generator.get_state() for generator in generators]
     try:
@@ -142,8 +142,8 @@ def loader_generators_kept(loader: Any) -> Iterator[None]:
 
 
 def _parts(one: Any) -> list[Any]:
-    """What an object is made of, as far as it may hold generators."""
-    numpy = np.random  # NumPy loads it when it is asked for
+    """Parts of an object that may hold generators."""
+    numpy = np.random  # NumPy loads this module on first use
     kinds = (torch.Generator, numpy.Generator, numpy.BitGenerator, numpy.RandomState, random.Random)
     if isinstance(one, (list, tuple, dict)):
         return list(one.values() if isinstance(one, dict) else one) if len(one) <= 100 else []
@@ -153,7 +153,7 @@ def _parts(one: Any) -> list[Any]:
         return [one.func, one.args, one.keywords]
     if isinstance(one, types.FunctionType):
         named = (one.__globals__.get(name) for name in one.__code__.co_names)
-        held = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]  # none that is empty
+        held = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]  # skips empty cells
         return [*held, *(one.__defaults__ or ()), *(value for value in named if isinstance(value, kinds))]
     own = [part for name, part in getattr(one, "__dict__", {}).items() if name != "_iterator"]
     for kind in type(one).__mro__:
@@ -164,7 +164,7 @@ def _parts(one: Any) -> list[Any]:
 
 
 def network_state(device: torch.device) -> Tensor:
-    """State of the global generators that a network on a device uses: CPU, then the device's own."""
+    """State of the global generators that a network on a device uses: CPU, then the device."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -172,7 +172,7 @@ def network_state(device: torch.device) -> Tensor:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Inverse of `network_state`; a state from a machine without this device sets the CPU's only."""
+    """Inverse of `network_state`; a state from a machine without this device sets only the CPU's generator."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

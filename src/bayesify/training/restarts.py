@@ -1,4 +1,4 @@
-"""Posteriors that start again before the first step: in units of the targets, or narrower."""
+"""Restart of posteriors before the first step: in units of the targets, or narrower."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bayesify.weights.catalog import owner_of, put_in
 def restart(
     bnn: BayesianNetwork, powers: Mapping[str, int], *, keep_function: bool = True, narrowing: float = 1.0
 ) -> bool:
-    """Start the posteriors again in place, with weights in units of $10^k$ and smaller standard deviations.
+    """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations.
 
-    The prior and the optimizer see these weights as if targets were of size 1. It is done only where the posteriors are as
-    `bayesianize`, or the last restart, has made them. See `Start` for the arguments.
+    Prior and optimizer then see the weights as if targets were of size 1. Posteriors restart only if they are unchanged since
+    `bayesianize` or the last restart. See `Start` for the arguments.
 
     Returns:
-        Whether it was done.
+        Whether the posteriors were restarted.
     """
     if not bnn.given_weights or not bnn.start.noise:
         return False
@@ -44,7 +44,7 @@ def restart(
 
 
 def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
-    """The posteriors as they start, with the random numbers that `bayesianize` took for them."""
+    """The posteriors at their start, built with the same random numbers that `bayesianize` used."""
     wide = {
         name: value.float() if value.dtype == torch.bfloat16 else value for name, value in bnn.given_weights.items()
     }

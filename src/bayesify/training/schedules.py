@@ -1,4 +1,4 @@
-"""What changes as training goes on: the share of the KL that the objective counts, and the learning rate."""
+"""Schedules of a training run: the factor on the KL, and the learning rate."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bayesify.arguments.checks import NonNegative, checked
 @checked
 @dataclass(frozen=True)
 class KLSchedule:
-    r"""A factor on the KL that is zero, then grows linearly, then is one.
+    r"""Factor on the KL that is 0, then grows linearly, then is 1.
 
     $$ \beta(t) = \min\bigl(1, \max(0, (t - \text{zero\_epochs}) / \text{linear\_epochs})\bigr) $$
 
-    with $t$ the epochs of the variational phase that have passed, a fraction within an epoch. `fit` takes any function
-    of $t$ in its place.
+    where $t$ is the number of epochs of the variational phase so far, including fractions. `fit` accepts any other function of
+    $t$ instead.
 
     Args:
-        zero_epochs: Epochs without any KL.
-        linear_epochs: Epochs over which it grows; 0 switches it on at once.
+        zero_epochs: Number of epochs without the KL.
+        linear_epochs: Number of epochs over which the factor grows; 0 switches the KL on at once.
 
     Raises:
         ValueError: If a length is negative or not finite.
@@ -31,7 +31,7 @@ class KLSchedule:
 
     @checked
     def __call__(self, epoch: NonNegative) -> float:
-        """The factor after `epoch` epochs."""
+        """Factor after `epoch` epochs."""
         passed = epoch - self.zero_epochs
         if self.linear_epochs == 0:
             return 1.0 if passed >= 0 else 0.0
@@ -39,14 +39,15 @@ class KLSchedule:
 
 
 def cosine(share: float) -> float:
-    """A learning rate's factor that falls from 1 to 0 as half a cosine, with the share of the run that is done."""
+    """Factor on a learning rate that falls from 1 to 0 as half a cosine; `share` is the share of the run that is done."""
     return 0.5 * (1 + math.cos(math.pi * share))
 
 
 def falling(epoch: float, map_epochs: int, epochs: int) -> float:
-    """The factor on the learning rate by default: 1 in a MAP phase, then half a cosine to 0 at the end of the run.
+    """Default factor on the learning rate: 1 in a MAP phase, then half a cosine to 0 at the end of the run.
 
-    `epoch` is how many of both phases are done, a fraction within one; without a variational phase the rate falls in the MAP phase.
+    `epoch` is the number of epochs of both phases so far, including fractions. Without a variational phase, the rate falls in the
+    MAP phase.
     """
     if epochs == 0:
         return cosine(epoch / map_epochs)

@@ -1,4 +1,4 @@
-"""Many models of one architecture that train as one: their parameters are stacked, and `vmap` runs them together."""
+"""Many models of one architecture that train together: their parameters are stacked, and `vmap` runs them at once."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ from bayesify.training.perceptrons import Perceptrons
 from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"
-"""Stands for the dots in the names of stacked parameters, which torch does not allow in a parameter's name."""
+"""Replaces the dots in names of stacked parameters, because torch allows no dots there."""
 PREFIX = "likelihood."
-"""What the names of a likelihood's parameters in a model begin with."""
+"""Prefix of the names of a likelihood's parameters in a model."""
 NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 
 
 class ModelStack(nn.Module, Trainable):
-    r"""R models of one architecture that train together: a trainable whose objective is the sum of theirs.
+    r"""R models of one architecture that train together: a trainable whose objective is the sum of the models' objectives.
 
     $$ \sum_r \mathbb{E}_{q_r} \log p_r(\mathcal{D}_r | w) - \beta\,\mathrm{KL}(q_r \| p_r) $$
 
-    The gradient of each model's parameters is that of the model alone, and so is every step of an optimizer that treats entries
-    independently, such as Adam. Small models cost calls rather than arithmetic, so that R of them together take little more
-    time than one. Each has its own parameters, prior, noise variance, rows of data and seed; they share the architecture, the
-    kinds of posterior and likelihood, and the number of draws.
+    Each model's gradient is the same as if it trained alone, and so is every step of an optimizer that treats entries
+    independently, such as Adam. Small models spend their time on calls rather than arithmetic, so R models together take little
+    more time than one. Each model has its own parameters, prior, noise variance, rows of data and seed. They share the
+    architecture, the kinds of posterior and likelihood, and the number of draws.
 
-    Perceptrons under `Point` run by products of stacked matrices; see `Perceptrons`. A step of ten networks 8-50-50-1 takes 0.6 of
-    the time of `vmap` on a CPU, one of ten networks 100-500-500-1 the same time. Other models run by `vmap`. Recurrent layers,
-    attention, BatchNorm and whatever else `vmap` refuses run in a loop over the models instead, as convolutions do, which are
-    faster that way: the numbers are the same, and `loop_reason` says why.
+    Perceptrons under `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap` on a CPU, a step of ten
+    networks 8-50-50-1 takes 0.6 of the time, a step of ten networks 100-500-500-1 the same time. Other models run by `vmap`.
+    Recurrent layers, attention, BatchNorm and anything else that `vmap` refuses run in a loop over the models; so do convolutions,
+    because a loop is faster for them. The numbers are the same, and `loop_reason` says why the loop is used.
 
     Args:
-        models: Trainables that are modules (`BayesianNetwork`, `DeepGP`), all alike; they are not changed before `unstack`.
-        seeds: One per model, so that its random numbers are those of the model alone, whatever stands beside it; by default all
-            numbers come from the generator that `terms` is given, in one call.
-        num_data: N of each model where they differ; by default that of `terms`.
-        vectorize: False runs the models in a loop.
-        likelihoods: G likelihoods in place of the models' own, each shared by R / G models in order and trained with them.
-            Perceptrons may have several kinds: a likelihood then takes the first outputs of the networks, as many as it needs.
+        models: Trainables of the same kind that are modules (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
+        seeds: One seed per model, which makes its random numbers the same as if it trained alone. By default all random numbers
+            come from the generator passed to `terms`, in one call.
+        num_data: N of each model, if they differ; by default the N passed to `terms`.
+        vectorize: Whether to run the models at once; `False` runs them in a loop.
+        likelihoods: G likelihoods that replace the models' own. Each is shared by R / G models in order and trained with them.
+            Perceptrons may mix kinds of likelihood: each kind then uses as many of the first outputs as it needs.
 
     Raises:
-        ValueError: If there is no model, they differ in more than values, or likelihoods cannot be shared out.
+        ValueError: If there is no model, the models differ in more than values, or likelihoods cannot be shared evenly.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ModelStack(nn.Module, Trainable):
                 raise ValueError(f"ModelStack: {len(given)} {key} for {len(models)} models; give one per model")
         self._models = list(models)
         template = _template(models)
-        self._template = (template,)  # in a tuple: not a submodule, whose parameters would train as well
+        self._template = (template,)  # in a tuple, so that it is not a submodule whose parameters train
         self.phases = template.phases  # type: ignore[misc]
         self._own_num_data = list(num_data) if num_data is not None else None
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -99,11 +99,11 @@ class ModelStack(nn.Module, Trainable):
         self.train(models[0].training)
 
     def _share(self, likelihoods: Sequence[Likelihood]) -> None:
-        """Register likelihoods that models share."""
+        """Register shared likelihoods."""
         if not likelihoods or len(self) % len(likelihoods) or not isinstance(self._template[0], BayesianNetwork):
             raise ValueError(
-                f"ModelStack: {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks and as many "
-                "likelihoods that each has the same number of them"
+                f"ModelStack: {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks, and a number of "
+                "likelihoods that divides the number of networks"
             )
         if len(likelihoods) > 1 and self._perceptrons is None:
             raise ValueError(
@@ -113,7 +113,7 @@ class ModelStack(nn.Module, Trainable):
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which they differ; the stacked one of each, by name in a model."""
+        """Stack the models' parameters, and the buffers in which they differ; return stacked names by names in a model."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
@@ -145,26 +145,26 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def training_draws(self) -> int:
-        """Draws per step that suit each model."""
+        """Recommended draws per step for each model."""
         return int(self._template[0].training_draws)
 
     @property
     def num_models(self) -> int | None:
-        """R; `None` where models share likelihoods, whose parameters have no row for each."""
+        """R; `None` if models share likelihoods, whose parameters have no row per model."""
         return None if self._shared else len(self)
 
     @property
     def noise_per_example(self) -> bool:
-        """Whether the models have noise for each example."""
+        """Whether the models draw noise for each example."""
         return bool(self._template[0].noise_per_example)
 
     def check_ready(self) -> None:
-        """Raise `ValueError` if something that training needs is missing in a model."""
+        """Raise `ValueError` if a model lacks something that training needs."""
         for model in self._models if not self._shared else ():
             model.check_ready()
 
     def config(self) -> dict[str, Any]:
-        """The choices of each model, and the likelihoods that they share."""
+        """Configuration of each model and of the shared likelihoods."""
         shared = {"likelihoods": [likelihood.config() for likelihood in self._likelihoods]} if self._shared else {}
         return {"models": [model.config() for model in self._models], "num_data": self._own_num_data, **shared}
 
@@ -177,21 +177,21 @@ class ModelStack(nn.Module, Trainable):
         num_draws: int = 1,
         generator: Randomness = None,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of each model's objective, in nats over its whole dataset.
+        """Both terms of each model's objective, in nats over its whole dataset.
 
         Args:
-            batch: The same rows for all models, or a `StackedBatch` with rows of each model's own.
+            batch: Rows for all models, or a `StackedBatch` with separate rows for each model.
             phase: See `Trainable.terms`.
             num_data: N.
             num_draws: S.
-            generator: Source of randomness where the models have no seeds of their own.
+            generator: Source of randomness, if the models have no seeds.
 
         Returns:
             Expected log-likelihood and KL, [R, S] each.
         """
         found = self._by_products(batch, phase, num_data, num_draws)
         if found is None:
-            with torch.enable_grad():  # without gradients, posteriors work in place on what `vmap` does not see
+            with torch.enable_grad():  # without gradients, posteriors write in place, which `vmap` cannot see
                 found = self._by_models(batch, phase, num_data, num_draws, generator)
             if not torch.is_grad_enabled():
                 found = found[0].detach(), found[1].detach()
@@ -206,12 +206,12 @@ class ModelStack(nn.Module, Trainable):
         return len(self._models)
 
     def stacked(self, name: str) -> nn.Parameter:
-        """A parameter of all models by its name in one of them, [R, *shape]."""
+        """A stacked parameter by its name in one model, [R, *shape]."""
         return self.get_parameter(self._names[name])
 
     @torch.no_grad()
     def unstack(self) -> list[Any]:
-        """The models that were given, with the parameters and buffers as they are now."""
+        """The given models, updated with the current parameters and buffers."""
         for index, model in enumerate(self._models):
             own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             for name, key in self._names.items():
@@ -222,7 +222,7 @@ class ModelStack(nn.Module, Trainable):
 
     @torch.no_grad()
     def as_ensemble(self, group: int = 0) -> BayesianNetwork:
-        """The networks at point estimates that share one of the likelihoods, as members of one network under `Ensemble`."""
+        """The point networks that share likelihood number `group`, as members of one network under `Ensemble`."""
         likelihood, count = self._likelihoods[group], len(self) // len(self._likelihoods)
         models = self.unstack()[group * count : (group + 1) * count]
         first = models[0]
@@ -242,7 +242,7 @@ class ModelStack(nn.Module, Trainable):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def get_extra_state(self) -> Tensor | None:
-        """Where the models' own random numbers stand."""
+        """State of the models' own random streams."""
         states = self._random_state(None) if self._sources is not None else None
         return torch.stack(states) if states is not None else None
 
@@ -254,7 +254,7 @@ class ModelStack(nn.Module, Trainable):
     # -- outputs and scores ----------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [R, B, O] of each model for its own rows [R, B, ...], by one draw of each."""
+        """Outputs [R, B, O] of each model for its own rows [R, B, ...], with one draw of each model."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and fast.take(x, 1, weights[0]):
             return fast.terms(x, weights)[0] if torch.is_grad_enabled() else fast.run(x, weights)
@@ -265,11 +265,11 @@ class ModelStack(nn.Module, Trainable):
         return torch.stack(found)
 
     def held_out_scores(self, batch: StackedBatch, outputs: Tensor | None = None) -> Tensor:
-        """Mean `Likelihood.held_out_score` of each model over its rows, [R], with their weights; outputs where they are known."""
+        """Weighted mean of `Likelihood.held_out_score` over each model's rows, [R]; `outputs` if already computed."""
         return self._mean_density(self(batch.x) if outputs is None else outputs, batch, held_out=True)
 
     def _mean_density(self, outputs: Tensor, batch: Batch, held_out: bool = False) -> Tensor:
-        """What training maximizes, or watches on rows held out, a mean over each model's rows: [R]."""
+        """Mean over each model's rows, [R], of the density that training maximizes, or of the held-out score."""
         y = batch.y if isinstance(batch, StackedBatch) else batch.y.expand(len(self), *batch.y.shape)
         likelihoods, found = self._likelihoods, []
         size = len(self) // len(likelihoods)
@@ -291,12 +291,12 @@ class ModelStack(nn.Module, Trainable):
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _weights(self) -> list[Tensor]:
-        """The weights that perceptrons run with."""
+        """Weights of the perceptrons."""
         own: dict[str, Any] = self._buffers | self._parameters
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """The two terms of perceptrons; `None` where `_by_models` must run them, or name what is not finite in a model."""
+        """Both terms of perceptrons; `None` if `_by_models` must run them, or must name a non-finite value."""
         fast, several, weights = self._perceptrons, len(self._likelihoods) > 1, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -312,14 +312,14 @@ class ModelStack(nn.Module, Trainable):
                 )
         if several:
             raise ValueError(
-                "ModelStack: several likelihoods take rows [R, B, D] of the networks' own type, and no autocast"
+                "ModelStack: several likelihoods need rows [R, B, D] of the networks' own dtype, without autocast; cast the inputs"
             )
         return None
 
     def _by_models(
         self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness
     ) -> tuple[Tensor, Tensor]:
-        """The two terms by `vmap`, or of one model after the other where it refuses or they are not finite."""
+        """Both terms by `vmap`, or model by model if `vmap` refuses or a term is not finite."""
         options = (batch, phase, num_data, num_draws)
         if self.loop_reason is not None:
             return self._one_by_one(*options, generator)
@@ -331,14 +331,14 @@ class ModelStack(nn.Module, Trainable):
             if isinstance(refusal, torch.OutOfMemoryError) or captured:
                 raise
             self._set_random_state(generator, before)
-            found = self._one_by_one(*options, generator)  # a mistake fails here too
+            found = self._one_by_one(*options, generator)  # a genuine error is raised here again
             self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
             if not isinstance(refusal, UserWarning):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
             return found
         if captured or _are_finite(*found):
             return found
-        self._set_random_state(generator, before)  # a factor that needs care, or an error with a name
+        self._set_random_state(generator, before)  # the loop treats a difficult factor with care, or names the error
         return self._one_by_one(*options, generator)
 
     def _by_vmap(
@@ -381,7 +381,7 @@ class ModelStack(nn.Module, Trainable):
         num_draws: int,
         noise: NoiseSource,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of one model, [S] each, with its parameters and buffers in the template."""
+        """Both terms of one model, [S] each, computed with its parameters and buffers in the template."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(
@@ -390,7 +390,7 @@ class ModelStack(nn.Module, Trainable):
         return found
 
     def _values(self) -> dict[str, Tensor]:
-        """What is stacked, by its name here."""
+        """Stacked tensors by their names in this module."""
         return {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
 
     def _random_state(self, generator: Randomness) -> list[Tensor]:
@@ -408,7 +408,7 @@ def _generator_of(source: NoiseSource) -> torch.Generator:
 
 
 def _capturing(like: Tensor) -> bool:
-    """Whether a CUDA graph is made, in which nothing may wait for the device."""
+    """Whether a CUDA graph is being captured, in which nothing may wait for the device."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -419,11 +419,11 @@ def _are_finite(data: Tensor, kl: Tensor) -> bool:
 def _density(
     likelihood: Likelihood, held_out: bool, outputs: Tensor, y: Tensor, values: dict[str, Tensor] | None = None
 ) -> Tensor:
-    """A score of each row, [1, B], from outputs [B, O] and targets, with other parameters in the likelihood."""
+    """Score of each row, [1, B], from outputs [B, O] and targets; `values` replaces the likelihood's parameters."""
     wanted = likelihood.target_shape(outputs)
     if y.shape != wanted:
         if (*y.shape, 1) != wanted and y.shape != (*wanted, 1):
-            likelihood.log_prob(outputs, y, has_draws=False)  # raises, with a remedy
+            likelihood.log_prob(outputs, y, has_draws=False)  # raises an error with a remedy
         y = y.reshape(wanted)
     score = likelihood.held_out_score if held_out else likelihood.training_density
     with swapped(likelihood, values) if values else nullcontext():
@@ -435,11 +435,11 @@ def _density(
 
 
 def _description(model: nn.Module) -> Any:
-    """What models of one stack must have in common: architecture, kinds of posterior and likelihood; not values."""
+    """Description that all models of a stack must share: architecture, kinds of posterior and likelihood, but not values."""
     if not isinstance(model, BayesianNetwork):
         return type(model), repr(model)
     config = model.config()
-    numbers = ("noise", "scale", "degrees", "dispersion")  # start values, but whether the network says them is no value
+    numbers = ("noise", "scale", "degrees", "dispersion")  # initial values may differ, but not whether one is given
     likelihood = {
         key: value is None if key in numbers else value for key, value in (config["likelihood"] or {}).items()
     }
@@ -462,7 +462,7 @@ def _check_alike(models: Sequence[Any], parameters: Sequence[dict[str, nn.Parame
             if alike.get(name) != found.get(name):
                 raise ValueError(
                     f"ModelStack: {name} is {found.get(name, 'missing')} in model {place} and {alike.get(name, 'missing')} "
-                    "in model 0; make them all alike"
+                    "in model 0; give all models the same parameters"
                 )
 
 
@@ -486,7 +486,7 @@ def _template(models: Sequence[Any]) -> Any:
 
 
 def _loop_reason(template: nn.Module) -> str | None:
-    """Why models of this kind run one by one; `None` where they run together."""
+    """Reason to run models of this kind one by one; `None` if they run together."""
     frozen = template.frozen_statistics if isinstance(template, BayesianNetwork) else ()
     for path, module in template.named_modules():
         if isinstance(module, NO_BATCHING_RULE):
@@ -494,5 +494,5 @@ def _loop_reason(template: nn.Module) -> str | None:
         if isinstance(module, _BatchNorm) and path.removeprefix("network.") not in frozen:
             return f"{path} ({type(module).__name__}) updates statistics of each model in training"
         if isinstance(module, _ConvNd):
-            return f"{path} ({type(module).__name__}) is faster for one model after the other"
+            return f"{path} ({type(module).__name__}) is faster in a loop over the models"
     return None

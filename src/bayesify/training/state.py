@@ -1,4 +1,4 @@
-"""What decides a training run, and where it is."""
+"""Settings and current position of a training run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bayesify.training.batches import BatchReader, batch_size
 from bayesify.training.history import History
 
 Callback = Callable[[Any, History], Any]
-"""A function of model and history, called after each epoch; one that returns `True` ends the training."""
+"""A function of model and history, called after each epoch; if it returns `True`, training ends."""
 
 MAX_NUMBERS_IN_DESCRIPTION = 64
-"""A description holds all numbers of a tensor with at most this many, and a hash of larger ones."""
+"""A description contains tensors with at most this many numbers in full, and hashes of larger tensors."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the result of a run, apart from network, data, optimizer and scheduler; see `fit`."""
+    """Settings that determine the result of a run, apart from network, data, optimizer and scheduler; see `fit`."""
 
     num_data: int
     epochs: int
@@ -45,15 +45,15 @@ class Settings:
 
     @property
     def total_epochs(self) -> int:
-        """Those of both phases."""
+        """Number of epochs of both phases."""
         return self.map_epochs + self.epochs
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is asked for besides network, data, optimizer and scheduler; see `fit` and `Steps`.
+    """Requests of a run, apart from network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    `num_data_given`: the number of examples is the caller's, to be compared with those of the first epoch. `rescales`: see
+    `num_data_given`: whether the caller gave the number of examples, which the first epoch then checks. `rescales`: see
     `LearnedNoise`.
     """
 
@@ -72,23 +72,23 @@ class Run:
 
     @property
     def path(self) -> Path | None:
-        """The file of the checkpoint."""
+        """Path of the checkpoint."""
         return None if self.checkpoint is None else Path(self.checkpoint.path)
 
 
 @dataclass
 class Position:
-    """Where a run is.
+    """Position within a run.
 
     Args:
-        epoch: Epochs that are done.
-        batches: Batches of the present epoch that are done.
-        examples: Their examples.
-        seconds: Time spent on them.
-        kl_weight: The last weight of the KL.
+        epoch: Number of finished epochs.
+        batches: Number of finished batches in the current epoch.
+        examples: Number of examples in these batches.
+        seconds: Time spent on these batches.
+        kl_weight: Weight of the KL in the last step.
         best: Validation NLL of the best epoch so far, `None` before there is one.
-        waited: Epochs since then.
-        stopped: Whether the run is over before its last epoch.
+        waited: Number of epochs since the best one.
+        stopped: Whether the run ended before its last epoch.
     """
 
     epoch: int = 0
@@ -114,10 +114,10 @@ def describe(
     scheduler: Any,
     settings: Settings,
 ) -> dict[str, Any]:
-    """What a checkpoint must have in common with the run that continues it, as plain data, taken before the first step.
+    """Description of a run as plain data, made before the first step; a checkpoint is continued only with an equal description.
 
-    Entries that cannot be told are left out: the batch size of a loader that has none, and what a scheduler that has stepped
-    already made of the optimizer's learning rates.
+    Unknown entries are left out: the batch size if the loader has none, and the optimizer's initial learning rates if a scheduler
+    has already changed them.
     """
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
@@ -133,12 +133,12 @@ def describe(
 
 
 def describe_schedule(schedule: Callable[[float], float]) -> str:
-    """A schedule in words that are the same in every process: its repr, or its name if it is a function."""
+    """A schedule as text that is the same in every process: its repr, or its name if it is a function."""
     return getattr(schedule, "__qualname__", None) or repr(schedule)
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Entries of nested plain data under dotted names; what is not plain is its type's name."""
+    """Entries of nested plain data under dotted names; other values are replaced by the name of their type."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _flatten(entry, f"{name}.{key}" if name else str(key))
@@ -155,13 +155,13 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(value: Tensor) -> str:
-    """Shape and a few digits of a hash: a checkpoint's description is no place for a network's weights."""
+    """Shape and part of a hash, which replaces large tensors in a description."""
     content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return f"{list(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Learning rate, momentum and decay of each group of parameters, as they were given."""
+    """Initial learning rate, momentum and decay of each parameter group."""
     rates: dict[str, Any] = {}
     for index, group in enumerate(optimizer.param_groups):
         where = f" of group {index + 1}" if index else ""

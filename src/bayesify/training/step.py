@@ -1,4 +1,4 @@
-"""One step of training: objective, gradients, guard, optimizer."""
+"""A training step: objective, gradients, guard, optimizer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bayesify.training.schedules import falling
 from bayesify.training.state import Run
 
 Part = tuple[Batch, int, int]
-"""This process's part of a batch, its number of examples, and that of the whole batch."""
+"""This process's part of a batch, the number of examples in the part, and the number in the whole batch."""
 
 
 class Objective(nn.Module):
-    """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
+    """Both terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
 
     def __init__(self, model: Trainable, num_data: int, num_draws: int, in_turn: bool = False) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Objective(nn.Module):
 def _terms_in_turn(
     bnn: Trainable, batch: Batch, num_data: int, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The terms of a network's objective, means over draws, each of whose gradients is taken before the next draw runs."""
+    """Both terms of a network's objective, means over draws; the gradient of a draw is taken before the next draw runs."""
     assert isinstance(bnn, BayesianNetwork)
     draws = bnn.draw(num_draws, generator=generator, num_data=num_data).materialize()
     names, kl = list(draws.weights), draws.kl.detach()
@@ -66,9 +66,9 @@ def _terms_in_turn(
 
 
 class Sums:
-    """What an epoch adds up, on the device and in place, so that no step waits for it.
+    """Sums over an epoch, kept on the device and updated in place, so that no step waits.
 
-    In this order: NLL summed over examples by their weights, KL, bound, steps, and the sum of these weights.
+    In this order: weighted NLL summed over examples, KL, bound, number of steps, sum of example weights.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Sums:
         self.values = torch.zeros(5, dtype=self.dtype, device=device)
 
     def add(self, *values: Tensor | float) -> None:
-        """Add to each of the five: numbers, or [R] for R models."""
+        """Add five values: scalars, or [R] for R models."""
         largest = max((value.shape for value in values if isinstance(value, Tensor)), key=len, default=torch.Size())
         if len(largest) >= self.values.ndim:
             self.values = self.values.view(5, *[1] * len(largest)).repeat(1, *largest)
@@ -84,12 +84,12 @@ class Sums:
             total.add_(value)
 
     def read(self) -> list[Any]:
-        """The sums as numbers, or lists of R of them; a wait for the device."""
+        """The sums as numbers, or lists of R numbers; waits for the device."""
         found: list[Any] = self.values.tolist()
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`, where a number among lists is that of all R models; nothing sets all to 0."""
+        """Inverse of `read`; a number among lists applies to all R models, and an empty list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return
@@ -98,7 +98,7 @@ class Sums:
 
 
 class BatchError(Exception):
-    """An error in one of the batches of a step, which has changed nothing."""
+    """Error in one of the batches of a step; the step has changed nothing."""
 
     def __init__(self, batch: int, error: Exception, taken: int) -> None:
         super().__init__(str(error))
@@ -106,13 +106,13 @@ class BatchError(Exception):
 
 
 class Step:
-    """Takes the steps of a run in one process: by gradients of the objective and an optimizer.
+    """Steps of a run in one process, by gradients of the objective and an optimizer.
 
     Attributes:
         generator: Source of draws.
-        taken: Steps that were taken.
-        sums: Sums of the present epoch.
-        average: The average of the parameters, `None` where none is asked for.
+        taken: Number of steps taken.
+        sums: Sums of the current epoch.
+        average: Average of the parameters, or `None`.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Step:
         self.settings, self.processes, self.update = settings, processes, run.update
         self._parameters = list(model.module.parameters())
         self.device = self._parameters[0].device
-        # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
-        # example's own must differ between them.
+        # All processes share one draw of the weights, so that their parts of a batch add up to the whole batch. Noise per
+        # example must differ between processes.
         apart = processes.rank if model.noise_per_example else 0
         self.generator = torch.Generator(self.device).manual_seed(derive_seed(run.seed, "draws", apart))
         objective = Objective(model, settings.num_data, settings.num_draws, run.draws_in_turn)
@@ -154,18 +154,18 @@ class Step:
         self._earlier: dict[int, Any] = {}
 
     def __call__(self, phase: Phase, window: list[Part], kl_weight: float, share: float, first: int) -> None:
-        """One step from a window of batches whose gradients add up.
+        """Take one step from a window of batches whose gradients are summed.
 
         Args:
-            phase: Which objective.
+            phase: Phase, which selects the objective.
             window: The batches.
             kl_weight: Factor on the KL.
-            share: How much of the run is done.
+            share: Share of the run that is done.
             first: Number of the window's first batch in its epoch.
 
         Raises:
-            BatchError: If a batch is not valid or its gradients are not finite; nothing is changed then. Or if the scheduler raises
-                after the step, which then counts as taken.
+            BatchError: If a batch is not valid or its gradients are not finite, and then nothing has changed. Or if the scheduler
+                raises after the step, which then counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -185,7 +185,7 @@ class Step:
                 self._zero_grad()
                 for batch, part in enumerate(window, first):
                     if batch > first and not self.model.noise_per_example:
-                        self.generator.set_state(draws)  # one draw of the weights for the whole step
+                        self.generator.set_state(draws)  # the whole step uses one draw of the weights
                     last = batch + 1 == first + len(window)
                     data, penalty = self._backward(phase, part, size, kl_weight, last)
                     nll, kl = nll - data, kl + penalty
@@ -223,14 +223,14 @@ class Step:
                 group["lr"] = rate
 
     def _on_device(self, optimizer: GraphOptimizer, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
-        """A step on a GPU, by a graph where there is one: what differs between steps is in tensors."""
+        """Take a step on a GPU, by a CUDA graph if there is one; all that varies between steps is in tensors."""
         self._kl_weight.fill_(kl_weight)
         self._number.fill_(number)
         self._before_scheduler(number)
         self._captured(phase, batch, optimizer.options())
 
     def _run(self, phase: Phase, batch: Batch) -> None:
-        """A step from one batch that waits for nothing, so that it can be captured."""
+        """Take a step from one batch without waiting for the device, so that it can be captured."""
         num_data, dtype = self.settings.num_data, self.sums.dtype
         self._guard.begin()
         self._zero_grad()
@@ -245,22 +245,22 @@ class Step:
         self._guard.end()
 
     def _add_up(self, *values: Tensor | float) -> None:
-        """Add a step to the epoch's sums, of models that take it."""
+        """Add a step to the epoch's sums, for the models that took it."""
         if self.settings.skip_not_finite:
             finite = self._guard.finite if self.model.num_models is not None else self._guard.finite[0]
             values = tuple(torch.where(finite, value, 0.0) for value in values)
         self.sums.add(*values)
 
     def _weight(self, batch: Batch) -> Tensor | float:
-        """How many examples a batch counts as: a number, or [R] for R models."""
+        """Total example weight of a batch: a number, or [R] for R models."""
         return float(len(batch)) if batch.weights is None else batch.weights.to(self.sums.values).sum(-1)
 
     def _zero_grad(self) -> None:
-        for parameter in self._parameters:  # also those that the optimizer does not have
+        for parameter in self._parameters:  # includes parameters outside the optimizer
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add one batch's gradients; its log-likelihood per example of the data times its examples, and its share of the KL."""
+        """Add one batch's gradients; return its mean log-likelihood times its number of examples, and its share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
@@ -285,7 +285,7 @@ class Step:
             raise BatchError(batch, error, self.taken) from error
 
     def _before_scheduler(self, batch: int) -> None:
-        """Keep what the scheduler changes in this step, for the case that the step turns out not to be finite."""
+        """Save the scheduler's state before this step, in case the step turns out not to be finite."""
         if self.scheduler is not None and self.settings.step_scheduler == "step" and self._guard.deferred:
             self._earlier[batch] = copy.deepcopy(self.scheduler.state_dict()), self._options()
 
@@ -301,10 +301,10 @@ class Step:
         ]
 
     def check(self) -> None:
-        """Look whether all steps so far were finite; a wait for the device.
+        """Check whether all steps so far were finite; waits for the device.
 
         Raises:
-            BatchError: If one was not; everything is as it was before it.
+            BatchError: If a step was not; everything is restored to the state before it.
         """
         try:
             self._guard.read()
@@ -320,13 +320,13 @@ class Step:
         self._earlier.clear()
 
     def begin(self) -> None:
-        """Begin an epoch: buffers are what they are now."""
+        """Begin an epoch: keep the current buffers."""
         self._guard.keep_buffers()
         if self._graph_optimizer is not None:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run: the optimizer is as it came; why steps were not captured, empty if they were."""
+        """End the run and restore the optimizer's form; return why steps were not captured, or an empty string."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (
@@ -334,7 +334,7 @@ class Step:
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context in which the network runs."""
+        """Autocast context of the network."""
         if self.settings.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=self._graph_optimizer is None)
@@ -342,7 +342,7 @@ class Step:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the steps change besides module and generators."""
+        """State that steps change, apart from the module and the generators."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         return {
             "optimizer": optimizer
@@ -362,7 +362,7 @@ class Step:
                 self._graph_optimizer.begin()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-            vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
+            vars(self.optimizer)["_opt_called"] = True  # otherwise the scheduler warns of a missing optimizer step
         self.update.load_state_dict(state["update"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -1,4 +1,4 @@
-"""The training task: what every method that is more than a posterior is trained on."""
+"""Training task: the input of every method that is more than a posterior."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bayesify.training.batches import parse_batch
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What a method that is more than a posterior of a network is trained on.
+    """Input of a method that is more than a posterior of a network.
 
-    A method's `fit` is a function from a task, and options of the method, to a `Predictor`. It copies the network instead of
-    changing it and starts from the network's weights. Where the method begins with a trained network, `fit` trains it, so that
+    A method's `fit` is a function from a task and options of the method to a `Predictor`. It copies the network instead of
+    changing it, and starts from the network's weights. If a method needs a trained network, its `fit` trains the network, so that
     all methods get the same task.
 
     Args:
         net: The untrained network.
         likelihood: p(y | outputs).
-        loader: Batches (inputs, targets), or (inputs, targets, weights of the examples) as the estimators give, that start again
-            each epoch. `training.fitting.fit` takes both; a loop of your own reads them as `x, y, *weights = batch`.
+        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators, that start again each epoch.
+            `training.fitting.fit` takes both; your own loop reads them as `x, y, *weights = batch`.
         prior: p(weights), not bound to a network yet.
         num_data: N, the number of examples in the dataset.
-        epochs: Passes over the data that a posterior would get. A method with several phases divides them.
-        seed: Seed of everything random.
-        point: The network at the maximum a posteriori, where it is known already.
+        epochs: Number of passes over the data. A method with several phases divides them.
+        seed: Seed of all randomness.
+        point: The network at the maximum a posteriori, if already known.
     """
 
     net: nn.Module
@@ -46,7 +46,7 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader, without examples of weight 0; one that shuffles does not move the caller's generator."""
+        """All batches of the loader, without examples of weight 0; the caller's global generators are unchanged."""
         with own_generators():
             found = [parse_batch(item).weighed() for item in self.loader]
         return [batch for batch in found if len(batch)]

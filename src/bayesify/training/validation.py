@@ -1,4 +1,4 @@
-"""Scores of a network on a validation loader, added up batch by batch."""
+"""Scores of a network on a validation loader, accumulated batch by batch."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.rules import Score
 
 LEVEL, HALF_WIDTH_STDS = 0.9, 1.6449
-"""Level of the intervals whose coverage is watched, and half of their width in standard deviations of a Gaussian."""
+"""Level of the intervals whose coverage is checked, and half their width in standard deviations of a Gaussian."""
 MAX_LEVERAGE = 0.95
-"""Largest leverage of a row that is corrected for."""
+"""Upper bound on the leverage in the correction for training rows."""
 MAX_GUESSED_EXAMPLES = 4096
-"""Examples whose targets are kept to tell how well a constant guess does."""
+"""Maximum number of examples whose targets are kept for scoring a constant guess."""
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """What predicts for a model in training: itself, or its module.
+    """The predictor of a model in training: the model itself, or its module.
 
     Raises:
-        TypeError: If neither does.
+        TypeError: If neither predicts.
     """
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
-    remedy = "leave validation out" if owner == "fit" else "give the predictor that the training made"
+    remedy = "leave out validation=" if owner == "fit" else "give the predictor that training produced"
     raise TypeError(f"{owner}: {type(model).__name__} does not predict while it trains; {remedy}")
 
 
 def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: str | int | None) -> Predictive:
-    """The prediction of a plain network, as one draw."""
+    """Prediction of a plain network, as a single draw."""
     args, kwargs = as_inputs(x)
     outputs = select_output(network(*args, **kwargs), output)
     return likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
 
 
 class Totals:
-    r"""Scores of predictions, added up batch by batch and weighted by example weights.
+    r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
     Args:
-        seen: Whether the model was trained on the examples. A row that was fitted lies nearer to its prediction than a new one
-            would: in a linear model by $1 - h$, with the leverage $h = v / \sigma^2$ of epistemic variance v and noise $\sigma^2$.
-            So intervals are asked whether they hold $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+        seen: Whether the model was trained on the examples. A fitted row lies closer to its prediction than a new row. In a linear
+            model the factor is $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the
+            noise. Coverage is then that of $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
     """
 
     def __init__(self, seen: bool = False) -> None:
@@ -79,7 +79,7 @@ class Totals:
             self._targets.append(batch.y.detach())
 
     def _holds(self, prediction: RegressionPredictive, y: Tensor) -> Tensor:
-        """Whether central intervals of 90 % hold the targets."""
+        """Whether the central 90 % intervals cover the targets."""
         below, up_to = prediction.below(y), prediction.cdf(y)
         self.has_atoms |= bool((below != up_to).any())
         if not self._seen or self.has_atoms:
@@ -89,14 +89,14 @@ class Totals:
         return (y - prediction.mean).abs() / rest <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """NLL per example, and accuracy, or root mean squared error and the share of targets in their 90 % intervals."""
+        """NLL per example with accuracy, or with the RMSE and the share of targets inside their 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}
         return {"nll": self.nll / self.total, "rmse": mean**0.5, "coverage_90": self.covered / self.total}
 
     def score(self) -> Score:
-        """The same for the rules of `fit`."""
+        """The same scores as a `Score` for the rules of `fit`."""
         means = self.means()
         coverage = means.get("coverage_90")
         rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1
@@ -104,7 +104,7 @@ class Totals:
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, guess, coverage, self.has_atoms, numbers)
 
     def _guess(self) -> float | None:
-        """What the best constant guess scores: the labels' entropy in nats an example, or the RMSE of the targets' mean."""
+        """Score of the best constant guess: the labels' entropy in nats per example, or the RMSE of the targets' mean."""
         if not self._targets:
             return None
         targets = torch.cat(self._targets)
@@ -123,7 +123,7 @@ def validate(
     """Scores of predictions for the batches of a validation loader, weighted by example weights.
 
     Raises:
-        ValueError: If there are no batches, or one is not valid.
+        ValueError: If there are no batches, or a batch is not valid.
     """
     totals = Totals()
     for index, item in enumerate(loader):
@@ -133,7 +133,9 @@ def validate(
         except (ValueError, TypeError) as error:
             raise type(error)(f"fit: validation batch {index + 1}: {error}") from error
     if totals.total == 0:
-        raise ValueError("fit: the validation loader yields no examples; give one with data, or leave it out")
+        raise ValueError(
+            "fit: the validation loader yields no examples; give a loader with data, or leave out validation="
+        )
     return totals
 
 

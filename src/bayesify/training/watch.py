@@ -35,7 +35,7 @@ MIN_WATCHED_STEPS = 10
 MAX_SCORED_EXAMPLES = 512
 """Examples that are predicted before and after training: at least one batch, and further batches up to this number."""
 MAX_SCORING_SHARE = 0.005
-"""Maximum cost of one draw on more than one batch, as a share of the passes of the training run."""
+"""Scoring one draw may cost at most this share of the run's forward and backward passes; one batch is always scored."""
 SCORING_DRAWS = 4
 """Draws of the prediction at the end, in evaluation mode. Together with `MAX_SCORED_EXAMPLES` this limits the prediction to 2,048
 passes of single examples, or 2 % of the passes of training; one batch is always predicted."""

@@ -164,7 +164,7 @@ def test_a_trained_network_is_read_back(tmp_path, capsys):
     assert "epoch" not in capsys.readouterr().out
     assert seconds > 0
     assert torch.equal(first(x), second(x))
-    with pytest.raises(ValueError, match=r"momentum=0\.9, this run has 0\.5"):
+    with pytest.raises(ValueError, match=r"momentum=0\.9, but this run has 0\.5"):
         image_training.trained(path, replace(recipe, momentum=0.5), x, y, num_classes=2, seed=0)
 
 
