@@ -38,7 +38,7 @@ def test_mistakes_about_files_do_not_wait_for_torch(tmp_path):
     (tmp_path / "table.csv").write_text("x,y\n1,2\n3,4\n")
     told = {
         "nofile.csv": ["fit", "nofile.csv", "--target", "y"],
-        "no column is called 'z'": ["fit", "table.csv", "--target", "z"],
+        "there is no column 'z'": ["fit", "table.csv", "--target", "z"],
         "nofolder": ["predict", "nofolder", "table.csv"],
     }
     for wanted, (code, loaded, text) in zip(told, answers(*told.values(), cwd=tmp_path), strict=True):

@@ -93,9 +93,9 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
     text = page.read_text()
     assert "which method predicts price best?" in text
     assert text.count("<svg") == 1 + 6 * 4
-    for heading in ("Use it", "What its predictions look like", "What each column contributes"):
+    for heading in ("Use the model", "Example predictions", "What each column contributes"):
         assert f"<h2>{heading}</h2>" in text
-    assert text.index("<h2>Use it</h2>") < text.index("<h2>All numbers</h2>")
+    assert text.index("<h2>Use the model</h2>") < text.index("<h2>All numbers</h2>")
     assert not re.search(r'(src|href)="', text)  # nothing outside of the page
     assert "Column &#39;built&#39; was left out: it holds the same value in every row." in text
     record = json.loads((page.parent / "results.json").read_text())
@@ -172,7 +172,7 @@ def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_pa
 def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path, whole):
     arguments = (csv, *LAPLACE, "--out", shutil.copytree(whole, tmp_path / "out"))
     before = read(tmp_path / "out")
-    assert "finished runs; go on with them by --resume" in run(*arguments, code=2).stderr
+    assert "finished runs; continue with --resume" in run(*arguments, code=2).stderr
     assert "--seed 0, not 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
     houses(seed=5).to_csv(csv, index=False)
     assert "made with another table" in run(*arguments, "--resume", code=2).stderr
@@ -229,9 +229,9 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch, whole):
     monkeypatch.setattr(comparison, "run_method", interrupted)
     arguments = (csv, *LAPLACE, "--out", tmp_path / "out")
     result = run(*arguments, code=130)
-    assert "--resume continues" in result.stderr
+    assert "run the same command with --resume" in " ".join(result.stderr.split())
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "runs of 1 method are still to be done" in page
+    assert "runs of 1 method are not finished" in page
     monkeypatch.setattr(comparison, "run_method", original)
     run(*arguments, "--resume")
     assert read(tmp_path / "out") == read(whole)
@@ -243,7 +243,7 @@ def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
 
     monkeypatch.setattr(comparison, "run_method", interrupted)
     result = run(csv, "--target", "price", "--out", tmp_path / "out", "--workers", 1, code=130)
-    assert "nothing is there to report" in " ".join(result.stderr.split())
+    assert "there is nothing to report" in " ".join(result.stderr.split())
 
 
 @pytest.mark.usefixtures("lean")
@@ -275,20 +275,20 @@ def test_a_folder_without_permission(csv, tmp_path):
         locked = Path("/proc/bayesify")  # root writes into any folder but this one
     result = run(csv, "--target", "price", "--out", locked / "out", code=2)
     assert "cannot be written" in result.stderr
-    assert "another folder by --out" in result.stderr
+    assert "another folder with --out" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "prise"], "no column is called 'prise'; did you mean 'price'?"),
-        ([], "say which column to predict with --target"),
+        (["--target", "prise"], "there is no column 'prise'; did you mean 'price'?"),
+        ([], "say with --target which column to predict"),
         (["--target", "price", "--methods", "laplase"], "did you mean 'laplace'?"),
         (["--target", "price", "--ignore", "sice"], "did you mean 'size'?"),
-        (["--target", "price", "--ignore", "price"], "that is the target"),
+        (["--target", "price", "--ignore", "price"], "this is the target"),
         (["--target", "price", "--splits", "-1"], "give at least 1"),
         (["--target", "price", "--ood", "nothing.csv"], "there is no such file"),
-        (["--target", "price", "--max-rows", "10"], "10 rows with a target; a comparison needs at least 20"),
+        (["--target", "price", "--max-rows", "10"], "only 10 rows have a target; a comparison needs at least 20"),
         (["--target", "city", "--task", "regression"], "holds texts"),
     ],
 )
@@ -334,7 +334,7 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     run(tmp_path / "many.csv", *plain, "--max-rows", 200, "--out", tmp_path / "a")
     record = read(tmp_path / "a")
     assert record["rows"] == 200
-    assert any("Of 3,000 rows a random 200 were used" in note for note in record["notes"])
+    assert any("200 of 3,000 rows were used, chosen at random" in note for note in record["notes"])
     houses(30).to_csv(tmp_path / "few.csv", index=False)
     run(tmp_path / "few.csv", *plain, "--out", tmp_path / "b")
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows

@@ -152,7 +152,7 @@ def test_a_data_file_that_was_exchanged_is_noticed(tmp_path):
             "quick": True,
             "method": "point",
         }
-        with pytest.raises(ValueError, match="other data"):
+        with pytest.raises(ValueError, match="data of another comparison"):
             run_method(str(data), job)
 
 
@@ -164,7 +164,9 @@ def test_a_folder_in_use_is_refused_and_free_afterwards(tmp_path):
     folder.mkdir()
     with locked(folder / ".lock"):
         message = run(table, folder, code=2).stderr
-    assert re.search(rf"is in use by process {os.getpid()} on \S+; wait for it, or choose another folder", message)
+    assert re.search(
+        rf"is in use by process {os.getpid()} on \S+; wait until it is free, or choose another folder", message
+    )
     run(table, folder)
     assert not (folder / ".lock").exists()
 
@@ -231,7 +233,7 @@ def test_two_tables_at_once_in_one_folder(tmp_path):
         process.join(60)
     assert sorted(code for code, _ in answers) == [0, 2], answers
     winner = [code for code, _ in answers].index(0)
-    assert re.search("is in use by process|go on with them by --resume", answers[1 - winner][1])
+    assert re.search("is in use by process|continue with --resume", answers[1 - winner][1])
     run(tables[winner], tmp_path / "alone", "--quick")
     assert json.loads((tmp_path / "both" / "results.json").read_text())["data"] == "ab"[winner]
     assert scores(tmp_path / "both") == scores(tmp_path / "alone")

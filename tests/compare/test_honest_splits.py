@@ -87,7 +87,7 @@ def test_a_column_that_gives_the_target_away_is_named(tmp_path):
     frame["after"] = 2.5 * frame["y"] + 1
     caution = table_of(frame, tmp_path).cautions[0]
     assert caution.startswith("Column 'after' alone predicts 100.0 % of the variation of y")
-    assert caution.endswith("leave it out by --ignore after.")
+    assert caution.endswith("leave the column out with --ignore after.")
     assert table_of(frame, tmp_path, ignore=["after"]).cautions == ()
     frame["label"] = np.where(frame["y"] > 0, "up", "down")
     caution = table_of(frame.drop(columns="y"), tmp_path, "label").cautions[0]
@@ -102,7 +102,7 @@ def test_groups_stay_together_and_are_no_input(tmp_path):
     frame["y"] = frame["x0"]
     table = table_of(frame, tmp_path, group="patient")
     assert "patient" not in table.features.code_names
-    assert any("Rows with the same patient (60 different)" in note for note in table.notes)
+    assert any("Rows with the same patient (60 different values)" in note for note in table.notes)
     for split in range(5):
         known, test = sides(table, split)
         assert not set(table.groups[known]) & set(table.groups[test])
@@ -137,7 +137,7 @@ def test_time_trains_on_earlier_rows_and_tests_on_later_ones(tmp_path):
         assert all(a.max() < b.min() for a, b in itertools.pairwise(stretches))
         tested += parts.test.tolist()
     assert len(tested) == len(set(tested)) == 100
-    with pytest.raises(InputError, match="splits by time are 5"):
+    with pytest.raises(InputError, match="only 5 splits by time"):
         table.parts(5, 0)
     assert not any("--time" in caution for caution in table.cautions)
     # Rows of the same day are on the same side.
@@ -152,8 +152,8 @@ def test_rows_in_the_order_of_dates_get_a_hint(tmp_path):
     frame["day"] = pandas.date_range("2020-01-01", periods=100).strftime("%Y-%m-%d")
     frame["y"] = frame["x0"] + np.random.default_rng(1).normal(size=100)
     hint = table_of(frame, tmp_path).cautions[-1]
-    assert hint.startswith("The rows are in the order of 'day', and were split at random")
-    assert hint.endswith("--time day tests that.")
+    assert hint.startswith("The rows are in the order of 'day' but were split at random")
+    assert hint.endswith("--time day tests this.")
     assert not table_of(frame.sample(frac=1, random_state=1), tmp_path).cautions
 
 
@@ -161,9 +161,9 @@ def test_rows_in_the_order_of_dates_get_a_hint(tmp_path):
     ("options", "message"),
     [
         ({"group": "x9"}, "--group x9: t.csv has no such column; did you mean 'x"),
-        ({"time": "y"}, "--time y: that is the target"),
-        ({"time": "x0", "group": "x1"}, "--group and --time: give one of them"),
-        ({"time": "name"}, "'name' holds texts; a time is a date or a number"),
+        ({"time": "y"}, "--time y: this is the target"),
+        ({"time": "x0", "group": "x1"}, "--group and --time: give only one of them"),
+        ({"time": "name"}, "'name' holds texts; a time must be a date or a number"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, options, message):

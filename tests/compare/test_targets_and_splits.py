@@ -46,7 +46,7 @@ def test_rows_without_a_target_and_rare_classes_are_left_out():
     assert target.classes == ("a", "b")
     assert target.rows.tolist() == list(range(20))
     assert any(note.startswith("3 rows without") for note in target.notes)
-    assert any("2 rows were left out, of classes with fewer than 5 rows: 'c'" in note for note in target.notes)
+    assert any("2 rows were left out, because their class has fewer than 5 rows: 'c'" in note for note in target.notes)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_missing_target_column_is_met_with_the_nearest():
         ("prise", "did you mean 'price'"),
         ("Price", "did you mean 'price'"),
         ("zzz", "known: price, size"),
-        (None, "--target; there are price, size"),
+        (None, "which column to predict; the columns are price, size"),
     ):
         with pytest.raises(InputError, match=message):
             find_column(frame, name, "houses.csv")

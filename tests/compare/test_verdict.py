@@ -31,7 +31,7 @@ def test_a_tie_names_no_winner_but_who_is_tied_and_the_cheapest():
     assert verdict.certainty == "tie"
     assert verdict.headline == "Ensemble, Laplace and boosted trees predict price equally well here."
     assert "Use " not in verdict.headline
-    assert verdict.sentences[0] == "Take boosted trees: the cheapest of them."
+    assert verdict.sentences[0] == "Use boosted trees, the cheapest of them."
     assert (verdict.pick, verdict.network) == ("boosted_trees", "ensemble")
     assert [row.name for row in summary.leading] == ["ensemble", "laplace", "boosted_trees"]
 
@@ -43,8 +43,8 @@ def test_of_tied_methods_a_cheap_one_with_wrong_uncertainty_is_not_taken():
     )
     assert verdict.pick == "ensemble"
     assert verdict.sentences[:2] == (
-        "The cheapest of them is a plain network, but its stated uncertainty is less accurate.",
-        "Take Ensemble: the cheapest of those whose stated uncertainty is most accurate.",
+        "The cheapest of these methods is a plain network, but its stated uncertainty is less accurate.",
+        "Use Ensemble, the cheapest of the methods whose stated uncertainty is most accurate.",
     )
 
 
@@ -58,8 +58,8 @@ def test_a_trivial_difference_is_a_tie_however_certain_it_is():
     assert verdict.certainty == "tie"
     assert verdict.headline == "Ensemble and a plain network predict price equally well here."
     assert (
-        "Differences between them are real but too small to matter: at most 0.4 % more probability."
-        in verdict.sentences
+        "The differences between these methods are real but too small to matter: the best one gives the true price at most "
+        "0.4 % more probability than the others." in verdict.sentences
     )
     summary, verdict = verdict_of(
         constant=[value + 0.5 for value in base], ensemble=base, point=[value + 2 * MIN_NAMED_NATS for value in base]
@@ -80,8 +80,8 @@ def test_what_lies_at_the_edge_of_the_test_changes_no_word():
     assert found[0][1].sentences == found[1][1].sentences
     for _, verdict in found:
         assert (verdict.certainty, verdict.pick, verdict.network) == ("likely", "auto", "auto")
-        assert verdict.headline == "Bayesify's default predicts price best here, though not beyond doubt."
-        assert verdict.sentences[0] == "These splits cannot rule out that boosted trees predict it as well."
+        assert verdict.headline == "Bayesify's default predicts price best here, but this is not certain."
+        assert verdict.sentences[0] == "These splits cannot rule out that boosted trees predict price equally well."
 
 
 @pytest.mark.parametrize("rounding", [1e-9, -1e-9])
@@ -123,14 +123,14 @@ def test_a_majority_label_is_named():
     assert verdict.certainty == "nothing"
     assert verdict.headline == "No method predicted fraud clearly better than always saying 'ok'."
     text = " ".join(verdict.sentences)
-    assert "always saying 'ok' gives 96.0 %. Its answers are no better than that." in text
-    assert "It finds 0 % of the rows that are 'fraud' (4 % of all)." in text
+    assert "always saying 'ok' would be right in 96.0 %. So its answers are no better than this constant one." in text
+    assert "recognizes 0 % of the rows of class 'fraud' (4 % of all rows)." in text
 
 
 def test_nothing_is_better_than_the_mean():
     _, verdict = verdict_of(constant=[1.0, 1.1, 1.05], ensemble=[1.01, 1.08, 1.05], boosted_trees=[1.02, 1.2, 1.05])
     assert verdict.certainty == "nothing"
-    assert verdict.headline == "No method predicted price clearly better than its mean."
+    assert verdict.headline == "No method predicted price clearly better than always guessing the mean."
     assert verdict.network == "ensemble"
 
 
@@ -174,8 +174,8 @@ def test_a_method_whose_scores_vary_too_much_to_tell_is_tied_and_not_taken():
     assert (verdict.certainty, verdict.pick) == ("tie", "ensemble")
     assert verdict.headline == "Ensemble and a plain network predict price equally well here."
     assert verdict.sentences[:2] == (
-        "Scores of a plain network vary so much from split to split that nothing can be said of them.",
-        "Take Ensemble: the best of them on average.",
+        "The scores of a plain network vary so much from split to split that they allow no conclusion.",
+        "Use Ensemble, the best of them on average.",
     )
     _, verdict = verdict_of(**runs)
     assert (verdict.certainty, verdict.headline) == ("clear", "Use Ensemble.")
@@ -199,7 +199,7 @@ def test_a_single_split_decides_nothing():
     summary, verdict = verdict_of(point=[1.0, 9.0], laplace=[2.0])
     assert summary.splits == (0,)
     assert verdict.certainty == "untested"
-    assert verdict.headline == "A plain network did best on a single split, which decides nothing yet."
+    assert verdict.headline == "A plain network did best, but on a single split, which is too little to decide."
     assert judge(summarize({}, ["point"], "regression"), "y") is None
 
 
@@ -211,8 +211,8 @@ def test_the_score_of_a_winner_is_that_of_rows_which_did_not_choose_it():
     assert summary.chosen_elsewhere()[:2] == ["laplace", "ensemble"]
     text = " ".join(verdict.sentences)
     assert (
-        "A winner looks better than it is: chosen without the rows it is scored on, its typical error is 11.0, not 10.6."
-        in text
+        "If the winner is chosen without the rows that score it, its typical error is 11.0, not 10.6: the best of many methods "
+        "always looks a little better than it is." in text
     )
 
 
@@ -222,11 +222,11 @@ def test_the_score_of_a_winner_is_that_of_rows_which_did_not_choose_it():
 @pytest.mark.parametrize(
     ("cover", "test", "words"),
     [
-        ({}, 1000, "held the truth in 50, 90 and 95 % of test rows (2.00 wide in price at 90 %): about right"),
+        ({}, 1000, "contained the true price in 50, 90 and 95 % of test rows (mean width at 90 %: 2.00): about right"),
         ({"50": 0.81}, 1000, "50 % wider than needed; 90 % about right; 95 % about right"),
-        ({"50": 0.4, "90": 0.7, "95": 0.8}, 1000, "(2.00 wide in price at 90 %): too narrow"),
+        ({"50": 0.4, "90": 0.7, "95": 0.8}, 1000, "(mean width at 90 %: 2.00): too narrow"),
         ({"95": 1.0}, 1000, "95 % wider than needed"),
-        ({"90": 1.0}, 20, "(2.00 wide in price at 90 %): not wrong as far as these few rows can tell"),
+        ({"90": 1.0}, 20, "(mean width at 90 %: 2.00): not wrong as far as so few rows can show"),
     ],
 )
 def test_every_level_is_judged(cover, test, words):
@@ -239,17 +239,20 @@ def test_every_level_is_judged(cover, test, words):
 def test_intervals_are_judged_by_thirds_of_the_prediction():
     _, verdict = verdict_of(point=[result(0.5, thirds=(1.0, 1.0, 0.7), test=1000)])
     assert (
-        "But they do not fit every prediction: 90 % ones held 100, 100 and 70 % for low, middle and high predictions, "
-        "too wide for low ones, too wide for middle ones and too narrow for high ones." in verdict.sentences
+        "But the 90 % intervals do not fit all predictions: they contained 100, 100 and 70 % of the rows with low, middle and "
+        "high predictions, so they are too wide for low, too wide for middle and too narrow for high predictions."
+        in verdict.sentences
     )
     _, verdict = verdict_of(point=[result(0.5, thirds=(0.92, 0.9, 0.89), test=1000)])
-    assert any(sentence.startswith("They hold over the whole range: 92, 90 and 89 %") for sentence in verdict.sentences)
+    fitting = "The 90 % intervals fit the whole range: they contained 92, 90 and 89 %"
+    assert any(sentence.startswith(fitting) for sentence in verdict.sentences)
 
 
 def test_errors_stand_beside_those_of_a_constant_guess():
     runs = {"constant": [result(2.0, rmse=7.5)] * 2, "ensemble": [result(1.0, rmse=2.7)] * 2}
     _, verdict = verdict_of(**runs)
-    assert "The typical error of Ensemble is 2.70; always guessing the mean of price errs by 7.50." in verdict.sentences
+    told = "The typical error of Ensemble is 2.70. Always guessing the mean of price has a typical error of 7.50."
+    assert told in verdict.sentences
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e4])
@@ -267,10 +270,13 @@ def test_measured_seconds_change_no_word(seconds):
 
 def test_uncertain_rows_for_a_human():
     _, verdict = verdict_of(point=[result(0.5, fall=True)])
-    assert any("goes to a human, the error of the rest falls from 1.00" in sentence for sentence in verdict.sentences)
+    assert any(
+        "is left to a person, the error of the rest falls from 1.00" in sentence for sentence in verdict.sentences
+    )
     _, verdict = verdict_of(point=[0.5, 0.6], laplace=[result(0.55, fall=True), result(0.58, fall=True)])
     assert any(
-        "turning away the least certain fifth does not help. That of Laplace" in each for each in verdict.sentences
+        "leaving out the least certain fifth does not help. The uncertainty of Laplace" in each
+        for each in verdict.sentences
     )
 
 
@@ -278,11 +284,11 @@ def test_the_verdict_says_whether_rows_of_another_kind_are_noticed():
     entries = {name: result(nll) | {"ood": {"auroc_variance": auroc}} for name, nll, auroc in (
         ("point", 0.5, 0.5), ("laplace", 0.6, 0.97))}  # fmt: skip
     last = verdict_of(**{name: [entry] for name, entry in entries.items()})[1].sentences[-1]
-    assert last.startswith("It does not detect out-of-distribution rows")
-    assert last.endswith("in 50 of 100 pairs (50 are chance). Laplace does, in 97 of 100.")
+    assert last.startswith("A plain network does not detect the unfamiliar (out-of-distribution) rows")
+    assert last.endswith("in 50 of 100 pairs (50 would be chance). Laplace does, in 97 of 100 pairs.")
     entries["point"]["ood"]["auroc_variance"] = 0.9
     last = verdict_of(**{name: [entry] for name, entry in entries.items()})[1].sentences[-1]
-    assert last.startswith("It detects out-of-distribution rows")
+    assert last.startswith("A plain network detects the unfamiliar (out-of-distribution) rows")
 
 
 def test_the_numbers_are_in_the_details_and_plain_words_in_the_sentences():

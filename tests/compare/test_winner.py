@@ -48,7 +48,10 @@ def test_a_clear_winner_has_the_scores_of_the_comparison(monkeypatch, tmp_path):
     assert asked["folder"] == tmp_path / "model"
     assert asked["scored"].scores["rmse"] == pytest.approx(1.005)
     assert [asked["scored"].scores[f"coverage_{level}"] for level in (50, 90, 95)] == pytest.approx([0.5, 0.9, 0.95])
-    assert "2 splits of a comparison, by models trained on 800 other rows each" in asked["scored"].where
+    assert (
+        "2 splits of a comparison, predicted by models that were each trained on 800 other rows"
+        in asked["scored"].where
+    )
     assert asked["notes"] == ["bayesify compare: Use Laplace. The model is Laplace.", "A note.", "Copies."]
 
 
@@ -59,7 +62,7 @@ def test_of_tied_methods_the_cheapest_or_best_calibrated_is_kept(monkeypatch, tm
     tied["laplace"] = [result(value, calibration=0.2) for value in tied["laplace"]]
     made, _, _ = train(monkeypatch, tmp_path, **tied)
     assert made.words.endswith(
-        "the model is Ensemble, the cheapest of those whose stated uncertainty is most accurate."
+        "the model is Ensemble, the cheapest of the methods whose stated uncertainty is most accurate."
     )
 
 
@@ -68,8 +71,8 @@ def test_where_trees_win_the_best_network_is_kept_and_that_is_said(monkeypatch, 
         monkeypatch, tmp_path, boosted_trees=[1.0, 1.2], laplace=[1.2, 1.4], swag=[1.4, 1.6], constant=[3.0, 3.0]
     )
     assert made.words == (
-        "Boosted trees are no network of bayesify, and only pickle could store them; the model is bayesify's best method here, "
-        "Laplace, with a typical error of 1.30 (boosted trees: a typical error of 1.10)."
+        "Boosted trees cannot be stored, because they are not one of bayesify's networks. The model is bayesify's best method "
+        "here, Laplace, with a typical error of 1.30 (boosted trees: a typical error of 1.10)."
     )
     assert asked["method"] == "laplace"
     question = Question("my houses.csv", "price", ignore=["b"], group="who", reading=Reading(missing=["none", "?"]))
@@ -81,7 +84,10 @@ def test_where_trees_win_the_best_network_is_kept_and_that_is_said(monkeypatch, 
 
 def test_nothing_better_than_a_constant_guess(monkeypatch, tmp_path):
     made, _, _ = train(monkeypatch, tmp_path, constant=noisy(1.0, 0.1), laplace=noisy(1.0, 0.1, seed=1))
-    assert made.words == "The model is Laplace, which predicts no better than a constant guess: do not rely on it."
+    assert (
+        made.words
+        == "The model is Laplace, but it does not predict clearly better than a constant guess: do not rely on it."
+    )
 
 
 def test_classes_have_scores_of_classes(monkeypatch, tmp_path):

@@ -137,7 +137,7 @@ def test_posterior_of_many_data_finds_the_weights():
         (lambda: toy.two_moons(noise_std=-1.0), "noise_std=-1.0"),
         (lambda: toy.linear(noise=0.0), "noise=0.0"),
         (lambda: toy.linear(prior_std=-1.0), "prior_std=-1.0"),
-        (lambda: toy.linear_posterior(torch.ones(3, 2), torch.ones(4), 1.0, 1.0), "do not fit"),
+        (lambda: toy.linear_posterior(torch.ones(3, 2), torch.ones(4), 1.0, 1.0), "do not match"),
     ],
 )
 def test_bad_values_are_named(call, message):

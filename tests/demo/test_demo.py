@@ -60,7 +60,7 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     assert page.count("data:image/svg+xml;base64,") == page.count("data:image/png;base64,") == 3
     for text in ("Point (MAP)", "Mean-field", "Blundell et al. 2015", "97 / 162", "194 / 324"):
         assert text in page
-    assert "A quick look" in page
+    assert "This was a quick look" in page
     assert "<code>bayesify demo --seed 0 --quick --methods point,mfvi</code>" in page
     assert not re.search(r"https?://", page)
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
@@ -141,7 +141,7 @@ def test_demo_says_so_if_all_methods_fail(brief, tmp_path, add_method):
 def test_a_method_stops_at_its_time_budget():
     problem = experiment.problems()[0]
     outcome = experiment.run(METHODS["point"], problem, epochs=1000, budget=0.0)
-    assert outcome.note == "stopped at its 0 s after 1 of 1250 steps"
+    assert outcome.note == "stopped at the limit of 0 s after 1 of 1250 steps"
     assert not outcome.failed
 
 

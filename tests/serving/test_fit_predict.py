@@ -122,15 +122,15 @@ def test_the_card_says_what_it_is_and_is_not(regression):
     card = (regression / CARD).read_text()
     about = json.loads((regression / ABOUT).read_text())
     assert about["fingerprint"] in card
-    assert "rows held out of a first training" in card
-    assert "| share of rows inside their 90 % interval |" in card
+    assert "rows that were held out of a first training run" in card
+    assert "| share of rows whose true value is inside their 90 % interval |" in card
     area = table()["area"]
     assert f"| area | number | {shown(float(area.min()))} to {shown(float(area.max()))} | 1 |" in card
-    assert "3 texts: " in card
+    assert "3 different texts: " in card
     assert "2020-01-01 to 2020-03-30" in card
     assert f"]({FIGURE})" in card
     assert "true price" in (regression / FIGURE).read_text()
-    assert "## What it is not for" in card
+    assert "## What the model is not for" in card
     assert "Column 'note' was left out" in card
 
 
@@ -158,12 +158,12 @@ def test_another_version_says_so(regression, new, tmp_path):
     for content in ("{", "[]", json.dumps({"format": 4}), *(json.dumps({**about, **change}) for change in changes)):
         (copy / ABOUT).write_text(content)
         done = run("predict", copy, new, "--out", tmp_path / "out.csv")
-        assert (done.exit_code, "damaged or altered" in done.output) == (2, True), done.output
+        assert (done.exit_code, "the file is damaged or was changed" in done.output) == (2, True), done.output
     (copy / ABOUT).write_text(json.dumps(about))
     (copy / MODEL).write_bytes((copy / MODEL).read_bytes()[:-100])
     assert run("predict", copy, new, "--out", tmp_path / "out.csv").exit_code == 2
     (copy / MODEL).unlink()
-    assert f"holds no {MODEL}" in run("predict", copy, new).output
+    assert f"has no {MODEL}" in run("predict", copy, new).output
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------
@@ -184,12 +184,14 @@ def test_rows_are_those_of_the_estimator_in_order(regression, new, tmp_path):
 
 def test_a_target_in_the_table_is_scored(regression, new, tmp_path):
     done = run("predict", regression, new, "--out", tmp_path / "out.csv")
-    assert f"Scores of {NUM} rows with price" in done.stdout
+    assert f"Scores on {NUM} rows with price" in done.stdout
     found, truth = rows_of(tmp_path / "out.csv"), pandas.read_csv(new)["price"].to_numpy()
     inside = [float(row["lower"]) <= value <= float(row["upper"]) for row, value in zip(found, truth, strict=True)]
-    assert f"{significant(np.mean(inside))}  share of rows inside their 90 % interval" in done.stdout
+    assert (
+        f"{significant(np.mean(inside))}  share of rows whose true value is inside their 90 % interval" in done.stdout
+    )
     rmse = np.sqrt(np.mean([(float(row["prediction"]) - value) ** 2 for row, value in zip(found, truth, strict=True)]))
-    assert f"  {significant(rmse)}  root of the mean squared error" in done.stdout
+    assert f"  {significant(rmse)}  root mean squared error" in done.stdout
 
 
 def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_path):
@@ -204,7 +206,7 @@ def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_pa
         assert row["prediction"] == max(probs, key=probs.__getitem__)
     truth = pandas.read_csv(new)["kind"]
     right = np.mean([row["prediction"].lstrip("'") == label for row, label in zip(found, truth, strict=True)])
-    assert f"{significant(right)}  share of rows with the right class" in done.stdout
+    assert f"{significant(right)}  share of rows whose predicted class is right" in done.stdout
 
 
 def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_path):
@@ -218,7 +220,7 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
         done = run("predict", regression, path, "--out", path.with_suffix(".out"))
         assert done.exit_code == 0, done.output
     assert "Column 'extra' is not used." in done.stdout
-    assert "Warning: column 'town': 1 cells hold texts that training never had, such as 'west'." in done.stderr
+    assert "Warning: column 'town': 1 cells hold texts that did not occur in training, such as 'west'." in done.stderr
     assert rows_of(plain.with_suffix(".out")) == rows_of(mixed.with_suffix(".out"))
     unusual = [index for index, row in enumerate(rows_of(plain.with_suffix(".out"))) if row["unusual"] == "True"]
     assert {2, 7} <= set(unusual) < set(range(NUM))
@@ -227,10 +229,10 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda frame: frame.drop(columns="sold"), "column 'sold' is missing, and had no empty cell in training"),
-        (lambda frame: frame.rename(columns={"sold": "Sold"}), "there is 'Sold': rename it"),
-        (lambda frame: frame.drop(columns=["area", "town", "sold"]), "holds none of the columns that the model needs"),
-        (lambda frame: frame.assign(price="dear"), "the target 'price' is to be scored, and holds texts"),
+        (lambda frame: frame.drop(columns="sold"), "column 'sold' is missing, and it had no empty cell in training"),
+        (lambda frame: frame.rename(columns={"sold": "Sold"}), "the table has 'Sold', so rename it"),
+        (lambda frame: frame.drop(columns=["area", "town", "sold"]), "has none of the columns that the model needs"),
+        (lambda frame: frame.assign(price="dear"), "the target 'price' cannot be scored because it holds texts"),
         (lambda frame: frame.assign(area="large"), "'area'"),
         (lambda frame: frame.assign(sold="soon"), "'sold'"),
     ],
@@ -251,7 +253,7 @@ def test_empty_cells_are_taken_where_training_had_numbers_alone(tmp_path):
     frame[["c", "a", "b"]].to_csv(tmp_path / "new.csv", index=False)
     outcome = predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv")
     assert outcome.num_rows == 60
-    assert [words for words in outcome.warnings if "1 cells of 'a' are empty, and none was in training" in words]
+    assert [words for words in outcome.warnings if "1 cells of 'a' are empty, but none was empty in training" in words]
 
 
 def test_arguments_of_predict(regression, new, tmp_path):
@@ -261,7 +263,7 @@ def test_arguments_of_predict(regression, new, tmp_path):
     assert (done.exit_code, "is the table itself" in done.output) == (2, True)
     done = run("predict", regression, new, "--out", tmp_path / "no" / "out.csv")
     assert (done.exit_code, "cannot be written" in done.output) == (1, True)
-    for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"holds no {ABOUT}")):
+    for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"has no {ABOUT}")):
         done = run("predict", folder, new)
         assert (done.exit_code, said in done.output) == (2, True), done.output
 
@@ -271,7 +273,7 @@ def test_arguments_of_fit(tmp_path):
     table().to_csv(path, index=False)
     for words, said in (
         (["--target", "prize"], "did you mean 'price'?"),
-        ([], "say which column to predict"),
+        ([], "say with --target which column to predict"),
         (["--target", "price", "--method", "ensembel"], "did you mean 'ensemble'?"),
         (["--target", "price", "--ignore", "ara"], "did you mean 'area'?"),
         (["--target", "sold"], "holds dates"),
@@ -290,7 +292,7 @@ def test_a_column_that_is_not_there_counts_as_empty_where_training_had_empty_cel
     for name in ("absent", "empty"):
         done = run("predict", regression, tmp_path / f"{name}.csv", "--out", tmp_path / f"{name}.out")
         assert done.exit_code == 0, done.output
-        assert ("Warning: column 'area' is missing; it counts as empty" in done.stderr) == (name == "absent")
+        assert ("Warning: column 'area' is missing; all its cells count as empty" in done.stderr) == (name == "absent")
     assert rows_of(tmp_path / "absent.out") == rows_of(tmp_path / "empty.out")
 
 
@@ -355,7 +357,7 @@ def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, 
     predict_table(model, tmp_path / "iso.csv", tmp_path / "iso.out", rows=2)
     assert rows_of(tmp_path / "iso.out") == rows_of(tmp_path / "parts.csv")
     some.assign(sold="01/23/2020" if day_first else "23/01/2020").to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(InputError, match=r"'sold' holds '.*23.*', .*comes first; write dates as there"):
+    with pytest.raises(InputError, match=r"'sold' holds '.*23.*', .*comes first; write dates in the same order"):
         predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv")
 
 
@@ -387,7 +389,7 @@ def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeyp
     frame.loc[50:, "area"] = "large"
     frame.to_csv(tmp_path / "new.csv", index=False)
     monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
-    said = r"^new.csv: column 'area' holds numbers, but 'large' in row 51 below the header \(40 of 89 cells hold no numbers\)"
+    said = r"^new.csv: column 'area' holds numbers, but 'large' in row 51 below the header \(40 of 89 cells hold no number\)"
     with pytest.raises(InputError, match=said):
         predict_table(ModelFolder.read(regression), tmp_path / "new.csv", tmp_path / "out.csv", rows=50)
 
@@ -428,5 +430,5 @@ def test_a_mark_of_empty_cells_is_suggested(tmp_path, monkeypatch):
     frame.loc[7, "price"] = "k. A."
     frame.to_csv("houses.csv", index=False)
     assert "--missing 'k. A.'" in run("fit", "houses.csv", "--target", "price").output
-    with pytest.raises(ValueError, match=r"correct or empty such cells, read them as empty, or leave the column out$"):
+    with pytest.raises(ValueError, match=r"correct or empty these cells, read them as empty, or leave the column out$"):
         BayesianRegressor().fit(frame[["area", "town"]], np.arange(NUM))

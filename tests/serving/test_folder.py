@@ -53,7 +53,9 @@ def test_files_of_two_models_are_refused(tmp_path, models, name):
     for place, model in zip("mn", models, strict=True):
         model.write(tmp_path / place)
     shutil.copy(tmp_path / "n" / name, tmp_path / "m" / name)
-    with pytest.raises(InputError, match=r"model.json and model.safetensors are of different models; copy both files"):
+    with pytest.raises(
+        InputError, match=r"model.json and model.safetensors belong to different models; copy both files"
+    ):
         ModelFolder.read(tmp_path / "m")
     shutil.copytree(tmp_path / "n", tmp_path / "m", dirs_exist_ok=True)
     assert ModelFolder.read(tmp_path / "m").remarks == ()
@@ -74,17 +76,17 @@ def test_folders_of_before_are_read_with_a_remark(tmp_path, models):
     unbind(tmp_path / "old", models[0])
     found = ModelFolder.read(tmp_path / "old")
     assert is_whole(found, models)
-    assert "nothing proves that both are of one model" in found.remarks[0]
+    assert "cannot verify that model.json and model.safetensors belong together" in found.remarks[0]
     table(1).to_csv(tmp_path / "new.csv", index=False)
     done = CliRunner().invoke(
         app, ["predict", *map(str, (tmp_path / "old", tmp_path / "new.csv", "--out", tmp_path / "o"))]
     )
-    assert (done.exit_code, "nothing proves" in done.stderr) == (0, True), done.output
+    assert (done.exit_code, "cannot verify" in done.stderr) == (0, True), done.output
     for name in (MODEL, ABOUT):  # a half of each
         mixed = tmp_path / name
         shutil.copytree(tmp_path / "new", mixed)
         shutil.copy(tmp_path / "old" / name, mixed / name)
-        with pytest.raises(InputError, match="of different models"):
+        with pytest.raises(InputError, match="to different models"):
             ModelFolder.read(mixed)
 
 
@@ -166,6 +168,6 @@ def test_numbers_of_a_date_do_not_replace_a_column():
     for names in (["day", "day (days)"], ["day (days)", "day"]):
         both = frame.rename(columns={"day (x)": "day (days)"})[[*names, "price"]]
         with pytest.raises(
-            InputError, match=r"'day \(days\)' has the name of a number that is made of the dates in 'day'"
+            InputError, match=r"'day \(days\)' has the name of a number that is made from the dates in 'day'"
         ):
             fit_table(both, "price", method="point", epochs=1, scored=SCORED)

@@ -83,7 +83,7 @@ def test_quantiles_and_limits_are_those_of_the_predictive(folders, predict):
 def test_decisions_have_the_least_expected_cost(predict, tmp_path):
     new = table(1).drop(columns=["price", "kind"])
     done, rows = predict("kind", new, "--costs", "wild, very:calm=1000")
-    assert (done.exit_code, "is no class" in done.output) == (
+    assert (done.exit_code, "is not a class" in done.output) == (
         2,
         True,
     )  # a comma separates entries: such classes need a file
@@ -103,15 +103,19 @@ def test_decisions_have_the_least_expected_cost(predict, tmp_path):
     ("target", "options", "words"),
     [
         ("price", ["--quantiles", "0.5,1.2"], "--quantiles 1.2: give a number between 0 and 1"),
-        ("price", ["--quantiles", "half"], "--quantiles half: is no number"),
-        ("price", ["--above", "nan"], "--above nan: is no number"),
-        ("price", ["--costs", "a=1"], "--costs: is for a model that predicts classes, and 'price' is a number"),
+        ("price", ["--quantiles", "half"], "--quantiles half: not a number"),
+        ("price", ["--above", "nan"], "--above nan: not a number"),
+        (
+            "price",
+            ["--costs", "a=1"],
+            "--costs: this option is for models that predict classes, but 'price' holds numbers",
+        ),
         ("price", ["--level", "90"], "--level 90: give a number between 0 and 1"),
-        ("kind", ["--above", "3"], "--above: is for a model that predicts a number, and 'kind' is classes"),
-        ("kind", ["--quantiles", "0.5"], "--quantiles: is for a model that predicts a number"),
-        ("kind", ["--costs", "calm:wlid, very=3"], "--costs calm:wlid: 'wlid' is no class; known: a:b, calm"),
-        ("kind", ["--costs", "calm:a:b=much"], "--costs much: is no number"),
-        ("kind", ["--costs", "nowhere.csv"], "--costs nowhere.csv: is neither a file nor costs such as"),
+        ("kind", ["--above", "3"], "--above: this option is for models that predict numbers, but 'kind' holds classes"),
+        ("kind", ["--quantiles", "0.5"], "--quantiles: this option is for models that predict numbers"),
+        ("kind", ["--costs", "calm:wlid, very=3"], "--costs calm:wlid: 'wlid' is not a class; known: a:b, calm"),
+        ("kind", ["--costs", "calm:a:b=much"], "--costs much: not a number"),
+        ("kind", ["--costs", "nowhere.csv"], "--costs nowhere.csv: this is neither a file nor a cost such as"),
     ],
 )
 def test_bad_questions_say_what_is_wrong(predict, target, options, words):
@@ -122,7 +126,7 @@ def test_bad_questions_say_what_is_wrong(predict, target, options, words):
 
 def test_a_file_of_costs_needs_every_class(tmp_path):
     pandas.DataFrame({"truth": CLASSES[:2], "calm": [1, 2]}).to_csv(tmp_path / "costs.csv", index=False)
-    with pytest.raises(ValueError, match="has no row for the class 'wild, very'"):
+    with pytest.raises(ValueError, match="there is no row for the class 'wild, very'"):
         Costs.of(str(tmp_path / "costs.csv"), CLASSES)
 
 
@@ -132,10 +136,10 @@ def test_reasons_stand_behind_each_row(predict, target):
     new.loc[0, "area"], new.loc[1, "town"] = 5000, "=west"
     done, rows = predict(target, new, "--explain")
     assert done.exit_code == 0, done.output
-    assert "Reasons compare each row with a typical one (area=" in done.output
+    assert "Reasons compare each row with a typical row (area=" in done.output
     assert list(rows[0])[-3:] == ["moved_by", "widened_by" if target == "price" else "unsure_by", "why_unusual"]
     assert re.search(r"area=5000 is more than [\d.]+ standard deviations away", rows[0]["why_unusual"])
-    assert "town==west is a text that training never had" in rows[1]["why_unusual"]
+    assert "town==west is a text that did not occur in training" in rows[1]["why_unusual"]
     assert [row["unusual"] == "True" for row in rows] == [bool(row["why_unusual"]) for row in rows]
     assert sum(row["moved_by"].startswith("area=") for row in rows) > 20
 
@@ -150,9 +154,18 @@ def test_columns_that_have_moved_are_named_and_others_are_not(predict):
     new.loc[:40, "sold"] = None
     done, _ = predict("price", new)
     text = re.sub(r"\s+", " ", done.output)
-    assert re.search(r"Column 'area' has moved by 0\.[3456]\d: \d+ % of its cells are above [\d.]+, \d+ % in", text)
-    assert re.search(r"Column 'town' has moved by 0\.\d\d: 100 % of its cells are 'east', \d\d % in training", text)
-    assert re.search(r"Column 'sold' has moved by 0\.34: 34 % of its cells are empty, 0 % in training", text)
+    assert re.search(
+        r"Column 'area' differs from training by 0\.[3456]\d: \d+ % of its cells are above [\d.]+, compared with \d+ % in",
+        text,
+    )
+    assert re.search(
+        r"Column 'town' differs from training by 0\.\d\d: 100 % of its cells are 'east', compared with \d\d % in training",
+        text,
+    )
+    assert re.search(
+        r"Column 'sold' differs from training by 0\.34: 34 % of its cells are empty, compared with 0 % in training",
+        text,
+    )
 
 
 def test_a_column_keeps_its_shares():

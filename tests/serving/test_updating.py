@@ -80,16 +80,16 @@ def test_what_does_not_fit_leaves_the_folder_as_it_was(folder, tmp_path):
     new.assign(area="much").to_csv(tmp_path / "texts.csv", index=False)
     for words, said in (
         (["less.csv"], "less.csv: column 'area' of"),
-        (["texts.csv"], "texts.csv: column 'area' holds texts where the rows of"),
-        (["new.csv", "--target", "price"], "--target: with --update it is that of"),
-        (["new.csv", "--method", "laplace"], "--method: with --update it is that of"),
+        (["texts.csv"], "texts.csv: column 'area' holds texts, but it held numbers when"),
+        (["new.csv", "--target", "price"], "--target: --update takes this setting from"),
+        (["new.csv", "--method", "laplace"], "--method: --update takes this setting from"),
     ):
         code, output = run("fit", tmp_path / words[0], *words[1:], "--update", folder)
         assert (code, said in output) == (2, True), output
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     (folder / ROWS).write_bytes(b"other")
     code, output = run("fit", tmp_path / "new.csv", "--update", folder)
-    assert (code, "is not there, or of another model" in output) == (2, True), output
+    assert (code, "the file is missing or belongs to another model" in output) == (2, True), output
 
 
 @pytest.mark.parametrize("folder", [False], indirect=True)
@@ -97,6 +97,6 @@ def test_without_its_rows_a_folder_needs_them_in_the_table(folder, tmp_path):
     assert not (folder / ROWS).exists()
     table(1).to_csv(tmp_path / "new.csv", index=False)
     code, output = run("fit", tmp_path / "new.csv", "--update", folder)
-    assert (code, "does not hold its 60 training rows" in output, "--keep-rows" in output) == (2, True, True), output
+    assert (code, "does not store its 60 training rows" in output, "--keep-rows" in output) == (2, True, True), output
     code, output = run("fit", tmp_path / "new.csv", "--update", tmp_path / "nowhere")
     assert (code, "there is no such folder" in output) == (2, True), output

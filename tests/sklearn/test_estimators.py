@@ -166,7 +166,7 @@ def test_a_network_of_your_own():
     assert model.score(x, y) > 0.8
     assert torch.equal(net[0].weight, before)
     assert clone(model).network is not net
-    with pytest.raises(ValueError, match="give it a last layer of 2"):
+    with pytest.raises(ValueError, match="give it a last layer with 2 outputs"):
         BayesianClassifier("mean_field", network=net).fit(x, y > 100)
     with pytest.raises(ValueError, match="does not take rows of 2 columns"):
         BayesianRegressor("mean_field", network=net).fit(x[:, :2], y)
@@ -219,14 +219,14 @@ def test_noise_of_many_rows_and_batches():
     [
         ({"method": "mean_feild"}, "did you mean 'mean_field'?"),
         ({"activation": "tanj"}, "did you mean 'tanh'?"),
-        ({"method": 3}, r"method=3; give the name of a method, as `bayesify methods` lists them"),
+        ({"method": 3}, r"method=3; give the name of a method from `bayesify methods`"),
         ({"prior_scale": 1e60}, r"prior_scale=1e\+60; give a finite number, at most 3.4e38"),
         ({"hidden": 50}, r"hidden=50; give a list, each entry an integer of at least 1"),
         ({"hidden": (5, 0)}, r"hidden=\(5, 0\); give a list, each entry an integer of at least 1"),
         ({"epochs": 0}, "epochs=0"),
         ({"prior_scale": -1}, "prior_scale=-1; give a positive number"),
         ({"method": "ensemble", "method_options": {"memberz": 3}}, "did you mean 'members'?"),
-        ({"method": "laplace", "method_options": {"epochs": 3}}, "'laplace' does not take"),
+        ({"method": "laplace", "method_options": {"epochs": 3}}, "'laplace' does not accept"),
         ({"noise": 0.0}, "noise=0.0; give a positive number"),
     ],
 )
@@ -248,13 +248,13 @@ def test_options_of_a_recipe_are_what_it_takes_after_the_problem(add_method):
         add_method(Method(train.__name__, "Mine", "Nobody 2099", "P", fit=train))
         BayesianRegressor(train.__name__, noise=1.0, method_options={"rank": 2}, **FEW).fit(*line(20))
     assert seen == [2, 2]
-    with pytest.raises(ValueError, match="has 'task', which 'mine' does not take"):
+    with pytest.raises(ValueError, match="has 'task', which 'mine' does not accept"):
         BayesianRegressor("mine", method_options={"task": 2}).fit(*line(20))
 
 
 def test_files_of_earlier_versions_are_refused():
     with pytest.raises(
-        ValueError, match=r"BayesianRegressor: the file is of an earlier version.*fit again with this version"
+        ValueError, match=r"BayesianRegressor: the file was written by an earlier version.*fit again with this version"
     ):
         BayesianRegressor.restore(nn.Identity(), {"parameters": {}, "fitted": None, "x_units": {}}, {})
 
@@ -269,7 +269,7 @@ def test_quick_effort_trains_briefly():
 
 def test_bad_data_are_refused():
     x, y = line(30)
-    with pytest.raises(ValueError, match="y holds one class, 'a'"):
+    with pytest.raises(ValueError, match="y holds only one class, 'a'"):
         BayesianClassifier().fit(x, ["a"] * 30)
     with pytest.raises(ValueError, match="NaN"):
         BayesianRegressor().fit(np.where(x > 2, np.nan, x) * np.nan, y)
@@ -360,7 +360,7 @@ def test_a_gap_where_training_had_none_is_warned_of():
     gaps = frame
     for column, empty in (("b", np.nan), ("kind", None), ("when", None)):
         gap = frame.assign(**{column: [empty, *frame[column][1:]]})
-        with pytest.warns(UserWarning, match=rf"1 cells of '{column}' are empty, and none was in training"):
+        with pytest.warns(UserWarning, match=rf"1 cells of '{column}' are empty, but none was empty in training"):
             model.predict(gap)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -373,7 +373,7 @@ def test_a_gap_where_training_had_none_is_warned_of():
 def test_weights_that_are_probably_not_copies_are_warned_of():
     x, y = line(60)
     for weights in (np.full(60, 1000.0), np.r_[1e5, np.ones(59)]):
-        with pytest.warns(UserWarning, match=r"60 rows stand for .* examples.*divide by the mean"):
+        with pytest.warns(UserWarning, match=r"60 rows stand for .* examples.*divide them by their mean"):
             BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

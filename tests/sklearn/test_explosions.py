@@ -41,9 +41,11 @@ def test_amounts_with_zeros_have_a_hurdle():
     assert zero[0] > 0.75 > 0.4 > zero[1]
     lower, upper = model.predict_interval(ends, 0.5)
     assert lower[0] == upper[0] == 0.0 < upper[1]
-    with pytest.raises(ValueError, match="likelihood='hurdle' is for amounts of at least 0, and a target is -1"):
+    with pytest.raises(ValueError, match="likelihood='hurdle' is for amounts of at least 0, but a target is -1"):
         BayesianRegressor(likelihood="hurdle", **QUICK).fit(x, y - 1)
-    with pytest.raises(ValueError, match="target_transform='log1p' with likelihood='hurdle'; amounts take 'none'"):
+    with pytest.raises(
+        ValueError, match="target_transform='log1p' with likelihood='hurdle'; amounts need target_transform='none'"
+    ):
         BayesianRegressor(likelihood="hurdle", target_transform="log1p", **QUICK).fit(x, y)
 
 
@@ -91,10 +93,10 @@ def test_choices_that_fail_are_given_up_aloud(num_failed, monkeypatch):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(120, 2))
     with pytest.warns(
-        UserWarning, match="BayesianRegressor: Likelihoods that failed on rows not seen: .*1e.06.* Taken was"
+        UserWarning, match="BayesianRegressor: These likelihoods failed on held-out rows: .*1e.06.* The model uses"
     ):
         model = BayesianRegressor(**QUICK).fit(x, x[:, 0] + 0.1 * draw.normal(size=120))
-    assert model.choices_["left_out"][0].startswith("Likelihoods that failed")
+    assert model.choices_["left_out"][0].startswith("These likelihoods failed")
     assert model.choices_["out_of_fold_score"] < 1e3
     assert (model.choices_["categories"] == "nothing") == (num_failed == 2)
     assert (np.ptp(model.predict(x)) < 1e-9) == (num_failed == 2)

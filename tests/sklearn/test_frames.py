@@ -115,15 +115,15 @@ def test_odd_columns_are_named(fitted):
             frame.assign(weight=[*frame["weight"][:2].astype(object), "heavy", *frame["weight"][3:].astype(object)])
         )
     twice = pandas.concat((frame, frame[["origin"]]), axis=1)
-    with pytest.raises(ValueError, match="2 columns are called 'origin'"):
+    with pytest.raises(ValueError, match="2 columns have the name 'origin'"):
         model.predict(twice)
-    with pytest.raises(ValueError, match="2 columns are called 'origin'"):
+    with pytest.raises(ValueError, match="2 columns have the name 'origin'"):
         BayesianRegressor(**QUICK).fit(twice, y)
-    with pytest.raises(ValueError, match="give a frame with its columns"):
+    with pytest.raises(ValueError, match="give a frame with the same columns"):
         model.predict(frame.to_numpy())
     numbers = pandas.DataFrame({"a": np.arange(20.0), "b": np.arange(20.0) % 3})
     plain = BayesianRegressor(**QUICK).fit(numbers, np.arange(20.0))
-    with pytest.raises(ValueError, match="column 'b' holds cells that are no finite numbers"):
+    with pytest.raises(ValueError, match="column 'b' holds cells that are not finite numbers"):
         plain.predict(numbers.assign(b="text"))
     with pytest.raises(ValueError, match="feature names should match"):
         plain.predict(numbers[["b", "a"]])
@@ -147,7 +147,7 @@ def test_infinite_cells_count_as_missing(fitted):
 def test_a_frame_of_numbers_with_a_double_column():
     numbers = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 7})
     model = BayesianRegressor(**QUICK).fit(numbers, np.arange(40.0))
-    with pytest.raises(ValueError, match="2 columns are called 'b'"):
+    with pytest.raises(ValueError, match="2 columns have the name 'b'"):
         model.predict(pandas.concat([numbers, numbers[["b"]]], axis=1))
 
 
@@ -191,7 +191,7 @@ def test_texts_of_many_levels(kind, tmp_path):
     model = kind(**{**QUICK, **one, "epochs": 40, "learning_rate": 0.05}).fit(frame, target)
     assert model.choices_["categories"] in ("levels", "means")
     assert model.choices_["left_out"] == [
-        "Column 'place': 12 of its 42 texts are rare and share one input (12 of 192 rows)."
+        "Column 'place': 12 of its 42 different texts are rare and share one input (12 of 192 rows)."
     ]
 
     def predict(made, rows):
@@ -252,7 +252,7 @@ def test_choices_can_be_forced():
     assert model.choices_["tried"] == {}
     named = BayesianRegressor("mean_field", target_transform="log", **QUICK).fit(frame, y)
     assert (named.predict_interval(frame, 0.99)[0] > 0).all()
-    with pytest.raises(ValueError, match="target_transform='log' does not take the target -1"):
+    with pytest.raises(ValueError, match="target_transform='log' does not accept the target -1"):
         BayesianRegressor(target_transform="log", **QUICK).fit(frame, y - y.min() - 1)
     with pytest.raises(ValueError, match="did you mean 'sqrt'"):
         BayesianRegressor(target_transform="sqr", **QUICK).fit(frame, y)

@@ -52,7 +52,7 @@ def test_standard_input(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("https://example.org/t.csv", "is an address; download the table"),
+        ("https://example.org/t.csv", "this is a web address; download the table"),
         ("nothing.csv", "there is no such file"),
         (".", "is a folder"),
     ],
@@ -71,11 +71,11 @@ def test_archives_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
         ("t.xz", lzma.compress(zeros)),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match="unpacks to more than"):
+        with pytest.raises(InputError, match="the file has more than"):
             read_compared_table(Question(str(tmp_path / name), target="y", max_rows=100, seed=0))
     book = zipped(**{"xl/workbook.xml": b"<workbook/>", "xl/worksheets/sheet1.xml": zeros})
     (tmp_path / "t.xlsx").write_bytes(book)
-    with pytest.raises(InputError, match="GiB, more than"):
+    with pytest.raises(InputError, match="GiB when unpacked, more than"):
         read_compared_table(Question(str(tmp_path / "t.xlsx"), target="y", max_rows=100, seed=0))
 
 
@@ -85,7 +85,7 @@ def test_an_encoding_that_does_not_fit(tmp_path):
         read_compared_table(
             Question(str(tmp_path / "t.csv"), target="y", max_rows=100, seed=0, reading=Reading(encoding="utf-8"))
         )
-    with pytest.raises(InputError, match="there is none of that name"):
+    with pytest.raises(InputError, match="there is no such encoding"):
         Reading(encoding="utf-9")
 
 
@@ -97,11 +97,11 @@ def test_spreadsheets(tmp_path):
         frame(y=Y).to_excel(writer, sheet_name="data", index=False)
         frame(y=-Y).to_excel(writer, sheet_name="other", index=False)
     problem = read_compared_table(Question(str(path), target="y", max_rows=100, seed=0))
-    assert "Sheet 'data' was read, of 3 (cover, data, other); --sheet takes another." in problem.notes
+    assert "Sheet 'data' was read, one of 3 (cover, data, other); --sheet chooses another." in problem.notes
     np.testing.assert_allclose(problem.values, Y)
     other = read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="other")))
     np.testing.assert_allclose(other.values, -Y)
-    with pytest.raises(InputError, match="has no sheet 'x'; there are cover, data, other"):
+    with pytest.raises(InputError, match="has no sheet 'x'; its sheets are cover, data, other"):
         read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="x")))
     with pytest.raises(InputError, match="sheet 'cover' is empty"):
         read_compared_table(Question(str(path), target="y", max_rows=100, seed=0, reading=Reading(sheet="cover")))

@@ -44,7 +44,7 @@ def test_free_text_is_left_out():
     frame = table(x=np.arange(80.0), comment=[f"remark {index}" for index in range(80)])
     features = read_features(frame)
     assert features.code_names == ()
-    assert "another text in every row" in features.notes[0]
+    assert "a different text in every row" in features.notes[0]
     twice = read_features(table(x=np.arange(160.0), comment=[f"remark {index % 90}" for index in range(160)]))
     assert "90 different texts in 160 rows" in twice.notes[0]
     few = read_features(table(x=np.arange(24.0), comment=[f"remark {index}" for index in range(24)]))
@@ -82,14 +82,12 @@ def test_the_order_of_day_and_month_is_decided_once():
     for cells in (["04/02/2000"], ["2000-02-04"], ["4 Feb 2000"], ["04/02/2000", "2000-02-04"]):
         again = read_features(table(when=cells), like=Features.restore(first.config()))
         assert set(again.numbers[:, 0]) == {34.0}
-    with pytest.raises(InputError, match="'when' holds '01/23/2000', and in the training rows the day"):
+    with pytest.raises(InputError, match="'when' holds '01/23/2000', but in the training rows the day"):
         read_features(table(when=["01/23/2000"]), like=first)
-    with pytest.raises(
-        InputError, match="'23/01/2000', where the day comes first, and '01/23/2000', where the month does"
-    ):
+    with pytest.raises(InputError, match="'23/01/2000', with the day first, and '01/23/2000', with the month first"):
         read_features(table(when=["23/01/2000", "01/23/2000"]))
     (note,) = read_features(table(when=["03/01/2000", "04/01/2000"])).notes
-    assert note == "Column 'when': dates such as 03/01/2000 were read with the month first; no cell tells."
+    assert note == "Column 'when': dates such as 03/01/2000 were read with the month first; no cell shows the order."
 
 
 def test_infinite_numbers_count_as_missing():
@@ -99,7 +97,7 @@ def test_infinite_numbers_count_as_missing():
 
 
 def test_nothing_left_to_predict_from():
-    with pytest.raises(InputError, match="no column is left"):
+    with pytest.raises(InputError, match="no usable column is left"):
         read_features(table(a=[1.0] * 5, b=["x"] * 5))
 
 
@@ -119,7 +117,7 @@ def test_a_second_table_has_the_columns_of_the_first():
     assert second.numbers[0, 0] == 9
     with pytest.raises(InputError, match="'kind' is missing"):
         read_features(table(x=[1.0], when=["2022-01-01"]), like=first)
-    with pytest.raises(InputError, match="'x' holds texts where the training rows have numbers"):
+    with pytest.raises(InputError, match="'x' holds texts, but the training rows have numbers"):
         read_features(table(x=["a"], kind=["a"], when=["2022-01-01"]), like=first)
 
 
@@ -150,7 +148,7 @@ def test_only_frequent_levels_have_inputs_of_their_own(cells, count, monkeypatch
     assert inputs.shape[1] == count + 1
     assert (inputs.sum(1) == 1).all()
     (note,) = prepared.pooled(features, rows, np.ones(len(rows)))
-    assert note.startswith(f"Column 'kind': {32 - count} of its 32 texts are rare")
+    assert note.startswith(f"Column 'kind': {32 - count} of its 32 different texts are rare")
     assert prepared.unseen(replace(features, codes=np.array([[-2], [3]]), numbers=np.empty((2, 0)))).tolist() == [1, 0]
 
 
@@ -204,13 +202,13 @@ def test_numbers_that_cannot_be_squared_are_refused(scale):
     values = np.arange(1.0, 41.0) * scale
     table = pandas.DataFrame({"a": values, "c": np.arange(40.0)})
     unit = "larger" if abs(scale) > 1 else "smaller"
-    with pytest.raises(InputError, match=rf"column 'a' holds .*; give it in a {unit} unit"):
+    with pytest.raises(InputError, match=rf"column 'a' holds .*; use a {unit} unit"):
         read_features(table)
-    with pytest.raises(InputError, match=rf"the target 'a' holds .*; give it in a {unit} unit"):
+    with pytest.raises(InputError, match=rf"the target 'a' holds .*; use a {unit} unit"):
         read_target(table["a"])
-    with pytest.raises(InputError, match=rf"input 0, counted from 0, holds .*; give it in a {unit} unit"):
+    with pytest.raises(InputError, match=rf"input 0, counted from 0, holds .*; use a {unit} unit"):
         Encoding.scaled(values[:, None], np.ones(40))
-    with pytest.raises(InputError, match=rf"the target holds .*; give it in a {unit} unit"):
+    with pytest.raises(InputError, match=rf"the target holds .*; use a {unit} unit"):
         TargetUnits.of(values[:, None], np.ones(40), "none")
 
 

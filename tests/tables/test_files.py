@@ -58,7 +58,7 @@ def test_a_parquet_file_that_unpacks_to_much_more_is_refused(tmp_path, monkeypat
     path = tmp_path / "bomb.parquet"
     parquet.write_table(pyarrow.table(BOMBS[bomb](pyarrow)), path, compression="zstd")
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(InputError, match=r"bomb\.parquet: holds 0\.\d GiB when unpacked, more than"):
+    with pytest.raises(InputError, match=r"bomb\.parquet: the file has 0\.\d GiB when unpacked, more than"):
         read_table(path)
     monkeypatch.setattr("bayesify.tables.files.MAX_BYTES", 1 << 31)
     assert len(read_table(path)[0]) >= 5
@@ -81,8 +81,8 @@ def test_parquet(tmp_path):
         ("", "is empty"),
         ("\n\n", "is empty"),
         ("a,b\n", "no rows"),
-        ("a,b,a\n1,2,3\n", "columns 1 and 3 are both called 'a'"),
-        ("a,b\n1,2\n1,2,3\n", "line 3 has 3 cells where the lines before it have 2; correct it"),
+        ("a,b,a\n1,2,3\n", "columns 1 and 3 have the same name 'a'"),
+        ("a,b\n1,2\n1,2,3\n", "line 3 has 3 cells, but the lines before it have 2; correct it"),
         ("1.5,2,3\n4,5,6\n", "put the columns' names in the first line"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "a picture"),
         (b"PK\x03\x04" + bytes(50), "save the table as CSV"),

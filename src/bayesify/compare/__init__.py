@@ -1,4 +1,4 @@
-"""Every method on your own table: which one to use, and how sure to be."""
+"""Comparison of all methods on your own table: which one to use, and how certain that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Comparison", "InputError", "Question", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: the command line imports this package to show its help.
+    # Load on demand, because the command line imports this package to show its help.
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(HOMES[name]), name)

@@ -18,38 +18,47 @@ if TYPE_CHECKING:
     from bayesify.compare.question import Question
 
 MIN_WIDE_COLUMNS = 110
-"""Columns of a terminal that shows the whole table."""
+"""Minimum width of a terminal that shows the whole table."""
 
 
 Data = Annotated[
     str,
     typer.Argument(
-        metavar="DATA", help="A CSV, Excel, Parquet or JSON file, - for standard input, or a data set such as iris."
+        metavar="DATA",
+        help="A CSV, Excel, Parquet or JSON file, - for standard input, or the name of a data set such as iris.",
     ),
 ]
 Methods = Annotated[
     str,
     typer.Option(
         "--methods",
-        help="Separated by commas, or all (default: a few); plain network, linear model and trees are always there.",
+        help="Names separated by commas, or all (default: a few). A plain network, a linear model and trees always take part.",
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly on fewer splits, for a first look.")]
-Splits = Annotated[int, typer.Option(help="Splits (default: 10, with --quick 5; half as many from 2,000 rows on).")]
+Splits = Annotated[
+    int, typer.Option(help="Number of splits (default: 10, or 5 with --quick; half as many for 2,000 or more rows).")
+]
 OutOfDistribution = Annotated[
-    Path | None, typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected.")
+    Path | None,
+    typer.Option(
+        help="A table of unfamiliar (out-of-distribution) rows with the same columns, to test whether they are detected."
+    ),
 ]
-Group = Annotated[str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")]
-Time = Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")]
+Group = Annotated[str, typer.Option(help="A column; rows that share its value stay on the same side of every split.")]
+Time = Annotated[str, typer.Option(help="A column of dates or numbers; train on earlier rows, test on later ones.")]
 MaxRows = Annotated[
-    int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
+    int,
+    typer.Option(
+        help="Maximum number of rows; of a larger table, random rows are used (default: 20,000, or 5,000 with --quick)."
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of splits, networks, training and prediction.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of report and results (default: bayesify-compare-NAME).")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")]
-Engine = Annotated[Literal["local", "dask", "ray"], typer.Option(help="Where runs are done.")]
-Workers = Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of splits, networks, training and prediction.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the report and results (default: bayesify-compare-NAME).")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue with the finished runs in the folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of the table.")]
+Engine = Annotated[Literal["local", "dask", "ray"], typer.Option(help="Engine that executes the runs.")]
+Workers = Annotated[int, typer.Option(help="Number of simultaneous runs (default: one per processor core).")]
 
 
 def compare(
@@ -74,11 +83,11 @@ def compare(
     engine: Engine = "local",
     workers: Workers = 0,
 ) -> None:
-    """Compare methods on your own table, and say which one to use and how sure to be.
+    """Compare methods on your own table, and recommend one.
 
-    Reads the table, finds out the task, trains networks, a linear model and boosted trees over several splits, each network as
-    bayesify fit trains it, prints the scores and writes an HTML report; its path is the last line. The recommended method is
-    trained on all rows, for bayesify predict. Every finished run is kept: Ctrl-C reports what is there, and --resume continues.
+    Reads the table, detects the task, and trains networks, a linear model and boosted trees on several splits; each network is
+    trained as by bayesify fit. Prints the scores and writes an HTML report, whose path is the last line. Trains the recommended
+    method on all rows, for bayesify predict. Keeps every finished run: Ctrl-C reports the finished runs, and --resume continues.
     """
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there
@@ -99,7 +108,7 @@ def compare(
 
 
 def _run(question: Question, folder: Path, resume: bool, engine: str, workers: int | None) -> Comparison:
-    """The comparison; what hinders it ends the command."""
+    """Run the comparison, and end the command on an error."""
     from bayesify.compare.comparison import compare as run
     from bayesify.running.progress import TimeLeft
     from bayesify.tables.errors import InputError
@@ -114,13 +123,13 @@ def _run(question: Question, folder: Path, resume: bool, engine: str, workers: i
         refuse(f"bayesify compare: {error}", 2)
     except OSError as error:
         reason = f"{folder} cannot be written: {error.strerror or error}; finished runs are kept."
-        refuse(f"bayesify compare: {reason} Mend that and run the same command with --resume.", 1)
+        refuse(f"bayesify compare: {reason} Fix the problem, then run the same command with --resume.", 1)
     except KeyboardInterrupt:
-        refuse("Interrupted before a run was finished; nothing is there to report.", INTERRUPTED)
+        refuse("Interrupted before the first run was finished; there is nothing to report.", INTERRUPTED)
 
 
 def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
-    """Print what was found; the exit status says whether it is whole."""
+    """Print the results; the exit status says whether they are complete."""
     from bayesify.compare.folder import REPORT
 
     if as_json:
@@ -129,7 +138,7 @@ def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
         _print(comparison)
         print(plain((folder / REPORT).absolute()))
     if comparison.unfinished:
-        refuse("Interrupted; the same command with --resume continues.", INTERRUPTED)
+        refuse("Interrupted; to continue, run the same command with --resume.", INTERRUPTED)
     if comparison.summary.best is None:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""What is compared on: a file or a data set by name, as arrays that runs can read."""
+"""The table of a comparison, from a file or a data set by name, as arrays that runs can read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_OOD_ROWS = 2000
 Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
-"""Training and test rows of splits that a data set comes with."""
+"""Training and test rows of a data set's own splits."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class ComparedTable:
 
     Args:
         name: Name of the file or data set.
-        task: What the target poses.
-        target: Its name.
-        features: Of N rows.
+        task: Task of the target.
+        target: Name of the target column.
+        features: Features of N rows.
         values: Targets, [N].
         classes: Labels; empty for a regression.
-        outside: Out-of-distribution inputs, to be recognized as such; `None` without.
-        standard: Training and test rows of splits that the data set comes with.
-        notes: What was assumed and left out, in sentences.
-        groups: Numbers, [N]; rows of the same number stay on the same side of every split. `None` where each row is alone.
-        times: When each row was, [N], where splits are by time.
-        cautions: What makes scores look better than they are, in sentences.
-        origin: Numbers of the rows in the file, [N]; only known to whoever read it.
-        frame: The rows themselves with the target, without columns that are no inputs; only known to whoever read them.
+        outside: Out-of-distribution inputs that should be detected; `None` if there are none.
+        standard: Training and test rows of the data set's own splits.
+        notes: Sentences about assumptions, and about what was left out.
+        groups: Group numbers, [N]; rows of one group stay on the same side of every split. `None` if each row is its own group.
+        times: Time of each row, [N], for splits by time.
+        cautions: Sentences about what makes scores look better than they are.
+        origin: Indices of the rows in the file, [N]; known only to the process that read the file.
+        frame: Rows with the target, without columns that are not inputs; known only to the process that read the file.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ComparedTable:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything but the file's name, which tells whether results were made from the same data."""
+        """A hash of everything but the file's name; it shows whether results were made from the same data."""
         digest = hashlib.sha256()
         for key, value in replace(self, name="").arrays().items():
             digest.update(key.encode() + repr((value.dtype.str, value.shape)).encode())
@@ -107,7 +107,7 @@ class ComparedTable:
 
     @classmethod
     def read(cls, path: Path) -> ComparedTable:
-        """From a file that `numpy.savez` made of `arrays`."""
+        """Read a file that `numpy.savez` made of `arrays`."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
 
@@ -137,11 +137,11 @@ class ComparedTable:
 
 
 def read_compared_table(question: Question) -> ComparedTable:
-    """The table that the file or the data set of a question holds.
+    """Read the file or the data set of a question.
 
     Raises:
-        InputError: If data, target or task do not fit.
-        FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
+        InputError: If the data, target or task are unusable.
+        FileNotFoundError: If a data set by name is not on disk and cannot be downloaded.
     """
     source = read_source(question.data, question.reading)
     frame, notes = source.frame, list(source.notes)
@@ -159,13 +159,15 @@ def read_compared_table(question: Question) -> ComparedTable:
     if len(rows) > max_rows:
         chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(
-            f"Of {len(rows):,} rows a random {max_rows:,} were used, to keep the time short; --max-rows takes more."
+            f"{max_rows:,} of {len(rows):,} rows were used, chosen at random, to keep the time short; --max-rows takes more."
         )
         rows, values, standard = rows[chosen], values[chosen], ()
     if question.time is not None:
         times = when[rows]
-        notes.append(f"Splits are by time: trained on earlier rows by {question.time!r}, tested on later ones.")
-    # In the order of the estimators, whose labels are sorted as texts.
+        notes.append(
+            f"Splits are by time: methods are trained on rows with an earlier {question.time!r} and tested on later rows."
+        )
+    # Use the order of the estimators, which sort labels as texts.
     classes, codes = np.unique(found.classes, return_inverse=True) if found.classes else ((), None)
     if codes is not None:
         values = codes[values]
@@ -182,20 +184,20 @@ def read_compared_table(question: Question) -> ComparedTable:
 
 
 def _check_columns(question: Question, source: Source) -> str:
-    """The target, once all columns that a question names are known to be there."""
+    """Check that all columns which a question names exist, and return the target."""
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(
-            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {MIN_ROWS}"
+            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {MIN_ROWS} rows"
         )
     target = find_column(frame, question.target or source.target, where)
     if group is not None and time is not None:
-        raise InputError("--group and --time: give one of them")
+        raise InputError("--group and --time: give only one of them")
     for option, column in (*(("ignore", name) for name in question.ignore), ("group", group), ("time", time)):
         if column is not None and column not in frame.columns:
             raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
         if column == target:
-            raise InputError(f"--{option} {column}: that is the target; name another column")
+            raise InputError(f"--{option} {column}: this is the target; give another column")
     return target
 
 
@@ -209,7 +211,7 @@ def _sides(
     standard: Standard,
     target: str,
 ) -> tuple[np.ndarray | None, Standard, list[str], list[str]]:
-    """Which rows stay on the same side of every split, the splits that the data set comes with, notes and cautions."""
+    """Groups of rows that stay on the same side of every split, the data set's own splits, notes, and cautions."""
     group, by_time = question.group, question.time is not None
     if group is not None or by_time:
         standard = ()
@@ -218,7 +220,9 @@ def _sides(
     groups, notes = None, []
     if group is not None:
         groups = frame[group].iloc[rows].astype(str).factorize()[0].astype(np.int64)
-        notes = [f"Rows with the same {group} ({groups.max() + 1:,} different) are on the same side of every split."]
+        notes = [
+            f"Rows with the same {group} ({groups.max() + 1:,} different values) stay on the same side of every split."
+        ]
     copies = find_copies(features) if group is None and not by_time else None
     seed = derive_seed(question.seed, "giveaways") % 2**31
     cautions = describe(features, values, task, copies, target=target, by_time=by_time, seed=seed)
@@ -230,7 +234,7 @@ def _with_outside(table: ComparedTable, path: Path, question: Question) -> Compa
     frame = frame.drop(columns=[table.target], errors="ignore")
     if len(frame) > MAX_OOD_ROWS:
         frame = frame.iloc[thinned(len(frame), MAX_OOD_ROWS, derive_seed(question.seed, "outside"))]
-        notes.append(f"Of {path.name} a random {MAX_OOD_ROWS:,} rows were used.")
+        notes.append(f"{MAX_OOD_ROWS:,} rows of {path.name} were used, chosen at random.")
     try:
         outside = read_features(frame, like=table.features)
     except InputError as error:

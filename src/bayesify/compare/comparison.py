@@ -27,28 +27,28 @@ from bayesify.tables.errors import InputError
 from bayesify.version import __version__
 
 MIN_REPORT_SECONDS = 10.0
-"""Seconds between reports of what is finished, while runs go on."""
+"""Minimum time between reports while runs go on."""
 
 
 Progress = Callable[[str, int, int, float], None]
-"""Is told of every finished run: its name in words, how many are finished, how many there are, and the share of the work done."""
+"""Called after every finished run with its name in words, the number of finished runs, their total, and the share of work done."""
 Report = Callable[["Comparison", str], None]
-"""Is given what is finished and, while runs go on, how far they are."""
+"""Called with the finished part of a comparison and, while runs go on, the progress in words."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
-        question: What was asked.
-        table: The data.
-        methods: In the order in which they ran.
-        num_splits: Splits that were asked for.
-        summary: The table, with the results of finished runs.
-        unfinished: Names of methods with runs that are still to be done.
-        winner: What was trained on all rows; `None` before that, and where nothing could be.
-        commands: What to type next.
+        question: Settings of the comparison.
+        table: Table of the comparison.
+        methods: Methods in the order in which they ran.
+        num_splits: Requested number of splits.
+        summary: Ranked methods, with the results of finished runs.
+        unfinished: Names of methods with unfinished runs.
+        winner: Recommended method after training on all rows; `None` before that, and if no method could be trained.
+        commands: Commands to type next.
     """
 
     question: Question
@@ -62,13 +62,13 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """What it recommends; `None` if no method finished."""
+        """The recommendation; `None` if no method finished."""
         return judge(self.summary, self.table.target, self.table.classes)
 
     def record(self) -> dict[str, Any]:
-        """The table, the verdict and what they were made from, as plain data.
+        """The ranking, the verdict and their inputs as plain data.
 
-        Numbers that are not known are `None`. `times` differ from run to run; all else is the same for the same seed.
+        Unknown numbers are `None`. `times` differ from run to run; everything else is the same for the same seed.
         """
         summary, table, question = self.summary, self.table, self.question
         verdict = self.verdict
@@ -124,27 +124,27 @@ def compare(
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Comparison:
-    """Run a comparison; every finished run is on disk at once.
+    """Run a comparison, and store every run as soon as it is finished.
 
-    A run is known by its data, settings, split and method, not by where the folder lies: a folder may be moved. No other process
-    can use the folder meanwhile.
+    A run is identified by its data, settings, split and method, not by its folder, so the folder may be moved. No other process
+    can use the folder at the same time.
 
     Args:
-        question: What to compare.
-        folder: Where data and results of runs lie.
-        resume: Whether to go on with the runs that are there.
-        engine: Where runs are done; see `bayesify.scale_out.run_jobs`.
-        workers: How many at a time.
-        progress: Is told of finished runs.
-        report: Is called with the comparison while the folder is still held, to write into it: now and then while runs go on, and
-            at the end.
+        question: Settings of the comparison.
+        folder: Folder for the data and the results of runs.
+        resume: Whether to continue with the runs in the folder.
+        engine: Engine that executes the runs; see `bayesify.scale_out.run_jobs`.
+        workers: Number of simultaneous runs.
+        progress: Function that is called after every finished run.
+        report: Function that is called with the comparison while the folder is locked, so that it can write there: from time to
+            time while runs go on, and at the end.
 
     Returns:
-        The comparison; after Ctrl-C, that of what is finished, with `unfinished` methods.
+        The comparison; after Ctrl-C, a comparison of the finished runs, with `unfinished` methods.
 
     Raises:
-        InputError: If data, options or folder do not fit.
-        OSError: If a result cannot be written; finished ones are kept.
+        InputError: If the data, options or folder are unusable.
+        OSError: If a result cannot be written; finished results are kept.
         KeyboardInterrupt: If nothing was finished.
     """
     if engine not in ENGINES:
@@ -153,7 +153,7 @@ def compare(
     most = len(table.standard) or (count_folds(len(table)) if table.times is not None else usual)
     splits = question.splits or min(usual if len(table) < MAX_SMALL_ROWS else -(-usual // 2), most)
     if table.standard and splits > most:
-        raise InputError(f"--splits {splits}: {table.name} comes with {most} splits")
+        raise InputError(f"--splits {splits}: {table.name} has {most} splits of its own; give at most {most}")
     settings = {"target": table.target, "quick": question.quick, "seed": question.seed}
     with open_folder(folder, table, settings, resume=resume) as data:
         drop_failed(folder)
@@ -161,7 +161,7 @@ def compare(
         found = plan.comparison(plan.run(data, engine, workers))
         if not found.unfinished:
             if report is not None:
-                report(found, "the recommended method is trained on all rows")
+                report(found, "training the recommended method on all rows")
             found = _with_winner(found, folder)
         if report is not None:
             report(found, "")
@@ -169,7 +169,7 @@ def compare(
 
 
 def _with_winner(found: Comparison, folder: Path) -> Comparison:
-    """With the recommended method trained on all rows, in the folder, and what to type next."""
+    """A comparison whose recommended method is trained on all rows, with the commands to type next."""
     if found.verdict is None:
         return found
     winner = train_winner(found.question, found.table, found.summary, found.verdict, folder)
@@ -182,7 +182,7 @@ def _with_winner(found: Comparison, folder: Path) -> Comparison:
 
 @dataclass
 class _Runs:
-    """The runs of a comparison: which there are, how far they are, and what came of them."""
+    """The runs of a comparison, their progress, and their results."""
 
     question: Question
     table: ComparedTable
@@ -198,7 +198,7 @@ class _Runs:
         self._reported = monotonic()
 
     def comparison(self, results: Results) -> Comparison:
-        """What the results of runs say."""
+        """The comparison that follows from the results of runs."""
         methods = self.question.chosen()
         summary = summarize(results, methods, self.table.task)
         unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
@@ -206,14 +206,14 @@ class _Runs:
         return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
-        """Of every method and split; after Ctrl-C, of those that are finished."""
+        """Results of every method and split; after Ctrl-C, of those that are finished."""
         jobs = {name: {**self._shared, "splits": own, "method": method} for name, (method, own) in self._names.items()}
         try:
             done = run_jobs(
                 partial(run_method, str(data)), jobs, self.folder, engine=engine, workers=workers, progress=self._tell
             )
             return self._by_split(done)
-        except JobsFailed as failure:  # workers that died again and again
+        except JobsFailed as failure:  # workers that died repeatedly
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
                 method, own = self._names[name]
@@ -259,9 +259,9 @@ class _Runs:
 
 
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
-    """Jobs with their method and splits: all splits of a posterior train together, those of other methods are jobs of their own.
+    """Jobs with their method and splits: all splits of a posterior train together, and other methods have one job per split.
 
-    Rivals come first because a first report needs them. The longest runs follow, so that no worker is left with one at the end.
+    Rivals come first because the first report needs them. The longest runs follow, so that no worker ends with a long one.
     """
     every = list(range(splits))
     names = {method: (method, every) for method in methods if trains_together(method)}

@@ -1,4 +1,4 @@
-"""What is compared: the estimators' default, methods by name, and rivals from other libraries."""
+"""The competitors: the estimators' default, methods by name, and rivals from other libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bayesify.sklearn.recipe import HIDDEN_BY_NAME
 from bayesify.sklearn.settings import AUTO, TEMPERATURE
 
 BASELINES = ("point", TEMPERATURE)
-"""The network without a posterior; always run."""
+"""Networks without a posterior, which always take part."""
 RIVALS = {
     "constant": "Constant guess",
     "linear": "Linear model",
@@ -19,27 +19,27 @@ RIVALS = {
     "xgboost": "XGBoost",
     "catboost": "CatBoost",
 }
-"""What is no network, with names for readers; the first three always run, the others where they are installed."""
+"""Methods that are not networks, with names for readers; the first three always take part, the others if they are installed."""
 ALWAYS = tuple(RIVALS)[:3]
 PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
-"""Methods that a comparison runs by default: they differ in kind and are cheap enough for many splits."""
+"""Default methods of a comparison, of different kinds, and cheap enough for many splits."""
 FROM_CHEAP_TO_DEAR = ("laplace", "swag", "dropout", "mean_field", "ensemble")
-"""Methods in the order of what they train and store; all others come after them."""
+"""Methods in order of how much they train and store; all other methods come after them."""
 RELATIVE_WORK: Mapping[str, float] = {AUTO: 12.0, "inducing": 3.0}
-"""How long a run of one split takes, where it is not what `work_of` says of others."""
+"""Time of a run on one split, for methods to which the estimates of `work_of` do not apply."""
 MAX_LAYER_WEIGHTS: Mapping[str, int] = {"full_covariance": 3000}
-"""Number of weights of one layer above which a method is too large."""
+"""Maximum number of weights of one layer, for methods that become too large."""
 MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
-"""Number of all weights above which a method is too slow."""
+"""Maximum number of weights in total, for methods that become too slow."""
 
 
 def method_of(name: str) -> Method:
-    """The method that a network of the comparison is trained by."""
+    """The method that trains a network of the comparison."""
     return get_method("point" if name == TEMPERATURE else name)
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method are one run: rivals are quick, and stacks of networks train side by side."""
+    """Whether all splits of a method are one run: rivals are quick, and stacked networks train together."""
     if name in RIVALS or name == AUTO:
         return name != AUTO
     method = method_of(name)
@@ -53,7 +53,7 @@ def title_of(name: str) -> str:
 
 
 def work_of(name: str) -> float:
-    """How long a run of one split takes, roughly and relative to others, to tell the time that is left."""
+    """Rough time of a run on one split, relative to other methods, for the estimate of the time left."""
     if name in RIVALS:
         return 0.1 if name in ("constant", "linear") else 1.0
     if name in RELATIVE_WORK:
@@ -62,12 +62,12 @@ def work_of(name: str) -> float:
 
 
 def cost_rank(name: str) -> int:
-    """Place among all methods from cheap to dear, by what is trained and stored: measured times would differ between runs."""
+    """Rank from cheap to expensive, by what is trained and stored; measured times would differ between runs."""
     return (*RIVALS, *BASELINES, *FROM_CHEAP_TO_DEAR, AUTO, *all_methods()).index(name)
 
 
 def obstacle(name: str, num_inputs: int, num_outputs: int) -> str:
-    """Why a method cannot be had for a network of that size; empty if it can."""
+    """Why a method cannot be used for a network of this size; empty if it can."""
     if name in RIVALS or name == AUTO:
         return ""
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise((num_inputs, *HIDDEN_BY_NAME, num_outputs))]

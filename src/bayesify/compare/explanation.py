@@ -1,4 +1,4 @@
-"""What a trained model does on test rows, for readers: examples, and how much each column matters."""
+"""Explanations of a trained model on test rows: examples, and how much each column matters."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation
 
 NUM_EXAMPLES = 6
-"""Test rows that are shown."""
+"""Number of test rows that are shown."""
 MAX_JUDGED_ROWS = 200
-"""Test rows by which columns are judged."""
+"""Maximum number of test rows that judge the columns."""
 MAX_JUDGED_COLUMNS = 30
-"""Columns that are judged; of more, those that vary together with the target most."""
+"""Maximum number of judged columns; of more, those most correlated with the target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some rows from low to high predictions, or from sure to unsure, with what was predicted.
+    """Some rows from low to high predictions, or from certain to uncertain, with their predictions.
 
     Args:
-        prediction: Of test rows.
-        rows: Their numbers in the table, [N].
-        values: Their targets, [N].
+        prediction: Prediction of the test rows.
+        rows: Indices of the test rows in the table, [N].
+        values: Targets of the test rows, [N].
 
     Returns:
-        For each `row` and `truth`; of a regression `mean`, `lower` and `upper` (90 %), else `guess` and `probability`.
+        For each example `row` and `truth`, and for a regression `mean`, `lower` and `upper` (90 %), otherwise `guess` and
+        `probability`.
     """
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()
@@ -60,7 +61,7 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """The table's columns, each with the positions of its numbers and of its codes; the parts of a date are one column."""
+    """The table's columns, each with the positions of its numbers and of its codes; all parts of a date belong to one column."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)
@@ -77,12 +78,12 @@ def importance(
     values: np.ndarray,
     seed: int,
 ) -> dict[str, dict[str, float]]:
-    """By how much scores change when a column is shuffled over the rows (Breiman 2001): by column, the largest loss first.
+    """Change of the scores when a column is shuffled over the rows (Breiman 2001), by column, largest loss first.
 
-    `loss` is the CRPS of a regression, as a share of the CRPS with the column in order, or the log-loss of a classification, in
-    addition; `error` is the root mean squared error, as a share, or the share of rows that are wrong, in addition; `coverage` is
-    the share of targets in 90 % intervals, or of labels in 90 % sets, in addition. A column that says how large the noise is
-    shows in loss and coverage, and not in the error.
+    `loss` is the increase of the CRPS of a regression, relative to the CRPS before shuffling, or the increase of the log-loss of
+    a classification. `error` is the relative increase of the root mean squared error, or the increase of the share of wrong rows.
+    `coverage` is the increase of the share of targets in 90 % intervals, or of labels in 90 % sets. A column that only says how
+    large the noise is changes loss and coverage, but not the error.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MAX_JUDGED_ROWS:

@@ -1,4 +1,4 @@
-"""What makes scores look better than they are: copies of rows, columns that hold the target, rows in the order of time."""
+"""Causes of scores that look too good: copies of rows, columns that reveal the target, rows in the order of time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from bayesify.tables.columns import DAYS, Features
 from bayesify.tables.targets import Task
 
 MAX_COPY_DISTANCE = 1e-3
-"""Standard deviations by which near-copies differ in each number, at most."""
+"""Maximum difference of near-copies in each number, in standard deviations."""
 MIN_COPIES_RATIO = 5.0
-"""Times as many pairs of near-copies as chance would make from which on they are taken for copies."""
+"""Near-copies count as copies if there are more pairs of them than this multiple of the number expected by chance."""
 GIVEAWAY_SHARE = 0.99
-"""Share of the target's variance, or of the labels, that a single column predicts from which on it is named."""
+"""A column is reported if it alone predicts this share of the target's variance, or of the labels."""
 MAX_JUDGED_ROWS = 2000
-"""Rows by which columns are judged."""
+"""Maximum number of rows that judge the columns."""
 MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
-"""Columns that are tried, those that vary together with the target most, and that are named."""
+"""Maximum numbers of columns that are tried (those most correlated with the target) and that are reported."""
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    """Rows that are copies or near-copies of others in all their inputs, as groups: numbers, [N]; `None` where there are none.
+    """Rows that are copies or near-copies of others in all their inputs, as group numbers, [N]; `None` if there are none.
 
-    Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` of its deviation and no category differs. In a
-    table of few or coarse columns rows are equal by chance; they are left alone there: where the number of pairs is not far above
-    $\\binom N2 \\prod_c P_c$, with $P_c$ the share of pairs that are equal in column c.
+    Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs. In a
+    table with few or coarse columns, rows are equal by chance. They do not count as copies if the number of pairs is not far above
+    $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
     """
     scaled = _comparable(features)
     distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
@@ -34,7 +34,7 @@ def find_copies(features: Features) -> np.ndarray | None:
     same = float((counts * (counts - 1.0)).sum()) / 2
     chance = _pairs_by_chance(scaled)
     found, groups = same, np.arange(len(distinct))
-    if MIN_COPIES_RATIO * chance < len(scaled):  # else near-copies are everywhere
+    if MIN_COPIES_RATIO * chance < len(scaled):  # otherwise near-copies are everywhere
         from scipy.sparse import coo_matrix
         from scipy.sparse.csgraph import connected_components
         from scipy.spatial import cKDTree
@@ -47,7 +47,7 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """Numbers in deviations, with categories and missing cells far apart: [N, columns]."""
+    """Numbers in standard deviations, with categories and missing cells far apart: [N, columns]."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)
@@ -59,7 +59,7 @@ def _comparable(features: Features) -> np.ndarray:
 
 
 def _pairs_by_chance(scaled: np.ndarray) -> float:
-    """Near pairs that columns which know nothing of each other would make."""
+    """Expected number of near pairs if the columns were independent."""
     rows = len(scaled)
     log_share = 0.0
     for column in scaled.T:
@@ -73,15 +73,16 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
-    """Columns that predict the target nearly without error by themselves, with the share that each explains.
+    """Columns that predict the target almost without error by themselves, with the share that each explains.
 
-    Each is tried by a small tree that learns half of the rows and predicts the other half: the share of the variance of a
-    regression's targets; of labels, one less the errors over those of the most frequent class.
+    A small tree learns each column on half of the rows and predicts the other half. The share is the explained part of the
+    variance for a regression. For labels it is one minus the errors divided by the errors of always predicting the most frequent
+    class.
 
     Args:
         features: Features of all rows.
         values: Targets, [N].
-        task: What they pose.
+        task: Task of the target.
         seed: Seed of the halves.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -97,7 +98,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     for name in strongest({name: [column] for name, column in named.items()}, values, MAX_TRIED_COLUMNS):
         column = named[name]
         filled = np.where(np.isnan(column), -1e12, column)[:, None]
-        # A step for every few rows would miss a line through them: a linear fit is tried too.
+        # A tree's steps would miss a straight line, so a linear fit is tried too.
         guess = make(min_samples_leaf=3, random_state=0).fit(filled[learn], values[learn]).predict(filled[check])
         share = _explained(values[check], guess, task)
         if task == "regression":
@@ -108,12 +109,12 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the columns that vary together with the target most; all of them, in order, where there are no more than that.
+    """Names of the columns most correlated with the target; all of them, in order, if there are at most `most`.
 
     Args:
-        columns: Numbers of each column, several where it was taken apart, each [N].
+        columns: Numbers of each column, each [N]; several if a column was split into parts.
         values: Targets, [N].
-        most: How many are wanted.
+        most: Maximum number of names.
     """
     if len(columns) <= most:
         return list(columns)
@@ -158,34 +159,36 @@ def describe(
     by_time: bool,
     seed: int,
 ) -> list[str]:
-    """What a reader has to know before believing the scores, in sentences.
+    """Sentences that a reader needs before believing the scores.
 
     Args:
         features: Features of all rows.
         values: Targets.
-        task: What they pose.
-        groups: From `find_copies`.
-        target: Its name.
+        task: Task of the target.
+        groups: Groups from `find_copies`.
+        target: Name of the target column.
         by_time: Whether rows are split by time.
-        seed: Of what is tried.
+        seed: Seed of the random trials.
     """
     notes = []
     if groups is not None:
         copies = len(groups) - len(np.unique(groups))
         notes.append(
-            f"{copies:,} of {len(groups):,} rows are copies or near-copies of other rows; all copies of a row are on the same "
-            "side of every split, as a model would else be tested on what it has seen."
+            f"{copies:,} of {len(groups):,} rows are copies or near-copies of other rows. All copies of a row stay on "
+            "the same side of "
+            "every split; otherwise a model would be tested on rows that it has seen."
         )
     for name, share in find_giveaways(features, values, task, seed)[:MAX_NAMED_COLUMNS]:
         words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
         notes.append(
-            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}: if it is made from {target} or known "
-            f"only after it, every score below is worthless; leave it out by --ignore {name}."
+            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from "
+            f"{target}, or "
+            f"becomes known only after it, every score below is worthless; leave the column out with --ignore {name}."
         )
     columns = features.num_columns
     if columns > len(values):
         notes.append(
-            f"There are {columns:,} columns for {len(values):,} rows: most of what networks and trees find in them is chance. "
+            f"There are {columns:,} columns for {len(values):,} rows, so most of what networks and trees find in them is chance. "
             "Believe a score only if it is clearly better than the constant guess, and leave out columns that cannot matter."
         )
     if not by_time:
@@ -194,7 +197,7 @@ def describe(
 
 
 def _time_hint(features: Features) -> list[str]:
-    """For the first column of dates by which the rows are ordered."""
+    """A hint about the first date column that orders the rows."""
     for name, column in zip(features.number_names, features.numbers.T, strict=True):
         known = column[~np.isnan(column)]
         if not name.endswith(DAYS) or len(known) < len(column) or len(np.unique(known)) < 0.5 * len(known):
@@ -203,7 +206,8 @@ def _time_hint(features: Features) -> list[str]:
         if max((steps >= 0).mean(), (steps <= 0).mean()) > 0.95:
             date = name.removesuffix(DAYS)
             return [
-                f"The rows are in the order of {date!r}, and were split at random: if later rows are to be predicted from "
-                f"earlier ones, scores are lower; --time {date} tests that."
+                f"The rows are in the order of {date!r} but were split at random. If later rows are to be predicted "
+                "from earlier ones, "
+                f"expect lower scores; --time {date} tests this."
             ]
     return []

@@ -1,4 +1,4 @@
-"""The estimators on the rows of splits: what `bayesify fit --method NAME` trains on the same rows."""
+"""The estimators on the rows of splits, trained as by `bayesify fit --method NAME`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.settings import EffortName
 
 FAILURES = (ArithmeticError, RuntimeError, ValueError)
-"""What training that diverges or does not suit the data raises."""
+"""Errors that training raises if it diverges or does not suit the data."""
 SMOOTHING_ROWS = 1.0
-"""Rows by which probabilities are drawn towards equal ones, where a model says nothing of some class."""
+"""Weight, in rows, of equal probabilities, for classes that a model does not know."""
 
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Rows of one split to train on.
+    """Training rows of one split.
 
     Args:
         x: Inputs, in their own units, [N, D].
-        y: Targets, [N] numbers or positions of classes.
-        num_classes: 0 for a regression.
+        y: Targets, [N]: numbers, or indices of classes.
+        num_classes: Number of classes; 0 for a regression.
         seed: Seed of everything random; the same for all methods, so that their networks start from the same weights.
     """
 
@@ -40,11 +40,11 @@ class SplitRows:
 
 @dataclass(frozen=True)
 class SplitModel:
-    """What a run trained.
+    """The trained model of a run.
 
     Args:
-        predict: From inputs [N, D] to the predictive distribution.
-        model: The network behind it; `None` for a rival.
+        predict: Function from inputs [N, D] to the predictive distribution.
+        model: Network behind `predict`; `None` for a rival.
     """
 
     predict: Callable[[np.ndarray], Predictive]
@@ -52,15 +52,15 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit the estimator of a method on several splits, together as far as it can be.
+    """Fit the estimator of a method on several splits, together if possible.
 
     Args:
-        name: As `bayesify fit --method` takes it.
+        name: Name of the method for `bayesify fit --method`.
         rows: Rows of each split.
-        effort: How long it trains.
+        effort: Effort of the training.
 
     Returns:
-        For each split what was trained, or what went wrong.
+        The model of each split, or its error.
     """
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
@@ -81,12 +81,12 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive of probabilities [N, K] of some classes; others, of which training had no row, get a little.
+    """The predictive of probabilities [N, K] of some classes; classes without a training row get a small probability.
 
     Args:
         probs: Probabilities of the known classes.
-        known: Positions of these among all classes, [K].
-        rows: What was trained on.
+        known: Indices of the known classes among all classes, [K].
+        rows: Training rows.
     """
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs

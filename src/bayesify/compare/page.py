@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML page with everything inside it."""
+"""The report of a comparison: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ OOD = {
     "epistemic": "by epistemic variance",
     "variance": "by whole variance",
 }
-"""How measures of uncertainty are called in the table of other inputs."""
+"""Names of measures of uncertainty in the table of out-of-distribution rows."""
 REFERENCE = "boosted_trees"
-"""The method that is dashed in the figures of all others."""
+"""The method that is drawn as a dashed line in the figures of all others."""
 NUM_EXAMPLE_COLUMNS = 3
-"""Columns beside example rows: those that matter most."""
+"""Number of columns next to example rows: the columns that matter most."""
 MAX_LISTED = 15
-"""Columns, and classes, that are listed."""
+"""Maximum number of columns, and of classes, that are listed."""
 NUM_OPEN_PANELS = 4
-"""Methods whose figures are open."""
+"""Number of methods whose figures are open."""
 
 
 @functools.cache
 def _template() -> Template:
-    """Compiled once: that takes longer than filling it in."""
+    """The template, compiled once, because compiling takes longer than filling it in."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -52,11 +52,11 @@ def _template() -> Template:
 
 
 def render(comparison: Comparison, running: str = "") -> str:
-    """The page.
+    """Render the page.
 
     Args:
-        comparison: What was found; it may be unfinished, with at least one finished run.
-        running: How far runs are, while they go on.
+        comparison: The comparison; it may be unfinished, but has at least one finished run.
+        running: Progress in words, while runs go on; empty at the end.
     """
     summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
@@ -98,7 +98,7 @@ def _percent(value: float | None) -> str:
 
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
-    """What only the run of the first split has."""
+    """An entry that only the run of the first split has."""
     return comparison.summary.results.get((row.name, 0), {}).get(key)
 
 
@@ -109,7 +109,7 @@ def _examples(row: MethodRow, comparison: Comparison) -> dict[str, Any] | None:
     leading = list(_first_run(row, comparison, "importance") or {})[:NUM_EXAMPLE_COLUMNS]
     columns = {name: place for name, place in columns_of(table.features).items() if name in leading}
     regression = table.task == "regression"
-    headings = [*leading, "predicted", "90 % range" if regression else "sure to", "truth"]
+    headings = [*leading, "predicted", "90 % range" if regression else "confidence", "truth"]
     rows = []
     for one in found:
         cells = [_cell(table.features, *columns[name], one["row"]) for name in leading]
@@ -138,11 +138,11 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    """Name, width of a bar, and changes of loss, error and coverage in words, of the columns that matter most."""
+    """Name, width of a bar, and changes of loss, error and coverage as text, for the columns that matter most."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
     found = {
         name: entry for name, entry in found.items() if isinstance(entry, dict)
-    }  # an older version kept one number
+    }  # an older version stored a single number
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)
     if most <= 0:
@@ -165,7 +165,7 @@ def _changed(value: float, digits: int, unit: str) -> str:
 
 
 def _recalls(row: MethodRow, comparison: Comparison) -> list[list[str]]:
-    """Label, share, recall and precision of the most frequent classes; none of a regression."""
+    """Label, share, recall and precision of the most frequent classes; empty for a regression."""
     found = recalls(row, comparison.summary, comparison.table.classes)
     order = sorted(found, key=lambda entry: -entry[1])[:MAX_LISTED]
     return [[label, f"{100 * share:.1f}", *map(_percent, values)] for label, share, *values in order]
@@ -179,7 +179,7 @@ def _ranking(comparison: Comparison) -> str:
     entries = [
         (row.title, float(row.means["nll"] or 0.0), float(row.errors["nll"] or 0.0), row.leads) for row in ranked
     ]
-    return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row (less is better)")
+    return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row (lower is better)")
 
 
 def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> bool:
@@ -194,7 +194,7 @@ def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> boo
 
 
 def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
-    """Columns of the table of out-of-distribution rows; none without such rows."""
+    """Columns of the table of out-of-distribution rows; empty without such rows."""
     names = [key.removeprefix("auroc_") for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
     return [Column(f"auroc_{name}", OOD[name], "", 1, 3, "high") for name in names]
 

@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one method's scores lie above another's on the same splits.
+    """How far one method's scores are above another's on the same splits.
 
     Args:
-        mean: Of the differences.
-        error: Its standard error, corrected for splits that share rows.
-        p: Probability of a difference as large as this or larger if there were none; NaN for a single split.
+        mean: Mean of the differences.
+        error: Standard error of the mean, corrected for splits that share rows.
+        p: Probability of a difference at least this large if there were none; NaN for a single split.
     """
 
     mean: float
@@ -31,24 +31,24 @@ def paired_difference(
     rows: Sequence[np.ndarray] | None = None,
     num_rows: int = 0,
 ) -> Difference:
-    r"""The corrected resampled t-test (Nadeau & Bengio 2003), with the rows of each split where their scores are known.
+    r"""The corrected resampled t-test (Nadeau & Bengio 2003), which also uses the scores of single rows if they are known.
 
-    Row i of split j differs by $d_{ij} = \delta + b_j + e_{ij}$: rows are easy or hard, and trainings go well or badly. With
-    $\sigma_e^2$ the variance within splits, $\sigma_b^2$ what that of the J means $\bar d_j$ has beyond $\sigma_e^2 / n_j$, and N
-    different rows,
+    Row i of split j differs by $d_{ij} = \delta + b_j + e_{ij}$: rows are easy or hard, and training runs go well or badly. Let
+    $\sigma_e^2$ be the variance within splits, $\sigma_b^2$ the excess of the variance of the J means $\bar d_j$ over
+    $\sigma_e^2 / n_j$, and N the number of different rows. Then
 
     $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
 
-    with J - 1 degrees of freedom, or N - 1 where $\sigma_b^2$ is 0. Without rows all variance is that of splits.
-    Without $\rho$ the test takes trainings for independent, though they see nearly the same rows, and finds differences where
-    there are none.
+    with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. Without scores of rows, all variance counts as variance of
+    splits. Without $\rho$, the test would treat training runs as independent although they share nearly all rows, and would
+    find differences that do not exist.
 
     Args:
         first: Scores of one method, one per split.
-        second: Scores of the other on the same splits.
+        second: Scores of the other method on the same splits.
         test_share: $\rho$.
         rows: Differences of the rows of each split, J arrays $[n_j]$.
-        num_rows: N; rows may be tested by several splits.
+        num_rows: N; several splits may test the same row.
 
     Raises:
         ValueError: If the numbers of splits differ or are zero.
@@ -78,7 +78,7 @@ def paired_difference(
 def adjusted(values: Mapping[str, float]) -> dict[str, float]:
     r"""p-values adjusted for their number, $\min_{j \ge i} p_{(j)} m / j$ (Benjamini & Hochberg 1995); NaN stays NaN.
 
-    Of all differences that are called clear because the adjusted value lies below 0.05, at most 5 % are expected not to be there.
+    Of all differences that are called clear because their adjusted value is below 0.05, at most 5 % are expected to be chance.
     """
     known = sorted(((value, name) for name, value in values.items() if not math.isnan(value)), reverse=True)
     result = dict(values)

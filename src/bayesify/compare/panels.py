@@ -1,4 +1,4 @@
-"""The figures of each method: calibration, sharpness, rejection, error against uncertainty; averaged over splits."""
+"""The figures of each method, averaged over splits: calibration, sharpness, rejection, error against uncertainty."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Curves = Sequence[Mapping[str, Any]]
 
 
 class Panels:
-    """Figures with the same axes for all methods, so that they can be compared.
+    """Figures with the same axes for all methods, so that the methods can be compared.
 
-    The axes hold nearly all of every method; outliers are cut at three times the middle.
+    The axes show nearly all of every method's values; values above three times the median are cut off.
 
     Args:
         every: Curves of each method.
-        task: Of the comparison.
+        task: Task of the comparison.
     """
 
     def __init__(self, every: Sequence[Curves], task: Task) -> None:
@@ -42,15 +42,15 @@ class Panels:
         """Captions and SVG elements of one method.
 
         Args:
-            curves: Of the method.
-            title: Of the method.
+            curves: Curves of the method.
+            title: Title of the method.
             reference: Curves of another method, dashed in the figures; `None` for none.
         """
         first = self._reliability(curves, title) if self._classes else self._coverage(curves, title, reference)
         return [
             ("Stated against observed" if self._classes else "Coverage of intervals", first),
             ("Sharpness", self._sharpnesses(curves, title)),
-            ("Turning away uncertain rows", self._rejections(curves, title, reference)),
+            ("Leaving out uncertain rows", self._rejections(curves, title, reference)),
             ("Error against uncertainty", self._errors(curves, title)),
         ]
 
@@ -81,7 +81,7 @@ class Panels:
 
     def _rejections(self, curves: Curves, title: str, reference: Curves | None) -> str:
         label = "accuracy of the rest, %" if self._classes else "error of the rest"
-        words = "rows turned away, %", label, f"{title}: {label} by share turned away", "xy" if self._classes else "x"
+        words = "rows left out, %", label, f"{title}: {label} by share of rows left out", "xy" if self._classes else "x"
         plot, shares = Plot((0, 1), self._rejection, *words), [step / NUM_POINTS for step in range(NUM_POINTS)]
         if reference is not None:
             plot.line(shares, np.clip(_mean(reference, "rejection"), *self._rejection), SECOND, dash="5 3", width=1.5)
@@ -94,7 +94,7 @@ class Panels:
         plot = Plot(self._uncertainty, self._error, *words)
         if not self._classes:
             plot.line([0, self._error[1]], [0, self._error[1]], FAINT, dash="4 3", width=1.5)
-        bins = list(zip(*(curve["bins"] for curve in curves), strict=False))  # some splits have fewer
+        bins = list(zip(*(curve["bins"] for curve in curves), strict=False))  # some splits have fewer bins
         x, y = ([np.mean([entry[key] for entry in group]) for group in bins] for key in ("uncertainty", "error"))
         return plot.points(np.clip(x, *self._uncertainty), np.clip(y, *self._error), LINE).svg()
 

@@ -1,4 +1,4 @@
-"""What is to be compared, and how."""
+"""Settings of a comparison."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
 
 NUM_SPLITS, NUM_QUICK_SPLITS = 10, 5
-"""Splits of small tables, where the user does not say."""
+"""Default number of splits of a small table, and with `quick`."""
 MAX_ROWS, MAX_QUICK_ROWS = 20_000, 5_000
-"""Rows of a table that are used, where the user does not say."""
+"""Default maximum number of rows that are used, and with `quick`."""
 
 
 @checked
 @dataclass(frozen=True)
 class Question:
-    """What is to be compared.
+    """Settings of a comparison.
 
     Args:
-        data: A path, or the name of a data set.
-        target: The column to predict; not needed for a name.
-        task: `"regression"` or `"classification"`, if it is not to be detected.
+        data: Path of a file, or name of a data set.
+        target: Column to predict; a data set by name has its own.
+        task: `"regression"` or `"classification"`; `None` to detect it.
         methods: Names of methods, or `"all"` (default: a small portfolio). Baselines and rivals are added.
         ignore: Columns to leave out.
-        ood: A table of out-of-distribution inputs.
-        splits: How many; by `quick` if `None`.
-        max_rows: More rows are thinned at random; by `quick` if `None`.
+        ood: Path of a table of out-of-distribution inputs.
+        splits: Number of splits; `None` for the default, which depends on `quick`.
+        max_rows: Maximum number of rows; of a larger table, random rows are used. `None` for the default, which depends on `quick`.
         quick: Whether to train briefly on fewer splits.
-        seed: Of everything random.
-        group: A column; rows with the same cell are on the same side of every split.
-        time: A column; splits train on earlier rows and test on later ones.
-        reading: How the file is to be read.
+        seed: Seed of everything random.
+        group: Name of a column; rows that share its value stay on the same side of every split.
+        time: Name of a column; splits train on earlier rows and test on later ones.
+        reading: How to read the file.
 
     Raises:
         InputError: If a count is out of range or a method is unknown.
@@ -73,7 +73,7 @@ class Question:
         """The methods, baselines first.
 
         Raises:
-            InputError: If a name is unknown; the message suggests the nearest.
+            InputError: If a name is unknown; the message suggests the nearest name.
         """
         wanted = [AUTO, *all_methods()] if "all" in self.methods else self.methods or PORTFOLIO
         try:
@@ -84,15 +84,15 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Of the file or data set, as folders may be called."""
+        """Name of the file or data set, in characters that are safe in names of folders."""
         return short_name(self.data)
 
     @property
     def usual_splits(self) -> int:
-        """Splits of a small table, where nothing else is said."""
+        """Default number of splits of a small table."""
         return NUM_QUICK_SPLITS if self.quick else NUM_SPLITS
 
     @property
     def row_limit(self) -> int:
-        """Rows that are used, at most."""
+        """Maximum number of rows that are used."""
         return self.max_rows or (MAX_QUICK_ROWS if self.quick else MAX_ROWS)

@@ -1,4 +1,4 @@
-"""What a user would take in place of a network: the mean, a linear model, boosted trees."""
+"""Alternatives to a network: a constant guess, a linear model, boosted trees."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.training.random_streams import derive_seed
 
 MAX_RESIDUALS = 60
-"""Components of a predictive distribution, at most."""
+"""Maximum number of components of a predictive distribution."""
 WIDE_SHARE = 0.05
-"""Share of its components that are wide, so that a residual beyond all others is improbable and not impossible."""
+"""Share of wide components, which make a residual beyond all others improbable instead of impossible."""
 WIDE_STD = 3.0
-"""Deviation of the wide components, in deviations of the residuals."""
+"""Standard deviation of the wide components, in standard deviations of the residuals."""
 NUM_FOLDS, MAX_ROWS_FOR_ALL_FOLDS = 5, 2000
-"""Parts of the training rows, each predicted from the others, by which residuals are found; of more rows only the first part is
-predicted."""
+"""Number of parts of the training rows; each is predicted from the others to find residuals. With more rows than the second
+number, only the first part is predicted."""
 MAX_TREES = 100
-"""Trees that scikit-learn's boosting adds, at most."""
+"""Maximum number of trees of scikit-learn's boosting."""
 MIN_ROWS_PER_INPUT = 3
-"""Rows per input below which the linear model chooses its inputs (lasso)."""
+"""With fewer rows per input, the linear model selects its inputs (lasso)."""
 NUM_PENALTIES = 30
-"""Penalties of the lasso, over three decades: each a fifth less than the one before."""
+"""Number of the lasso's penalties over three decades; each is a fifth smaller than the one before."""
 
 Guess = Callable[[np.ndarray], np.ndarray]
 
@@ -40,8 +40,8 @@ def train_rival(name: str, rows: SplitRows) -> SplitModel:
     """Train a rival on the rows of a split.
 
     Args:
-        name: From `contestants.RIVALS`.
-        rows: To train on.
+        name: Name from `contestants.RIVALS`.
+        rows: Training rows.
     """
     from threadpoolctl import threadpool_limits
 
@@ -51,14 +51,14 @@ def train_rival(name: str, rows: SplitRows) -> SplitModel:
 
 
 def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) -> Callable[[np.ndarray], Predictive]:
-    r"""A point prediction f with the distribution of its errors on rows that it was not trained on.
+    r"""A point prediction f with the distribution of its errors on held-out rows.
 
     With $r_s$ quantiles of these residuals and h a bandwidth,
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
-    so that central intervals end at quantiles of the residuals, as conformal ones do (Barber et al. 2021). Where f is of the
-    target's logarithm, means are $e^{f(x) + r_s}$ and deviations $h_s$ times that.
+    so that central intervals end at quantiles of the residuals, like conformal intervals (Barber et al. 2021). If f predicts
+    the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these means.
     """
     centers, widths = _errors(residuals)
 
@@ -103,7 +103,7 @@ def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _errors(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantiles of residuals with Silverman's bandwidth, some of them wide: [S] and [S]."""
+    """Centers [S] and widths [S] of the components: quantiles of residuals with Silverman's bandwidth, and some wide components."""
     count = min(len(residuals), MAX_RESIDUALS)
     middle = np.quantile(residuals, (np.arange(count) + 0.5) / count)
     spread = float(np.std(residuals)) or 1e-6 * (abs(float(residuals.mean())) or 1.0)
@@ -133,11 +133,11 @@ PACKAGES = {
     "xgboost": ("xgboost", "XGB", {"n_jobs": 1}),
     "catboost": ("catboost", "CatBoost", {"verbose": False, "thread_count": 1, "allow_writing_files": False}),
 }
-"""Modules with estimators of scikit-learn's kind, the start of their names, and what keeps them quiet."""
+"""Modules with estimators in scikit-learn's style, the prefixes of their class names, and options that keep them quiet."""
 
 
 def installed() -> list[str]:
-    """Rivals that need a package which is there."""
+    """Rivals whose package is installed."""
     return [name for name, (module, _, _) in PACKAGES.items() if find_spec(module) is not None]
 
 

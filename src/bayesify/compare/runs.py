@@ -33,28 +33,28 @@ from bayesify.weights.catalog import count_parameters
 Job = Mapping[str, Any]
 Result = dict[str, Any]
 NUM_TIMED_ROWS = 1000
-"""Rows of the prediction that is timed."""
+"""Number of rows of the prediction that is timed."""
 TIMES = ("train_seconds", "predict_ms")
-"""What differs from one run to the next; everything else is the same for the same seed."""
+"""Results that differ between runs; everything else is the same for the same seed."""
 
 
 def run_method(path: str, job: Job) -> Result:
-    """Train and score one method on some splits; what goes wrong with the method becomes `error`.
+    """Train and score one method on some splits; a failure of the method becomes `error`.
 
     Args:
-        path: A file of `ComparedTable.arrays`; no part of what makes a job.
-        job: `data` (their fingerprint), `method`, `splits`, `seed`, `quick`.
+        path: Path of a file of `ComparedTable.arrays`; it is not part of the job's identity.
+        job: `data` (its fingerprint), `method`, `splits`, `seed`, `quick`.
 
     Returns:
-        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `rows` (of each part), for the first split
-        `examples`, `importance` and the time of a prediction, and `ood` where there are other inputs; or `error`.
+        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `rows` (of each part); `examples`,
+        `importance` and the time of a prediction for the first split; `ood` if there are out-of-distribution inputs; or `error`.
 
     Raises:
-        ValueError: If the file holds other data.
+        ValueError: If the file holds the data of another comparison.
     """
     table = ComparedTable.read(Path(path))
     if table.fingerprint != job["data"]:
-        raise ValueError(f"{path} holds other data than this comparison's; give each comparison a folder of its own")
+        raise ValueError(f"{path} holds the data of another comparison; give each comparison its own folder")
     try:
         with _alone():
             return {"runs": _run(table, job)}
@@ -89,7 +89,7 @@ def _run(table: ComparedTable, job: Job) -> list[Result]:
 
 
 def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seconds: float) -> Result:
-    """What is known of one trained model."""
+    """Scores, curves and costs of one trained model."""
     parts = table.parts(split, job["seed"])
     preparation = Preparation.of(table.features, parts.fit)
     inputs = preparation(table.features, parts.test)
@@ -124,12 +124,14 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
     rows = np.resize(np.arange(len(x)), NUM_TIMED_ROWS)
     start = time.process_time()
     prediction = trained.predict(x[rows])
-    getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")  # it may be lazy
+    getattr(
+        prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs"
+    )  # the predictive may be lazy
     return 1000 * (time.process_time() - start)
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:
-    """Trainable scalars, or all stored ones of a model that is no module, and bytes of its file; `None` for what is no network."""
+    """Number of trainable scalars (of stored scalars if the model is not a module), and bytes of its file; `None` for rivals."""
     if model is None:
         return {"parameters": None, "bytes": None}
     stored = sum(tensor.numel() for tensor in model.state().values())
@@ -145,7 +147,7 @@ def _costs(model: Predictor | None) -> dict[str, int | None]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One thread, so that runs side by side do not fight and sums have one order; and no warnings."""
+    """Run with one thread, so that parallel runs do not compete and sums have one order, and without warnings."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

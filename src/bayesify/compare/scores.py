@@ -15,11 +15,11 @@ from bayesify.predictive.regression import RegressionPredictive
 
 LEVELS = (0.5, 0.9, 0.95)
 THIRDS = ("low", "middle", "high")
-"""Of test rows, by what is predicted for them."""
+"""Thirds of the test rows, by their predictions."""
 NUM_BINS, NUM_POINTS = 10, 20
-"""Bins of error against uncertainty, and points of a rejection curve."""
+"""Number of bins of error against uncertainty, and number of points of a rejection curve."""
 SHARPNESS_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Quantiles over test rows that say how sharp predictions are."""
+"""Quantiles over test rows that describe the sharpness of predictions."""
 
 Scores = dict[str, float | None]
 
@@ -27,19 +27,19 @@ Scores = dict[str, float | None]
 def score_regression(
     test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a regression, and what its figures show.
+    """Scores of a regressionand the curves of its figures.
 
     Args:
         test: Prediction of the test rows, [N, 1].
-        y: Their targets, [N].
+        y: Targets of the test rows, [N].
         calibration: Prediction of the calibration rows.
-        y_calibration: Their targets.
+        y_calibration: Targets of the calibration rows.
 
     Returns:
-        Scores by name: those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal),
-        `width_*` of the central intervals, `coverage_90_*` of the lowest, middle and highest third of predictions, and
-        `conformal_coverage_*` and `conformal_width_*` of recalibrated ones, `None` where there are too few calibration rows; and
-        curves by name.
+        Scores by name, and curves by name. The scores are those of `metrics.evaluate`, `calibration` (mean distance of the coverage
+        curve from the diagonal), `width_*` of the central intervals, `coverage_90_*` of the lowest, middle and highest third of
+        predictions, and `conformal_coverage_*` and `conformal_width_*` of recalibrated intervals, `None` if there are too few
+        calibration rows.
 
     Raises:
         ValueError: If a score is not finite.
@@ -81,15 +81,16 @@ def score_regression(
 def score_classification(
     test: ClassificationPredictive, labels: np.ndarray, calibration: ClassificationPredictive, known: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a classification, and what its figures show; see `score_regression`.
+    """Scores of a classification and the curves of its figures; see `score_regression`.
 
-    `coverage_*` is how often the fewest classes that reach a level hold the label, `width_*` how many these are.
+    `coverage_*` is the share of rows whose label is among the fewest classes that reach a level; `width_*` is the mean number of
+    these classes.
 
     Args:
         test: Prediction of the test rows, [N, C].
-        labels: Their classes, [N].
+        labels: Classes of the test rows, [N].
         calibration: Prediction of the calibration rows.
-        known: Their classes.
+        known: Classes of the calibration rows.
 
     Raises:
         ValueError: If a score is not finite.
@@ -127,7 +128,7 @@ def score_classification(
 
 
 def _losses(test: Predictive, targets: torch.Tensor) -> list[float]:
-    """The NLL of each row, rounded for a file: [N]."""
+    """The NLL of each row, [N], rounded for a file."""
     return [round(float(loss), 5) for loss in -test.log_prob(targets)]
 
 
@@ -148,9 +149,9 @@ def _bins(uncertainty: np.ndarray) -> list[np.ndarray]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error after the least certain k / NUM_POINTS of the rows are turned away, k = 0..NUM_POINTS-1.
+    """Root of the mean error after the least certain k / NUM_POINTS of the rows are left out, k = 0..NUM_POINTS-1.
 
-    Equally certain rows are turned away in random order, of which this is the expectation of the mean.
+    Equally certain rows are left out in random order; the mean is its expectation over these orders.
     """
     _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]

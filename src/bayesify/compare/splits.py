@@ -11,19 +11,19 @@ from bayesify.tables.errors import InputError
 from bayesify.training.random_streams import derive_seed
 
 MIN_ROWS = 20
-"""Rows below which a comparison makes no sense."""
+"""Minimum number of rows of a comparison."""
 MAX_SMALL_ROWS = 2000
-"""Rows below which a fifth is for testing, and from which on a tenth."""
+"""A fifth of the rows is for testing below this number of rows, otherwise a tenth."""
 CALIBRATION_SHARE = 0.12
-"""Share of the rows that are not for testing which go to calibration."""
+"""Share of the non-test rows that is used for calibration."""
 MIN_CALIBRATION_ROWS = 3
 MIN_GROUPS = 5
-"""Different groups that splits need: one for testing and one for calibration, and some to train on."""
+"""Minimum number of different groups: one for testing, one for calibration, and some to train on."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Row numbers of one split; no row is in two parts.
+    """Row indices of one split; no row is in two parts.
 
     Args:
         fit: Rows to train on.
@@ -37,14 +37,14 @@ class Parts:
 
 
 def thinned(count: int, most: int, seed: int) -> np.ndarray:
-    """Numbers of at most some of the rows, chosen at random, in order."""
+    """Sorted indices of at most `most` rows, chosen at random."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
 def count_folds(rows: int) -> int:
-    """Folds of one repetition, and blocks of a split by time."""
+    """Number of folds of one repetition, and of blocks of splits by time."""
     return 5 if rows < MAX_SMALL_ROWS else 10
 
 
@@ -58,27 +58,27 @@ def make_parts(
     groups: np.ndarray | None = None,
     times: np.ndarray | None = None,
 ) -> Parts:
-    """One split, the same for the same seed however many others there are.
+    """One split. It depends on the seed, but not on the number of other splits.
 
-    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. Calibration rows
-    are those that come next in the same random order. Classes have nearly the same shares in all parts. A standard split keeps
-    its test rows.
+    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. The calibration rows
+    come next in the same random order. All parts have nearly the same shares of the classes. A standard split keeps its test
+    rows.
 
     Args:
         values: Targets, [N].
         index: Number of the split.
         seed: Seed of all splits.
         classes: Whether the targets are classes.
-        standard: Pairs of training and test rows, if the data set comes with splits.
-        groups: Numbers, [N]; rows of the same number are in the same part.
-        times: When each row was, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on
-            all before it; calibration rows are the last of these.
+        standard: Pairs of training and test rows, if the data set has its own splits.
+        groups: Group numbers, [N]; rows of one group are in the same part.
+        times: Time of each row, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on
+            all rows before it; the calibration rows are the last of these.
 
     Raises:
         InputError: If there are too few rows, groups or blocks.
     """
     if len(values) < MIN_ROWS:
-        raise InputError(f"{len(values)} rows with a target; a comparison needs at least {MIN_ROWS}")
+        raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")
     if times is not None:
         return _by_time(times, index)
     generator = np.random.default_rng(
@@ -96,12 +96,12 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Calibration rows from the start of an order of rows, cut where a group ends.
+    """Parts whose calibration rows come from the start of an order of rows, cut where a group ends.
 
     Args:
-        order: Rows that are not for testing.
-        test: The others.
-        sizes: Rows of each group, in that order; `None` where each row is alone.
+        order: Rows that are not for testing, in order.
+        test: Test rows.
+        sizes: Number of rows of each group, in the same order; `None` if each row is its own group.
     """
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
@@ -113,10 +113,10 @@ def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = 
 def _by_group(
     values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
 ) -> Parts:
-    """Whole groups in random order; folds of about the same number of rows, or of groups where a few hold most rows."""
+    """Whole groups in random order; folds have about the same number of rows, or of groups if a few groups hold most rows."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     if len(first) < MIN_GROUPS:
-        raise InputError(f"{len(first)} different groups of rows; splits need at least {MIN_GROUPS}")
+        raise InputError(f"only {len(first)} different groups of rows; splits need at least {MIN_GROUPS} groups")
     order = _dealt(values[first], generator, classes)
     folds = min(count_folds(len(values)), len(first))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
@@ -138,9 +138,12 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
     order = np.argsort(times, kind="stable")
     blocks = count_folds(len(order))
     if index >= blocks:
-        raise InputError(f"split {index + 1}: splits by time are {blocks}, blocks of the later half of the rows")
+        raise InputError(
+            f"split {index + 1}: there are only {blocks} splits by time, the blocks of the later half of the rows; give at "
+            f"most --splits {blocks}"
+        )
     cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
-    # Rows of the same time stay together where there are times enough.
+    # Rows of the same time stay together if there are enough different times.
     whole = [int(np.searchsorted(times[order], times[order[cut]])) for cut in cuts[:-1]] + [len(order)]
     if len(set(whole)) == len(whole) and whole[0] > 4 * MIN_CALIBRATION_ROWS:
         cuts = whole
@@ -150,7 +153,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row numbers in random order; with classes, any stretch of it has about their shares of the whole."""
+    """Row indices in random order; with classes, any stretch of the order has about their overall shares."""
     if not classes:
         return generator.permutation(len(values))
     place = np.empty(len(values))

@@ -20,10 +20,10 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 """Results of finished runs by method and split."""
 SIGNIFICANCE_LEVEL = 0.05
 RANKING_SCORE = "nll"
-"""The score that methods are ranked by."""
+"""The score by which methods are ranked."""
 PARTS = ("fit", "calibration", "test")
 MIN_NAMED_NATS = 0.02
-"""Nats per row from which on a difference is worth naming: 2 % more probability for the truth, or intervals 2 % narrower."""
+"""Minimum difference that matters, in nats per row: the truth gets 2 % more probability, or intervals are 2 % narrower."""
 LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 
@@ -32,12 +32,12 @@ class Column:
     """A column of the table.
 
     Args:
-        key: In `MethodRow.means`.
-        heading: For readers.
-        unit: For readers; empty for none.
-        factor: From the stored number to the shown one.
-        digits: Digits after the point; `None` for three that count.
-        better: `"low"`, `"high"`, or a value that is best.
+        key: Key in `MethodRow.means`.
+        heading: Heading for readers.
+        unit: Unit for readers; empty for none.
+        factor: Factor from the stored number to the shown one.
+        digits: Digits after the decimal point; `None` for three significant digits.
+        better: `"low"`, `"high"`, or the best value.
     """
 
     key: str
@@ -75,7 +75,7 @@ COVERAGES = tuple(Column(f"coverage_{level}", f"{level} % cover", "%", 100, 0, l
 COLUMNS: dict[Task, tuple[Column, ...]] = {
     task: (Column("nll", "NLL", "nats", 1, 3), *own, *COVERAGES, *COSTS) for task, own in SCORES.items()
 }
-"""What the table shows for each task."""
+"""Columns of the table for each task."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class MethodRow:
     """One method in the table.
 
     Args:
-        name: In code and on the command line.
-        title: For readers.
+        name: Name in code and on the command line.
+        title: Name for readers.
         splits: Splits that count.
-        means: Of every score and cost; `None` where it is not known.
+        means: Mean of every score and cost; `None` if it is unknown.
         errors: Standard errors of the means; `None` for a single split.
         failure: Why some or all runs failed; empty if none did.
-        behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
-        p: Of that difference, adjusted for the number of methods; NaN if it cannot be tested.
-        standing: `LEADS` if it is tied with the best, else `BEHIND` if it or one above it is clearly behind.
+        behind: How far its NLL is above the NLL of the best method; `None` for the best, and for methods without a rank.
+        p: p-value of that difference, adjusted for the number of methods; NaN if it cannot be tested.
+        standing: `LEADS` if it is tied with the best; `BEHIND` if it, or a method above it, is clearly behind; otherwise `UNCLEAR`.
     """
 
     name: str
@@ -106,28 +106,28 @@ class MethodRow:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the best method or tied with it."""
+        """Whether this is the best method or tied with the best."""
         return self.standing == LEADS
 
     @property
     def clearly_behind(self) -> bool:
-        """Whether the best method is better by the paired test, and by as much as is worth naming."""
+        """Whether the best method is better by the paired test, and by enough to matter."""
         return self.behind is not None and is_clear(self.behind, self.p)
 
     @property
     def tied(self) -> bool:
-        """Whether it is within a standard error of the best method, or too little behind to be worth naming, or untested."""
+        """Whether it is within a standard error of the best method, too little behind to matter, or untested."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither chance nor too small to be worth naming.
+    """Whether a difference is neither chance nor too small to matter.
 
     Args:
-        difference: In the score that decides.
-        p: In place of its own, where it was one of many.
+        difference: Difference of the ranking score.
+        p: Adjusted p-value that replaces the difference's own; `None` for its own.
     """
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
@@ -137,10 +137,10 @@ class Summary:
     """A comparison in numbers.
 
     Args:
-        task: What the target poses.
-        rows: Ranked methods from the best on, then those that failed.
+        task: Task of the target.
+        rows: Ranked methods from best to worst, then methods that failed.
         splits: Splits that all ranked methods have finished.
-        results: Of all finished runs.
+        results: Results of all finished runs.
     """
 
     task: Task
@@ -150,7 +150,7 @@ class Summary:
 
     @property
     def ranked(self) -> list[MethodRow]:
-        """Methods without a failure, from the best on."""
+        """Methods without a failure, from best to worst."""
         return [row for row in self.rows if not row.failure and row.means]
 
     @property
@@ -160,21 +160,21 @@ class Summary:
 
     @property
     def leading(self) -> list[MethodRow]:
-        """The best method and those that are tied with it."""
+        """The best method and the methods that are tied with it."""
         return [row for row in self.ranked if row.leads]
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Those of `leading` that are above all others: without methods that are tied because their scores vary so much."""
+        """Members of `leading` that rank above all others, without methods that are tied only because their scores vary so much."""
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """What the runs of a method have under two keys, such as `"scores"` and `"nll"`; one entry per split."""
+        """Entries of a method's runs under two keys, such as `"scores"` and `"nll"`; one entry per split."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property
     def num_rows(self) -> int:
-        """Different rows that the splits test: at most all there are."""
+        """Number of different rows that the splits test, at most all rows."""
         known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
         counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
         tested = sum(rows["test"] for rows in counts)
@@ -187,7 +187,7 @@ class Summary:
         return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
 
     def difference(self, worse: str, better: str) -> Difference:
-        """How far one ranked method's NLL lies above another's, with the NLL of each row where it is known."""
+        """How far one ranked method's NLL is above another's, using the NLL of each row if it is known."""
         first, second = (self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better))
         losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
         if any(loss is None for part in losses for loss in part):
@@ -196,9 +196,9 @@ class Summary:
         return paired_difference(first, second, self.test_share, rows, self.num_rows)
 
     def chosen_elsewhere(self) -> list[str]:
-        """For each split the method with the lowest mean NLL on all others; empty for a single split.
+        """For each split, the method with the lowest mean NLL on all other splits; empty for a single split.
 
-        Scored on the split that did not choose it, it shows what choosing a winner among many is worth.
+        Its score on the split that did not choose it shows how much a winner among many methods is really worth.
         """
         names = [row.name for row in self.ranked]
         table = np.array([self.of_splits(name, "scores", RANKING_SCORE) for name in names])
@@ -212,10 +212,10 @@ class Summary:
 
 
 def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
-    """The table from the results of runs.
+    """Summarize the results of runs as a table.
 
-    Ranked are methods none of whose runs failed, on the splits that all of them have finished: by their mean NLL as it is shown, to
-    three digits, and the cheaper one first where that is equal, so that rounding decides no order.
+    Methods are ranked if none of their runs failed, on the splits that all of them have finished. The order is by mean NLL as
+    shown, to three digits, with the cheaper method first in a tie, so that rounding does not decide the order.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
@@ -256,7 +256,7 @@ def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Met
     errors: dict[str, float | None] = {}
     found = [_flat(results[name, split]) for split in splits]
     for key in dict.fromkeys(key for entry in found for key in entry):
-        values = [entry[key] for entry in found if key in entry]  # some are measured on one split only
+        values = [entry[key] for entry in found if key in entry]  # some keys are measured on one split only
         known = all(value is not None for value in values)
         means[key] = float(np.mean(values)) if known else None
         errors[key] = float(np.std(values, ddof=1) / math.sqrt(len(values))) if known and len(values) > 1 else None
@@ -278,7 +278,7 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
 
 MISSING = "–"
 MIN_HUGE_SCORE = 1e5
-"""Scores from here on are of a method that went wrong, and shown as powers of ten."""
+"""Scores from here on come from a method that failed, and are shown as powers of ten."""
 
 
 def show(value: float | None, column: Column) -> str:
@@ -294,7 +294,7 @@ def show(value: float | None, column: Column) -> str:
 
 
 def cell(row: MethodRow, column: Column, *, spread: bool = True) -> str:
-    """Mean and standard error of a row, as text."""
+    """Mean and standard error of a row as text."""
     mean, error = row.means.get(column.key), row.errors.get(column.key)
     text = show(mean, column)
     if text == MISSING or not spread or error is None or column in COSTS or "e+" in text:

@@ -1,4 +1,4 @@
-"""What a comparison says, in plain language."""
+"""The verdict of a comparison in plain language."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from bayesify.tables.targets import Task
 from bayesify.tables.written_numbers import significant
 
 REJECTED_POINT = 4 * NUM_POINTS // 20
-"""Position in a rejection curve: a fifth of the rows is turned away."""
+"""Position in a rejection curve at which a fifth of the rows is left out."""
 GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
-"""Calibration error up to which uncertainty is good enough, and beyond the least among tied methods up to which it is as good."""
+"""A calibration error is good enough up to the first value, or up to the least among tied methods plus the second value."""
 MAX_COVERAGE_ERROR = 0.06
-"""Two standard errors of a coverage above which test rows are too few to judge it."""
+"""If two standard errors of a coverage exceed this, there are too few test rows to judge it."""
 MIN_COVERAGE_GAP = 0.015
-"""Deviation of a coverage from what is stated that is never called wrong."""
+"""A coverage that deviates from its level by less than this is never called wrong."""
 MIN_THIRD_GAP = 0.08
-"""Deviation of a third's coverage from 90 % that is named."""
+"""A third of the predictions is reported if the coverage of its 90 % intervals deviates from 90 % by at least this."""
 MIN_DETECTION_AUROC = 0.8
-"""AUROC from which on out-of-distribution rows count as detected."""
+"""AUROC from which out-of-distribution rows count as detected."""
 MAX_NAMES = 4
 WORDS = {
     "constant": "a constant guess",
@@ -50,18 +50,19 @@ PLURAL = ("boosted_trees",)
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer.
+    """Recommendation of a comparison, with its reasons.
 
     Args:
-        headline: Which method to use, or what is tied.
-        certainty: `"clear"`, one method is better than all others by a paired test and by as much as is worth naming; `"tie"`, some
-            are within a standard error of the best; `"likely"`, none is, but the test is not sure of all;
-            `"nothing"`, no method is clearly better than a constant guess; or `"untested"`, a single split.
-        pick: The method to use: the best; of tied ones the cheapest of those whose uncertainty is about as accurate as that of any.
-        network: The same where bayesify can fit it, else the best Bayesian method that is tied with it, else the best network;
-            `None` where none was ranked.
-        sentences: The reasons in plain words, each a sentence or two.
-        details: The same in numbers.
+        headline: Method to use, or the methods that are tied.
+        certainty: `"clear"`: one method is better than all others by a paired test, and by enough to matter. `"tie"`: some
+            methods are within a standard error of the best. `"likely"`: no method is that close, but the test does not rule out
+            all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was a single split.
+        pick: Method to use. It is the best one; in a tie, it is the cheapest of those whose uncertainty is about as accurate as
+            the most accurate.
+        network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
+            `None` if no network was ranked.
+        sentences: Reasons in plain words, each a sentence or two.
+        details: Reasons in numbers.
     """
 
     headline: str
@@ -116,22 +117,22 @@ def _no_guesses(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def why_picked(pick: MethodRow, summary: Summary) -> str:
-    """Why a method is taken among tied ones, in words."""
+    """The reason in words for a choice among tied methods."""
     rows = _no_guesses(summary.contenders)
     if len(rows) == 1:
         return "the best of them on average"
     cheapest = pick is min(rows, key=lambda row: cost_rank(row.name))
-    return f"the cheapest of {'them' if cheapest else 'those whose stated uncertainty is most accurate'}"
+    return f"the cheapest of {'them' if cheapest else 'the methods whose stated uncertainty is most accurate'}"
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest of those whose stated uncertainty is accurate, or about as accurate as that of any."""
+    """The cheapest method whose stated uncertainty is accurate, or about as accurate as the most accurate."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
     enough = max(
         GOOD_CALIBRATION_ERROR, least + TIED_CALIBRATION_GAP, 1 / math.sqrt(max(1, num_rows))
-    )  # few rows cannot tell
+    )  # few rows cannot distinguish smaller errors
     close = [row for row in rows if (errors[row.name] or 0.0) <= enough]
     return min(close, key=lambda row: cost_rank(row.name))
 
@@ -148,9 +149,9 @@ def _headline(
     majority: tuple[str, float] | None,
 ) -> str:
     if certainty == "untested":
-        return f"{_capital(best)} did best on a single split, which decides nothing yet."
+        return f"{_capital(best)} did best, but on a single split, which is too little to decide."
     if certainty == "nothing":
-        guess = "its mean" if majority is None else f"always saying {majority[0]!r}"
+        guess = "always guessing the mean" if majority is None else f"always saying {majority[0]!r}"
         return f"No method predicted {target} clearly better than {guess}."
     if all(row.name in RIVALS or row.standing == BEHIND for row in summary.ranked):
         names = _list([_words(row) for row in tied])
@@ -159,7 +160,7 @@ def _headline(
     if certainty == "clear":
         return f"Use {_words(best)}."
     if certainty == "likely":
-        return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, though not beyond doubt."
+        return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, but this is not certain."
     names = _list([_words(row) for row in tied])
     if len(tied) > MAX_NAMES:
         names = f"{len(tied)} of {len(summary.ranked)} methods"
@@ -169,25 +170,33 @@ def _headline(
 def _choice(
     certainty: str, pick: MethodRow, network: MethodRow | None, tied: Sequence[MethodRow], summary: Summary, target: str
 ) -> list[str]:
-    """Which one to take, and how the best network and the best rival stand to each other."""
+    """Which method to use, and how the best network compares with the best method that is not a network."""
     told = []
     if certainty == "tie":
         if len(tied) > MAX_NAMES:
-            told.append(f"These splits cannot tell {_list([_words(row) for row in tied])} apart.")
+            told.append(f"The scores of {_list([_words(row) for row in tied])} are too close to say which is best.")
         uneven = [_words(row) for row in tied if row not in summary.contenders]
         if uneven:
-            told.append(f"Scores of {_list(uneven)} vary so much from split to split that nothing can be said of them.")
+            told.append(
+                f"The scores of {_list(uneven)} vary so much from split to split that they allow no conclusion."
+            )
         cheapest = min(_no_guesses(summary.contenders), key=lambda row: cost_rank(row.name))
         if pick is not cheapest:
-            told.append(f"The cheapest of them is {_words(cheapest)}, but its stated uncertainty is less accurate.")
-        told.append(f"Take {_words(pick)}: {why_picked(pick, summary)}.")
+            told.append(
+                f"The cheapest of these methods is {_words(cheapest)}, but its stated uncertainty is less accurate."
+            )
+        told.append(f"Use {_words(pick)}, {why_picked(pick, summary)}.")
         widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < MIN_NAMED_NATS and widest.p < SIGNIFICANCE_LEVEL:
-            told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
+            told.append(
+                "The differences between these methods are real but too small to matter: the best one gives the true "
+                f"{target} at most "
+                f"{_more(widest.mean)} the others."
+            )
     if certainty == "likely":
         near = next(row for row in summary.ranked if row.standing == UNCLEAR)
         told.append(
-            f"These splits cannot rule out that {_words(near)} {_verb(near, 'predicts', 'predict')} it as well."
+            f"These splits cannot rule out that {_words(near)} {_verb(near, 'predicts', 'predict')} {target} equally well."
         )
     judged = certainty in ("clear", "likely", "tie")
     rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
@@ -196,27 +205,29 @@ def _choice(
         if not (first.leads and second.leads):
             gain = _more(summary.difference(second.name, first.name).mean)
             told.append(
-                f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} than {_words(second)}, "
-                f"the best {'network' if second is network else 'rival'}."
+                f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} {_words(second)}, "
+                f"the best {'network' if second is network else 'method that is not a network'}."
             )
     if judged and not any(row.name not in (*RIVALS, *BASELINES) for row in summary.ranked):
-        told.append("No Bayesian method was among those compared.")
+        told.append("No Bayesian method was compared.")
     return told
 
 
 def _more(nats: float) -> str:
-    """A difference in NLL as a ratio of probabilities."""
+    """A difference in NLL as a ratio of probabilities, in words that a method's name follows."""
     ratio = math.exp(min(nats, 50.0))
-    return f"{100 * (ratio - 1):.2g} % more probability" if ratio < 2 else f"{ratio:.2g} times the probability"
+    return (
+        f"{100 * (ratio - 1):.2g} % more probability than" if ratio < 2 else f"{ratio:.2g} times as much probability as"
+    )
 
 
 def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:
-    """What errors are like, beside those of a constant guess."""
+    """Size of the errors, compared with the errors of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
         told = f"The typical error of {_words(row)} is {significant(row.means['rmse'] or 0.0)}"
         if constant is not None and row is not constant:
-            told += f"; always guessing the mean of {target} errs by {significant(constant.means['rmse'] or 0.0)}"
+            told += f". Always guessing the mean of {target} has a typical error of {significant(constant.means['rmse'] or 0.0)}"
         return [f"{told}."]
     accuracy = row.means["accuracy"] or 0.0
     told = f"{_capital(row)} {_verb(row, 'is', 'are')} right in {100 * accuracy:.1f} % of test rows"
@@ -224,14 +235,14 @@ def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Seque
     if majority is None or row is constant:
         return [f"{told}."]
     label, share = majority
-    told += f"; always saying {label!r} gives {100 * share:.1f} %."
+    told += f"; always saying {label!r} would be right in {100 * share:.1f} %."
     if accuracy <= share + 0.005:
-        told += " Its answers are no better than that."
+        told += " So its answers are no better than this constant one."
     return [told]
 
 
 def _majority(summary: Summary, classes: Sequence[str]) -> tuple[str, float] | None:
-    """The most frequent class of test rows and its share, where it is known."""
+    """The most frequent class of test rows and its share, if it is known."""
     if summary.task == "regression" or not classes or summary.best is None:
         return None
     counts = _confusion(summary.best, summary, len(classes)).sum(1)
@@ -250,7 +261,7 @@ def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
 def recalls(
     row: MethodRow, summary: Summary, classes: Sequence[str]
 ) -> list[tuple[str, float, float | None, float | None]]:
-    """Of each class its label, share of the rows, how often it is found, and how often it is right when said (`None`: never)."""
+    """Label of each class, its share of rows, how often it is recognized, and how often its prediction is right (`None`: never)."""
     counts = _confusion(row, summary, len(classes))
     found = []
     for place, label in enumerate(classes):
@@ -271,14 +282,15 @@ def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> l
     if not missed:
         return []
     label, share, recall, _ = min(missed, key=lambda entry: (entry[2], entry[0]))
-    others = f", and less than half of {len(missed) - 1} other classes" if len(missed) > 1 else ""
+    others = f", and less than half of the rows of {len(missed) - 1} other classes" if len(missed) > 1 else ""
     return [
-        f"It finds {100 * (recall or 0.0):.0f} % of the rows that are {label!r} ({100 * share:.0f} % of all){others}."
+        f"{_capital(row)} {_verb(row, 'recognizes', 'recognize')} {100 * (recall or 0.0):.0f} % of the rows of class {label!r} "
+        f"({100 * share:.0f} % of all rows){others}."
     ]
 
 
 def _after_choosing(summary: Summary, target: str) -> list[str]:
-    """The score of a winner that was chosen without the rows it is scored on."""
+    """The score of a winner that was chosen without the rows that score it."""
     names, best = summary.chosen_elsewhere(), summary.best
     if not names or best is None or len(summary.ranked) < 2:
         return []
@@ -294,9 +306,10 @@ def _after_choosing(summary: Summary, target: str) -> list[str]:
     else:
         values, what = (f"{100 * honest:.1f} %", f"{100 * shown:.1f} %"), "accuracy"
     if values[0] == values[1]:
-        return [f"Chosen without the rows it is scored on, the winner's {what} is the same ({values[0]})."]
+        return [f"If the winner is chosen without the rows that score it, its {what} is the same ({values[0]})."]
     return [
-        f"A winner looks better than it is: chosen without the rows it is scored on, its {what} is {values[0]}, not {values[1]}."
+        f"If the winner is chosen without the rows that score it, its {what} is {values[0]}, not {values[1]}: the best of many "
+        "methods always looks a little better than it is."
     ]
 
 
@@ -304,7 +317,7 @@ def _after_choosing(summary: Summary, target: str) -> list[str]:
 
 
 def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
-    """How far to trust stated intervals or sets, at every level and over the range of predictions."""
+    """Whether stated intervals or sets can be trusted, at every level and over the range of predictions."""
     regression = summary.task == "regression"
     what = "intervals" if regression else "sets of classes"
     tested = sum(summary.of_splits(row.name, "rows", "test"))
@@ -312,21 +325,23 @@ def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
     covers = [row.means[f"coverage_{name}"] or 0.0 for name in names]
     fits = [_fit(row, level, cover, tested, regression) for level, cover in zip(LEVELS, covers, strict=True)]
     width = row.means["width_90"] or 0.0
-    size = f"{significant(width)} wide in {target}" if regression else f"of {width:.2f} classes"
+    size = f"width at 90 %: {significant(width)}" if regression else f"size at 90 %: {width:.2f} classes"
     observed = _list([f"{100 * cover:.0f}" for cover in covers])
     told = [
-        f"Its {_list(names)} % {what} held the truth in {observed} % of test rows ({size} at 90 %): {_joined(names, fits)}."
+        f"The {_list(names)} % {what} of {_words(row)} contained the true {target} in {observed} % of test rows (mean {size}): "
+        f"{_joined(names, fits)}."
     ]
     told += _thirds(row, summary, tested) if regression else []
     after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
     if after is None or narrow is None:
         return [*told, f"There were too few calibration rows to recalibrate 90 % {what}."]
-    if fits[1] not in ("too narrow", "wider than needed"):
+    if fits[1] not in ("too narrow", "too small", "wider than needed"):
         return told
-    size = f"{significant(narrow)} wide" if regression else f"of {narrow:.2f} classes"
+    size = f"have a mean width of {significant(narrow)}" if regression else f"hold {narrow:.2f} classes on average"
     return [
         *told,
-        f"Recalibrated on rows set aside, 90 % {what} are {size} and held it in {100 * after:.0f} %: use these.",
+        f"After recalibration on rows that were set aside, the 90 % {what} {size} and contained the true {target} in "
+        f"{100 * after:.0f} % of test rows: use these.",
     ]
 
 
@@ -337,10 +352,10 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
     )
     if abs(cover - level) > chance + MIN_COVERAGE_GAP:
         if cover < level:
-            return "too narrow"
+            return "too narrow" if regression else "too small"
         if regression:
-            return "wider than needed"  # sets of whole classes hold more than they state
-    return "about right" if chance <= MAX_COVERAGE_ERROR else "not wrong as far as these few rows can tell"
+            return "wider than needed"  # sets are whole classes, so they contain more than they state
+    return "about right" if chance <= MAX_COVERAGE_ERROR else "not wrong as far as so few rows can show"
 
 
 def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
@@ -350,37 +365,45 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
 
 
 def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
-    """Whether 90 % intervals hold 90 % for low, middle and high predictions too."""
+    """Whether 90 % intervals also contain 90 % for low, middle and high predictions."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:
         return []
     known = [cover or 0.0 for cover in covers]
     slack = max(MIN_THIRD_GAP, 3 * math.sqrt(0.9 * 0.1 / (tested / 3)))
     wrong = [place for place, cover in enumerate(known) if abs(cover - 0.9) > slack]
-    shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % for low, middle and high predictions"
+    shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % of the rows with low, middle and high predictions"
     if not wrong:
         return [
-            f"They hold over the whole range: {shown}." if slack < 2 * MIN_THIRD_GAP else f"At 90 % they held {shown}."
+            f"The 90 % intervals fit the whole range: they contained {shown}."
+            if slack < 2 * MIN_THIRD_GAP
+            else f"The 90 % intervals contained {shown}."
         ]
-    words = [f"{'too narrow' if known[place] < 0.9 else 'too wide'} for {THIRDS[place]} ones" for place in wrong]
-    return [f"But they do not fit every prediction: 90 % ones held {shown}, {_list(words)}."]
+    words = [f"{'too narrow' if known[place] < 0.9 else 'too wide'} for {THIRDS[place]}" for place in wrong]
+    return [
+        f"But the 90 % intervals do not fit all predictions: they contained {shown}, so they are {_list(words)} predictions."
+    ]
 
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether uncertainty says which rows to look at, of this method or else of one that is as good."""
+    """Whether the uncertainty of this method shows which rows to check; otherwise whether that of an equally good method does."""
     if effect := _effect(row, summary):
-        return [f"If the least certain fifth of rows goes to a human, {effect}."]
+        return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
-    told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
+    told = (
+        f"The uncertainty of {_words(row)} does not show which rows are wrong: leaving out the least certain fifth does not "
+        "help."
+    )
     for other in summary.contenders:
         if other is not row and (effect := _effect(other, summary)):
-            return [f"{told} That of {_words(other)}, which predicts as well, does: {effect}."]
+            predicts = _verb(other, "predicts", "predict")
+            return [f"{told} The uncertainty of {_words(other)}, which {predicts} equally well, does: {effect}."]
     return [told]
 
 
 def _effect(row: MethodRow, summary: Summary) -> str:
-    """What becomes of the error or accuracy of the rest when the least certain fifth goes; empty where that does not help."""
+    """Error or accuracy of the other rows when the least certain fifth is left out; empty if that does not help."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":
@@ -397,17 +420,20 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether out-of-distribution rows are detected, where there were some: by this method, and by which one most."""
+    """Whether out-of-distribution rows are detected, if there were any: by this method, and by which method best."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:
         return []
-    pairs = f"its uncertainty there is higher than on a test row in {100 * mine:.0f} of 100 pairs (50 are chance)"
-    told = f"{'It detects' if mine >= MIN_DETECTION_AUROC else 'It does not detect'} out-of-distribution rows (--ood): {pairs}."
+    pairs = f"its uncertainty is higher for such a row than for a test row in {100 * mine:.0f} of 100 pairs (50 would be chance)"
+    detects = (
+        _verb(row, "detects", "detect") if mine >= MIN_DETECTION_AUROC else f"{_verb(row, 'does', 'do')} not detect"
+    )
+    told = f"{_capital(row)} {detects} the unfamiliar (out-of-distribution) rows of --ood: {pairs}."
     most = max(summary.ranked, key=lambda other: found[other.name] or 0.0)
     highest = found[most.name] or 0.0
     if mine < MIN_DETECTION_AUROC <= highest:
-        told += f" {most.title} does, in {100 * highest:.0f} of 100."
+        told += f" {_capital(most)} {_verb(most, 'does', 'do')}, in {100 * highest:.0f} of 100 pairs."
     return [told]
 
 
@@ -421,7 +447,7 @@ def _noticed(row: MethodRow) -> float | None:
 
 
 def _details(summary: Summary) -> list[str]:
-    """Negative log-likelihoods and tests, for readers who know them."""
+    """Negative log-likelihoods and tests, for readers who know statistics."""
     best, number = summary.ranked[0], len(summary.splits)
     error = best.errors.get(RANKING_SCORE)
     over = f"over {number} splits" if number > 1 else "on one split"
@@ -439,7 +465,7 @@ def _p(value: float) -> str:
 
 
 def words_of(name: str) -> str:
-    """A method in a sentence."""
+    """A method's name inside a sentence."""
     return WORDS.get(name, title_of(name))
 
 
@@ -448,7 +474,7 @@ def _words(row: MethodRow) -> str:
 
 
 def capital(words: str) -> str:
-    """Words at the start of a sentence."""
+    """Words with a capital, for the start of a sentence."""
     return f"{words[0].upper()}{words[1:]}"
 
 

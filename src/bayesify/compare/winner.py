@@ -1,4 +1,4 @@
-"""The method that a comparison recommends, trained on all its rows, in a folder that `bayesify predict` takes."""
+"""The recommended method of a comparison, trained on all rows, in a folder for `bayesify predict`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bayesify.tables.files import STDIN
 from bayesify.tables.written_numbers import significant
 
 MODEL = "model"
-"""The folder of the model, in that of the comparison."""
+"""Name of the model's folder inside the folder of the comparison."""
 
 
 @dataclass(frozen=True)
 class Winner:
-    """A trained method.
+    """The recommended method after training on all rows.
 
     Args:
-        method: As `bayesify fit` knows it.
-        folder: Of the model, in that of the comparison; empty where training failed.
-        words: Why it is this one, in sentences.
+        method: Name of the method for `bayesify fit`.
+        folder: Folder of the model inside the folder of the comparison; empty if training failed.
+        words: Sentences about why it is this method.
     """
 
     method: str
@@ -40,16 +40,16 @@ class Winner:
 def train_winner(
     question: Question, table: ComparedTable, summary: Summary, verdict: Verdict, folder: Path
 ) -> Winner | None:
-    """Train the recommended network on all rows that were compared and write it; `None` where no network was ranked.
+    """Train the recommended network on all rows that were compared and write it; `None` if no network was ranked.
 
-    The method is trained as `bayesify fit` trains it; its scores are those of the comparison.
+    The method is trained as `bayesify fit` trains it; its scores come from the comparison.
 
     Args:
-        question: What was asked.
-        table: With its rows.
-        summary: The ranking.
-        verdict: What is recommended.
-        folder: Of the comparison.
+        question: What was compared, and how.
+        table: Table with its rows.
+        summary: Ranking of the methods.
+        verdict: Recommendation.
+        folder: Folder of the comparison.
     """
     name, frame = verdict.network, table.frame
     if name is None or frame is None:
@@ -78,46 +78,46 @@ def train_winner(
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:
-    """The comparison's scores under the names of a model's."""
+    """The comparison's scores under the names that a model's scores have."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}
     names |= {f"{key}_{100 * level:.0f}": f"{own}_{100 * level:.0f}" for level in LEVELS for key, own in kinds.items()}
     rows = summary.results[row.name, row.splits[0]]["rows"]
     count = f"{len(row.splits)} split{'s' * (len(row.splits) > 1)}"
-    where = f"the test rows of {count} of a comparison, by models trained on {rows['fit']:,} other rows each"
+    where = f"the test rows of {count} of a comparison, predicted by models that were each trained on {rows['fit']:,} other rows"
     return Scored({own: float(row.means[key] or 0.0) for key, own in names.items()}, where)
 
 
 def _reason(verdict: Verdict, summary: Summary) -> str:
-    """Why it is this network, in sentences."""
+    """Sentences about why it is this network."""
     pick, kept = summary.row(verdict.pick), summary.row(verdict.network or "")
     assert pick is not None
     assert kept is not None
     own = words_of(kept.name)
     if verdict.certainty == "nothing":
-        return f"The model is {own}, which predicts no better than a constant guess: do not rely on it."
+        return f"The model is {own}, but it does not predict clearly better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
-        are, them = ("are", "them") if pick.name in PLURAL else ("is", "it")
-        close = f" which these splits cannot tell from {them}," if kept.leads and pick.leads else ""
+        be = "they are" if pick.name in PLURAL else "it is"
+        close = " These splits cannot distinguish the two." if kept.leads and pick.leads else ""
         return (
-            f"{capital(words_of(pick.name))} {are} no network of bayesify, and only pickle could store {them}; the model "
-            f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
+            f"{capital(words_of(pick.name))} cannot be stored, because {be} not one of bayesify's networks. The model is "
+            f"bayesify's best method here, {own}, with {_error(kept)} ({words_of(pick.name)}: {_error(pick)}).{close}"
         )
     if verdict.certainty == "tie":
         tied = sum(row.name != "constant" for row in summary.leading)
         return f"{tied} methods are tied; the model is {own}, {why_picked(kept, summary)}."
-    return f"The model is {own}{', by a single split' if verdict.certainty == 'untested' else ''}."
+    return f"The model is {own}{', chosen by a single split' if verdict.certainty == 'untested' else ''}."
 
 
 def _error(row: MethodRow) -> str:
     if row.means.get("rmse") is not None:
         return f"a typical error of {significant(row.means['rmse'] or 0.0)}"
-    return f"{100 * (row.means['accuracy'] or 0.0):.1f} % of rows right"
+    return f"{100 * (row.means['accuracy'] or 0.0):.1f} % right predictions"
 
 
 def commands(winner: Winner, summary: Summary, table: ComparedTable, question: Question, folder: Path) -> list[str]:
-    """What to type: predictions by the model, and the training of another method on the same table."""
+    """Commands to type next: one predicts with the model, one trains another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
     other = (others or [name for name in (*PORTFOLIO[1:], *PORTFOLIO[:1]) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data

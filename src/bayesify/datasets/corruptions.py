@@ -1,4 +1,4 @@
-"""Corruptions of images at the five severities of CIFAR-10-C (Hendrycks & Dietterich 2019), computed by numpy alone."""
+"""Corruptions of images at the five severities of CIFAR-10-C (Hendrycks & Dietterich 2019), computed with numpy only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
     "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
 }
 """The constant of each corruption at severities 1 to 5: a standard deviation, photons at full brightness, a share of
-entries, a width in pixels, a factor, an addend. Six of the published nineteen kinds."""
+entries, a width in pixels, a factor, an addend. These are six of the nineteen published kinds."""
 
 
 @checked
@@ -27,13 +27,13 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
     """Corrupted copies of images.
 
     Args:
-        images: uint8, [N, C, H, W], with one channel or three (red, green, blue).
-        kind: One of `SEVERITIES`.
-        severity: 1 to 5.
+        images: Images, uint8, [N, C, H, W], with one channel or three (red, green, blue).
+        kind: Key of `SEVERITIES`.
+        severity: Severity from 1 to 5.
         seed: Seed of the noise.
 
     Returns:
-        uint8, of the same shape.
+        Corrupted images, uint8, of the same shape.
 
     Raises:
         ValueError: If the kind or the severity is unknown, or the images are not uint8 [N, C, H, W].
@@ -48,13 +48,13 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
 
 
 def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Salt and pepper in equal parts, each entry on its own."""
+    """Salt and pepper in equal parts, independently for each entry."""
     hit, salt = generator.random(x.shape) < share, generator.random(x.shape) < 0.5
     return np.where(hit, salt.astype(x.dtype), x)
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Rows, then columns; the kernel ends at four widths and the image goes on beyond its border as it is there."""
+    """Blur rows, then columns; the kernel ends at four widths, and border pixels are repeated beyond the border."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()
@@ -74,7 +74,7 @@ def _contrast(x: np.ndarray, factor: float, generator: np.random.Generator) -> n
 
 
 def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) -> np.ndarray:
-    """More value at the same hue and saturation: a pixel's channels are scaled alike; black becomes gray."""
+    """Higher value at the same hue and saturation: all channels of a pixel are scaled by one factor; black becomes gray."""
     value: np.ndarray = x.max(1, keepdims=True)
     brighter = np.clip(value + addend, 0.0, 1.0)
     return np.where(value > 0, x * (brighter / np.where(value > 0, value, 1.0)), brighter)

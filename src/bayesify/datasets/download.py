@@ -1,4 +1,4 @@
-"""Where data files lie, and how a missing one is downloaded."""
+"""Places of data files, and the download of missing ones."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ CACHE_VARIABLE = "BAYESIFY_CACHE"
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60
-"""Bytes that are read at a time, and how long a server may be silent."""
+"""Number of bytes that are read at a time, and maximum silence of a server."""
 
 MAX_BYTES = 1 << 30
-"""Of a download, and of a file's arrays when unpacked; larger ones are refused. The largest set, SVHN, has 310 million."""
+"""Maximum size of a download, and of a file's unpacked arrays. The largest set, SVHN, has 310 million bytes."""
 
 SOURCES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("sources.toml").read_text())
 """The public homes, sizes and checksums of all data sets."""
 
 Arrays = dict[str, np.ndarray]
 Check = Callable[[Mapping[str, np.ndarray]], None]
-"""Raises `ValueError` if arrays are not those of a data set."""
+"""Function that raises `ValueError` if arrays do not belong to a data set."""
 
 
 def cache_folder() -> Path:
-    """The folder for downloads: `BAYESIFY_CACHE`, else `bayesify` in the user's cache folder."""
+    """The folder for downloads: `BAYESIFY_CACHE`, or `bayesify` in the user's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given)
@@ -59,16 +59,16 @@ def obtain(
     """A data file and its arrays: from a folder, from the cache, or downloaded into the cache.
 
     Args:
-        owner: Who asks, for messages.
+        owner: Name of the caller, for messages.
         file: Name of the file, with its folder below the data folder.
-        folder: The only place to look if given, and its file is taken as it is; else the folder that `BAYESIFY_DATA` names, then
-            the cache.
-        make: Downloads: from a folder for what it fetches to the arrays of the file. By default nothing is downloaded.
-        check: Of all arrays but those of a given folder. What fails it in the cache is removed and downloaded again.
+        folder: If given, the only place to look, whose file is not verified; otherwise the folder that `BAYESIFY_DATA` names,
+            then the cache.
+        make: Function that downloads: from a folder for the downloaded files to the arrays. By default nothing is downloaded.
+        check: Check of all arrays except those of a given folder. A file in the cache that fails is removed and downloaded again.
 
-    Raises:
-        FileNotFoundError: If the file is nowhere and cannot be downloaded, with the reason.
-        ValueError: If the arrays are not what was expected; nothing of such a download is kept.
+        Raises:
+            FileNotFoundError: If the file is nowhere and cannot be downloaded; the message gives the reason.
+            ValueError: If the arrays are not the expected ones; such a download is not kept.
     """
     if folder is not None:
         path = Path(folder) / file
@@ -101,7 +101,7 @@ def obtain(
         arrays = _download(work, make, check)
         write_arrays(path, arrays)
     except OSError as error:
-        if path.is_file():  # another process was quicker and has cleared its downloads away
+        if path.is_file():  # another process was faster and has removed its downloads
             return path, _read(owner, path, check)
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
@@ -112,7 +112,7 @@ def obtain(
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download and check; what does not pass is removed, and once replaced if it may be from an earlier attempt."""
+    """Download and check. Files that fail are removed, and downloaded once more if they may come from an earlier attempt."""
     resumed = work.is_dir()
     try:
         arrays = make(work)
@@ -122,7 +122,7 @@ def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -
         _remove(work)
         if resumed:
             return _download(work, make, check)
-        raise ValueError(f"{error}; what came was removed, so that a later call tries again") from error
+        raise ValueError(f"{error}; the download was removed, so call again to retry") from error
     return arrays
 
 
@@ -130,19 +130,21 @@ def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
     """The arrays of an `.npz`.
 
     Raises:
-        ValueError: If it is none, is too large, or does not pass the check; the message names the file.
+        ValueError: If the file is not an `.npz`, is too large, or fails the check; the message names the file.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
         if size > MAX_BYTES:
-            raise ValueError(f"holds {size:,} bytes when unpacked, more than {MAX_BYTES:,}")
+            raise ValueError(f"the file has {size:,} bytes when unpacked, more than the limit of {MAX_BYTES:,}")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
         if check is not None:
             check(arrays)
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{owner}: {path}: {error}; it is damaged or another file: replace or delete it") from error
+        raise ValueError(
+            f"{owner}: {path}: {error}; the file is damaged or is another one; replace or delete it"
+        ) from error
     return arrays
 
 
@@ -154,18 +156,18 @@ def fetch(
     check: Callable[[Path], object] | None = None,
     progress: bool = True,
 ) -> Path:
-    """Download a file, so that the path holds nothing or the whole file; one that is there already and passes is kept.
+    """Download a file; the path then holds the whole file or nothing. An existing file that passes the checks is kept.
 
     Args:
         sources: Addresses of the same file, tried in order: `https://`, `http://` or `file://`.
-        path: Where it goes; its folder is made.
-        sha256: Of the file, in hexadecimal digits; by default it is not compared.
-        check: Raises `ValueError` if the file is not what it should be, such as a page that asks for a password.
+        path: Path to write; its folder is created.
+        sha256: Checksum of the file, in hexadecimal digits; by default it is not compared.
+        check: Function that raises `ValueError` for a wrong file, such as a page that asks for a password.
         progress: Whether to show a bar on a terminal.
 
     Raises:
-        OSError: If no address answers, with what each said.
-        ValueError: If the last file that came does not pass; it is not kept.
+        OSError: If no address answers; the message gives all answers.
+        ValueError: If the last downloaded file fails the checks; it is not kept.
     """
     with suppress(OSError, ValueError):
         _check_file(path, sha256, check)
@@ -191,23 +193,23 @@ def fetch(
 
 
 def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> None:
-    """Raise `ValueError` for a file that is not the right one, and `OSError` where there is none."""
+    """Raise `ValueError` for a wrong file, and `OSError` if there is none."""
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 is not None and found != sha256:
-        raise ValueError(f"has sha256 {found}, not {sha256}; the file has changed or was damaged on its way")
+        raise ValueError(f"has sha256 {found}, not {sha256}; the file has changed, or was damaged in transit")
     try:
         if check is not None:
             check(path)
     except ValueError as error:
-        raise ValueError(f"gave a file that is not the right one: {error}") from error
+        raise ValueError(f"gave the wrong file: {error}") from error
 
 
 def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
-    """Copy what an address holds into a stream.
+    """Copy the content of an address into a stream.
 
     Raises:
-        OSError: If it is cut short, or larger than a data set can be.
+        OSError: If the download is incomplete, or larger than any data set.
     """
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with ExitStack() as stack:
@@ -221,7 +223,7 @@ def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
             got += len(chunk)
             bar.update(advance=len(chunk))
             if got > MAX_BYTES:
-                raise OSError(f"more than {MAX_BYTES:,} bytes came; no data set has that many")
+                raise OSError(f"the download has more than {MAX_BYTES:,} bytes, but no data set is that large")
     if expected is not None and got != int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
 
@@ -232,7 +234,7 @@ def digest(array: np.ndarray) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an `.npz`, replacing the file at once."""
+    """Write an `.npz`, replacing the file atomically."""
     with write_atomically(path) as temporary, temporary.open("xb") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 

@@ -1,8 +1,8 @@
-"""The public homes of the image sets, and how their formats become ours.
+"""The public sources of the image sets, and the conversion of their formats to ours.
 
-MNIST, Fashion-MNIST, notMNIST and CIFAR-10 are verified by the sha256 of each array; CIFAR-100 and SVHN by the sha256 of
-the files that are downloaded, and all by their numbers of images and labels. CIFAR comes in its binary form, which needs
-no unpickling.
+MNIST, Fashion-MNIST, notMNIST and CIFAR-10 are verified by the sha256 of each array; CIFAR-100 and SVHN are verified by the sha256
+of the downloaded files. All sets are verified by their numbers of images and labels. CIFAR is read in its binary form, which
+needs no unpickling.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ BASE_URLS: dict[str, tuple[str, ...]] = {name: tuple(entry["homes"]) for name, e
 SET_SIZES: dict[str, tuple[int, int, int]] = {name: tuple(entry["size"]) for name, entry in KNOWN_IMAGES.items()}
 ARRAY_SHA256: dict[str, dict[str, str]] = {name: entry.get("arrays", {}) for name, entry in KNOWN_IMAGES.items()}
 FILE_SHA256: dict[str, str] = SOURCES["files"]
-"""What `sources.toml` says of each set."""
+"""Facts about each set from `sources.toml`."""
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set and give its arrays, verified.
+    """Download a set, and return its verified arrays.
 
     Args:
         name: Name of the set.
-        folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
+        folder: Folder for the downloaded files; finished files stay there, so that an interrupted download can continue.
 
     Raises:
-        OSError: If it cannot be reached.
-        ValueError: If it is not what it should be.
-        ImportError: If SVHN is asked for and scipy, which reads its files, is missing.
+        OSError: If the source cannot be reached.
+        ValueError: If the data are not the expected ones.
+        ImportError: If scipy, which reads the files of SVHN, is missing.
     """
     if name in ("cifar10", "cifar100"):
         arrays = _cifar(name, folder)
@@ -57,26 +57,27 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare arrays with what is known of a set: checksums where there are any, numbers of images and classes.
+    """Compare arrays with the known facts about a set: numbers of images and classes, and checksums if there are any.
 
     Raises:
-        ValueError: If something differs or is missing, by the name of the array.
+        ValueError: If something differs or is missing; the message names the array.
     """
     num_train, num_test, num_classes = SET_SIZES[name]
     for part, count in (("train", num_train), ("test", num_test)):
         if not count:
             continue
         if missing := {f"{part}_images", f"{part}_labels"} - set(arrays):
-            raise ValueError(f"images: {name} came without {' and '.join(sorted(missing))}")
+            raise ValueError(f"images: the download of {name} lacks {' and '.join(sorted(missing))}")
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if len(images) != count or labels.shape != (count,) or len(np.unique(labels)) != num_classes:
             raise ValueError(
-                f"images: {name}'s {part} part came as {list(images.shape)} with {len(np.unique(labels))} classes; it should "
+                f"images: the {part} part of {name} has the shape {list(images.shape)} with {len(np.unique(labels))} "
+                "classes; it should "
                 f"have {count} images of {num_classes} classes"
             )
         if name in ("cifar10", "cifar100") and (np.bincount(labels) != count // num_classes).any():
             raise ValueError(
-                f"images: {name}'s {part}_labels came unbalanced; each class should have {count // num_classes}"
+                f"images: the {part}_labels of {name} are unbalanced; each class should have {count // num_classes} images"
             )
     for key in ARRAY_SHA256.get(name, {}):
         _compare(name, key, arrays[key])
@@ -84,11 +85,11 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _compare(name: str, key: str, array: np.ndarray) -> None:
     if digest(array) != ARRAY_SHA256[name][key]:
-        raise ValueError(f"images: {name}'s {key} came with another checksum; the source has changed or is damaged")
+        raise ValueError(f"images: {key} of {name} has a wrong checksum; the source has changed or is damaged")
 
 
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
-    """Download a file; one of IDX is the array `key`."""
+    """Download a file; an IDX file is checked as the array `key`."""
     check = None if key is None else lambda path: _compare(name, key, read_idx(path))
     return fetch(
         [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check
@@ -96,10 +97,10 @@ def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); never more than its header and `MAX_BYTES` allow is unpacked.
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); unpacking stops at the size in its header and at `MAX_BYTES`.
 
     Raises:
-        ValueError: If it is not one.
+        ValueError: If the file is not an IDX file.
     """
     try:
         with gzip.open(path) as stream:
@@ -110,12 +111,14 @@ def read_idx(path: Path) -> np.ndarray:
             shape = np.frombuffer(sizes[: len(sizes) // 4 * 4], ">u4").tolist()
             size = math.prod(shape)
             if size > MAX_BYTES:
-                raise ValueError(f"images: {path.name} would unpack to {size:,} bytes, more than {MAX_BYTES:,}")
+                raise ValueError(
+                    f"images: {path.name} has {size:,} bytes when unpacked, more than the limit of {MAX_BYTES:,}"
+                )
             raw = stream.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"images: {path.name} is not a whole gzip file: {error}") from error
+        raise ValueError(f"images: {path.name} is not a complete gzip file: {error}") from error
     if len(shape) != start[3] or len(raw) != size:
-        raise ValueError(f"images: {path.name} has {len(raw)} bytes or more; its header says {shape}")
+        raise ValueError(f"images: {path.name} has {len(raw)} bytes or more, but its header says {shape}")
     return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 
 
@@ -134,7 +137,7 @@ def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
             for file in files:
                 stream = opened.extractfile(members[file]) if file in members else None
                 if stream is None:
-                    raise ValueError(f"images: {archive.name} holds no {file}")
+                    raise ValueError(f"images: {archive.name} has no {file}")
                 rows.append(_cifar_rows(stream.read(), labels=2 if fine else 1))
             arrays[f"{part}_images"] = np.concatenate([images for images, _ in rows])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in rows])
@@ -145,7 +148,7 @@ def _cifar_rows(raw: bytes, labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of CIFAR's binary form: one or two labels (the fine one last), then 3 x 32 x 32 bytes."""
     width = labels + 3 * 32 * 32
     if not raw or len(raw) % width:
-        raise ValueError(f"images: a file of {len(raw)} bytes does not hold rows of {width}")
+        raise ValueError(f"images: a file of {len(raw)} bytes does not consist of rows of {width} bytes")
     table = np.frombuffer(raw, np.uint8).reshape(-1, width)
     return table[:, labels:].reshape(-1, 3, 32, 32), table[:, labels - 1].copy()
 
@@ -154,7 +157,7 @@ def _svhn(folder: Path) -> dict[str, np.ndarray]:
     try:
         from scipy.io import loadmat
     except ImportError as missing:
-        raise ImportError("images: SVHN's files are read by scipy; pip install scipy") from missing
+        raise ImportError("images: reading the files of SVHN needs scipy; pip install scipy") from missing
     arrays: dict[str, np.ndarray] = {}
     for part in ("train", "test"):
         stored = loadmat(_get("svhn", f"{part}_32x32.mat", folder))

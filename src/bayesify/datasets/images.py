@@ -18,14 +18,14 @@ FILES: dict[str, str] = {name: entry["file"] for name, entry in image_sources.KN
 
 @dataclass(frozen=True)
 class Images:
-    """Images and their labels, all uint8; the training part of a set that has none is empty.
+    """Images and their labels, all uint8; the training part is empty if a set has none.
 
     Args:
         name: Name of the set.
-        train_images: [N, C, H, W].
-        train_labels: [N].
-        test_images: [T, C, H, W].
-        test_labels: [T].
+        train_images: Training images, [N, C, H, W].
+        train_labels: Training labels, [N].
+        test_images: Test images, [T, C, H, W].
+        test_labels: Test labels, [T].
     """
 
     name: str
@@ -45,7 +45,7 @@ class Images:
 
     @checked
     def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
-        """The same set with only the first images of each part; all of them where a number is left out."""
+        """The set with only the first images of each part; all images if a number is left out."""
         return replace(
             self,
             train_images=self.train_images[:num_train],
@@ -59,20 +59,20 @@ class Images:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
-    A folder comes first: the one that is given, or the one that `BAYESIFY_DATA` names, or the cache (`BAYESIFY_CACHE`, else the
-    user's cache folder). What is in none of them is downloaded from its public home and kept in the cache. All but the files of a
-    folder that is given are verified, by sha256 of all values where it is known.
+    The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder). A set that is in neither is downloaded from its public source and kept in the
+    cache. All files except those of a given folder are verified, by the sha256 of all values if it is known.
 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine
             labels) or `"svhn"` (cropped digits, without the extra part).
-        folder: Where the files of `FILES` are; a file that is missing there is not downloaded.
+        folder: Folder that holds the files of `FILES`; a missing file is then not downloaded.
         download: Whether to download.
 
     Raises:
-        ValueError: If the name is unknown, or the file does not hold what it should.
+        ValueError: If the name is unknown, or the file does not hold the expected data.
         FileNotFoundError: If the set is in no folder and cannot be downloaded.
-        ImportError: If SVHN is to be downloaded and scipy, which reads its files, is missing.
+        ImportError: If SVHN must be downloaded, and scipy, which reads its files, is missing.
     """
     if name not in FILES:
         raise ValueError(f"images: name={name!r}; give one of {', '.join(FILES)}")
@@ -80,7 +80,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     path, stored = obtain("images", FILES[name], folder, make, partial(image_sources.verify, name))
     for key in ("test_images", "test_labels", *(["train_labels"] if "train_images" in stored else [])):
         if key not in stored:
-            raise ValueError(f"images: {path} holds {', '.join(stored)} and no {key}; it is not the file of {name}")
+            raise ValueError(f"images: {path} holds {', '.join(stored)} but no {key}; this is not the file of {name}")
     test_images, test_labels = _with_channels(stored["test_images"]), stored["test_labels"]
     train_images, train_labels = test_images[:0], test_labels[:0]
     if "train_images" in stored:
@@ -89,7 +89,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
 
 def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:
-    """Raise `ValueError` for what are no images, [N, C, H, W], or, where they are to be, not as high as wide."""
+    """Raise `ValueError` for arrays that are not images, [N, C, H, W], or, with `square`, not square."""
     if images.ndim != 4 or images.dtype != np.uint8 or (square and images.shape[2] != images.shape[3]):
         wanted = "[N, C, H, H]" if square else "[N, C, H, W]"
         raise ValueError(f"{owner}: images are {images.dtype}{list(images.shape)}; give uint8 {wanted}")
@@ -109,14 +109,14 @@ def synthetic(
     noise_std: NonNegative = 0.25,
     seed: Seed = 0,
 ) -> Images:
-    """Images made from a seed: one smooth pattern per class under Gaussian noise.
+    """Synthetic images: one smooth pattern per class with Gaussian noise.
 
     Args:
-        num_train: N.
-        num_test: T.
-        side: H and W.
-        num_classes: Labels go around them.
-        noise_std: Of the noise, in units of the full range.
+        num_train: Number of training images N.
+        num_test: Number of test images T.
+        side: Height and width of the images.
+        num_classes: Number of classes; labels cycle through them.
+        noise_std: Standard deviation of the noise, in units of the full range.
         seed: Seed of the noise; the patterns are always the same.
 
     Raises:
@@ -136,5 +136,5 @@ def synthetic(
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
-    """Images in [0, 1] as uint8, what lies outside cut off."""
+    """Images in [0, 1] as uint8; values outside are clipped."""
     return np.asarray(np.round(255 * np.clip(images, 0.0, 1.0)), np.uint8)

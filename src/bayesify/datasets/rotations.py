@@ -10,19 +10,19 @@ from bayesify.arguments.checks import checked
 from bayesify.datasets.images import check_images, to_bytes
 
 IMAGES_PER_CHUNK = 1000
-"""Images that are rotated at a time."""
+"""Number of images that are rotated at a time."""
 
 
 @checked
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
-    """Images turned counterclockwise about their center, bilinear, black beyond the border; exact at multiples of 90 degrees.
+    """Rotate images counterclockwise about their center, bilinearly, black beyond the border; exact at multiples of 90 degrees.
 
     Args:
-        images: uint8, [N, C, H, H].
-        degrees: Any number.
+        images: Images, uint8, [N, C, H, H].
+        degrees: Angle, any number.
 
     Returns:
-        uint8, of the same shape.
+        Rotated images, uint8, of the same shape.
 
     Raises:
         ValueError: If the images are not uint8 [N, C, H, H], or the angle is not finite.
@@ -40,7 +40,7 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def _corners(side: int, angle: float) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each of the four pixels around the point that an output pixel comes from: its index and its weight, [H * H]."""
+    """Index and weight, [H * H], of each of the four input pixels around the source point of each output pixel."""
     middle = (side - 1) / 2
     down, across = np.meshgrid(np.arange(side) - middle, np.arange(side) - middle, indexing="ij")
     row = math.cos(angle) * down + math.sin(angle) * across + middle

@@ -1,4 +1,4 @@
-"""Standardization by the statistics of training data alone."""
+"""Standardization by the statistics of training data only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bayesify.arguments.plain import Plain
 
 @dataclass(frozen=True)
 class Standardization(Plain):
-    """A shift and a scale that give the data they were made from mean 0 and variance 1 in every column or channel.
+    """A shift and a scale that give the training data mean 0 and variance 1 in every column or channel.
 
     Args:
-        mean: Of the training data, with axes of size 1 where it was averaged.
+        mean: Mean of the training data, with size 1 in the averaged axes.
         std: Standard deviation of the training data, 1 where it was 0, of the same shape.
     """
 
@@ -24,24 +24,27 @@ class Standardization(Plain):
 
     @classmethod
     def identity(cls, columns: int) -> Standardization:
-        """Of tables whose columns stay as they are."""
+        """A standardization that leaves the columns of tables unchanged."""
         return cls(np.zeros((1, columns)), np.ones((1, columns)))
 
     @classmethod
     @checked
     def of(cls, train: np.ndarray, axes: tuple[int, ...] = (0,)) -> Standardization:
-        """From training data.
+        """The standardization of training data.
 
         Args:
-            train: Of any numeric type; at most some thousand rows are in memory as float64 at a time.
-            axes: What is averaged over, the first among them: `(0,)` for the columns of a table, `(0, 2, 3)` for the channels
-                of images.
+            train: Training data of any numeric type; at most a few thousand rows are in memory as float64 at a time.
+            axes: Axes to average over, including the first: `(0,)` for the columns of a table, `(0, 2, 3)` for the channels of
+                images.
 
         Raises:
             ValueError: If there is no row, `axes` lacks the first axis, or a number is not finite.
         """
         if 0 not in axes or any(axis >= train.ndim for axis in axes):
-            raise ValueError(f"Standardization: axes={axes} of {train.ndim}; give the first axis and others that exist")
+            raise ValueError(
+                f"Standardization: axes={axes} of an array with {train.ndim} axes; give the first axis and others that "
+                "exist"
+            )
         if not train.size:
             raise ValueError(f"Standardization: training data {list(train.shape)} are empty; give at least one row")
         size = np.prod([train.shape[axis] for axis in axes])
@@ -52,7 +55,7 @@ class Standardization(Plain):
             raise ValueError("Standardization: training data hold numbers that are not finite; remove or replace them")
         squares = sum(np.square(piece - mean).sum(axes, keepdims=True) for piece in pieces) / size
         std = np.sqrt(squares)
-        # Rounding leaves a constant column with a spread of some 1e-16 of its size.
+        # Rounding leaves a constant column with a spread of about 1e-16 of its size.
         return cls(mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0))
 
     def __call__(self, values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Small problems made from a seed, with their ground truth."""
+"""Small synthetic problems with their ground truth."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Regression:
     Args:
         x: Training inputs, [N, 1].
         y: Training targets, [N, 1].
-        x_test: More inputs from the same distribution, [T, 1].
-        y_test: Their targets, [T, 1].
-        grid: Evenly spaced inputs beyond the data on both sides, for figures, [G, 1].
-        truth: The noiseless function on the grid, [G, 1].
+        x_test: Test inputs from the same distribution, [T, 1].
+        y_test: Test targets, [T, 1].
+        grid: Evenly spaced inputs that extend beyond the data on both sides, for figures, [G, 1].
+        truth: Noiseless function on the grid, [G, 1].
         noise: Variance of the noise in y.
-        gap: Ends of the stretch between the data that holds none, or `None`.
+        gap: Ends of the gap between the data, or `None`.
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class Regression:
     gap: tuple[float, float] | None = None
 
     def standardized(self) -> Regression:
-        """The same problem with training inputs and targets of mean 0 and variance 1."""
+        """The problem with training inputs and targets of mean 0 and variance 1."""
         x_mean, x_std = float(self.x.mean()), float(self.x.std(unbiased=False))
         y_mean, y_std = float(self.y.mean()), float(self.y.std(unbiased=False))
         return Regression(
@@ -59,8 +59,8 @@ class Classification:
     Args:
         x: Training inputs, [N, 2], float32.
         y: Training labels, [N], int64.
-        x_test: More inputs from the same distribution, [T, 2].
-        y_test: Their labels, [T].
+        x_test: Test inputs from the same distribution, [T, 2].
+        y_test: Test labels, [T].
         box: Left, right, lower and upper end of a window around the data, for figures.
     """
 
@@ -102,10 +102,10 @@ class Linear:
     Args:
         x: Inputs, [N, D], float32.
         y: Targets, [N, 1], float32.
-        weight: The weights that made them, [D], float32.
+        weight: True weights, [D], float32.
         prior_std: Prior standard deviation of every weight.
         noise: Variance of the noise in y.
-        posterior: What follows from x, y, `prior_std` and `noise`.
+        posterior: Exact posterior given x, y, `prior_std` and `noise`.
     """
 
     x: Tensor
@@ -124,8 +124,8 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
     in [0.5, 1].
 
     Args:
-        num_data: Training examples; an odd number gives the right cluster one more.
-        num_test: Test examples, from the same two clusters.
+        num_data: Number of training examples; if it is odd, the right cluster has one more.
+        num_test: Number of test examples, from the same two clusters.
         seed: Seed of the data.
 
     Raises:
@@ -146,11 +146,11 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
     r"""A cubic with a gap (Hernández-Lobato & Adams 2015; the global inducing points paper, figure 1).
 
     $y = x^3 + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 3^2)$, x uniform in $[-4, -2] \cup [2, 4]$. The papers standardize
-    both: see `Regression.standardized`.
+    both x and y: see `Regression.standardized`.
 
     Args:
-        num_data: Training examples.
-        num_test: Test examples, from the same two stretches.
+        num_data: Number of training examples.
+        num_test: Number of test examples, from the same two intervals.
         seed: Seed of the data.
 
     Raises:
@@ -168,13 +168,13 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
 
 @checked
 def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Regression:
-    r"""A wavy function under noise on [0, 6], in the manner of Snelson & Ghahramani (2006), whose data it is not.
+    r"""A noisy wavy function on [0, 6], similar to the data of Snelson & Ghahramani (2006), but not these data.
 
     $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$, x uniform in [0, 6].
 
     Args:
-        num_data: Training examples.
-        num_test: Test examples.
+        num_data: Number of training examples.
+        num_test: Number of test examples.
         seed: Seed of the data.
 
     Raises:
@@ -202,8 +202,8 @@ def two_moons(
     coordinate with Gaussian noise. Labels alternate.
 
     Args:
-        num_data: Training examples.
-        num_test: Test examples.
+        num_data: Number of training examples.
+        num_test: Number of test examples.
         noise_std: Standard deviation of the noise in x.
         seed: Seed of the data.
 
@@ -233,8 +233,8 @@ def linear(
     $\varepsilon \sim \mathcal{N}(0, \text{noise})$.
 
     Args:
-        num_data: N.
-        num_features: D; inputs are standard normal.
+        num_data: Number of examples N.
+        num_features: Number of features D; inputs are standard normal.
         prior_std: Prior standard deviation of every weight.
         noise: Variance of $\varepsilon$.
         seed: Seed of the data.
@@ -260,8 +260,8 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
        + m^\top S_0^{-1} m \bigr) $$
 
     Args:
-        x: X, [N, D].
-        y: [N] or [N, 1].
+        x: Inputs X, [N, D].
+        y: Targets, [N] or [N, 1].
         prior_std: Square roots of the diagonal of $S_0$: a number, or [D].
         noise: Variance of $\varepsilon$.
 
@@ -269,10 +269,12 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
         The posterior in float64, whatever the type of x and y.
 
     Raises:
-        ValueError: If shapes do not fit, or `prior_std` or `noise` is not positive.
+        ValueError: If the shapes do not match, or `prior_std` or `noise` is not positive.
     """
     if x.ndim != 2 or y.numel() != x.shape[0]:
-        raise ValueError(f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and [N]")
+        raise ValueError(
+            f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not match; give [N, D] and [N]"
+        )
     if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
         raise ValueError("linear_posterior: x or y holds NaN or infinity; give finite numbers")
     if not bool((torch.as_tensor(prior_std) > 0).all()):

@@ -1,4 +1,4 @@
-"""UCI data: regression with the standard and the gap splits, classification with splits made from a seed."""
+"""UCI data: regressions with the standard and the gap splits, classifications with seeded splits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bayesify.datasets import uci_sources
 from bayesify.datasets.download import SOURCES, obtain
 
 REGRESSION: dict[str, str] = {name: entry["file"] for name, entry in SOURCES["regression"].items()}
-"""Short names of the regressions, and their files in the folder `uci`; `load` takes both."""
+"""Short names of the regressions, and their files in the folder `uci`; `load` accepts both."""
 CLASSIFICATION = tuple(SOURCES["classification"])
 """Names of the classifications, which are also their files in the folder `uci_classification`."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are for training and which for testing.
+    """Rows for training and rows for testing.
 
     Args:
-        train: Row numbers, int64.
-        test: Row numbers, int64.
-        validation: Row numbers set aside from the training rows, int64; empty unless asked for.
+        train: Indices of the training rows, int64.
+        test: Indices of the test rows, int64.
+        validation: Indices of rows set aside from the training rows, int64; empty by default.
     """
 
     train: np.ndarray
@@ -35,15 +35,15 @@ class Split:
 
     @checked
     def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Split:
-        """The same split with a random share of the training rows set aside.
+        """The split with a random share of the training rows set aside.
 
         Raises:
-            ValueError: If no row would be left for training, or none set aside.
+            ValueError: If no row would be left for training, or none would be set aside.
         """
         count = round(share * len(self.train))
         if not 0 < count < len(self.train):
             raise ValueError(
-                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give one between 0 and 1"
+                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give a share between 0 and 1"
             )
         order = np.random.default_rng(seed).permutation(len(self.train))
         return replace(self, train=self.train[np.sort(order[count:])], validation=self.train[np.sort(order[:count])])
@@ -51,16 +51,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Table:
-    """A data set: nothing in it is scaled.
+    """A data set without any scaling.
 
     Args:
-        name: Short name.
+        name: Short name of the data set.
         task: `"regression"` or `"classification"`.
         X: Inputs, [N, D], float64.
-        y: Targets, [N, 1], float64; or labels from 0 on, [N], int64.
-        splits: The standard splits.
-        gap_splits: One for each input, which leaves out the middle third of the rows along it (Foong et al. 2019); empty for
-            classification.
+        y: Targets, [N, 1], float64; or labels starting at 0, [N], int64.
+        splits: Standard splits.
+        gap_splits: One split per input, which leaves out the middle third of the rows along this input (Foong et al. 2019); empty
+            for classification.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Table:
 
     @property
     def num_classes(self) -> int:
-        """Classes of a classification, 0 for regression."""
+        """Number of classes; 0 for a regression."""
         return 0 if self.task == "regression" else int(self.y.max()) + 1
 
 
@@ -80,20 +80,20 @@ class Table:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
     """Read a UCI data set.
 
-    A folder comes first: the one that is given, or the one that `BAYESIFY_DATA` names, or the cache (`BAYESIFY_CACHE`, else the
-    user's cache folder). What is in none of them is downloaded and kept in the cache. All but the files of a folder that is given
-    are verified by sha256 of all values.
+    The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder). A set that is in neither is downloaded and kept in the cache. All files except
+    those of a given folder are verified by the sha256 of all values.
 
-    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 of 90 and 10 % (5 for protein), and the gap splits of Foong
-    et al. (2019). Classifications have none that all agree on: see `seeded_splits`.
+    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 splits of 90 and 10 % (5 for protein), and the gap splits of
+    Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.
 
     Args:
-        name: A key of `REGRESSION` or its file's name, or one of `CLASSIFICATION`.
-        folder: Where the folders `uci` and `uci_classification` are; a file that is missing there is not downloaded.
+        name: Key of `REGRESSION` or the name of its file, or one of `CLASSIFICATION`.
+        folder: Folder that holds the folders `uci` and `uci_classification`; a missing file is then not downloaded.
         download: Whether to download.
 
     Raises:
-        ValueError: If the name is unknown, or the file does not hold what it should.
+        ValueError: If the name is unknown, or the file does not hold the expected data.
         FileNotFoundError: If the set is in no folder and cannot be downloaded.
     """
     short = {file: key for key, file in REGRESSION.items()}.get(name, name)
@@ -107,7 +107,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     arrays = _read(f"uci/{REGRESSION[short]}.npz", short, folder, download)
     standard, gap = _splits(arrays, ""), _splits(arrays, "gap_")
     if not standard:
-        raise ValueError(f"uci: the file of {short} holds no train_0 and test_0; it is not the file of {short}")
+        raise ValueError(f"uci: the file of {short} has no train_0 and test_0; this is not the file of {short}")
     return Table(short, "regression", arrays["X"], arrays["y"].reshape(-1, 1), standard, gap)
 
 
@@ -116,7 +116,7 @@ def _read(file: str, name: str, folder: str | Path | None, download: bool) -> di
     make = partial(uci_sources.download, stem) if download else None
     path, arrays = obtain("uci", file, folder, make, partial(uci_sources.verify, stem))
     if not {"X", "y"} <= set(arrays) or arrays["X"].ndim != 2 or len(arrays["X"]) != len(arrays["y"]):
-        raise ValueError(f"uci: {path} holds no X [N, D] with y of N rows; it is not the file of {name}")
+        raise ValueError(f"uci: {path} has no X [N, D] with y of N rows; this is not the file of {name}")
     return arrays
 
 
@@ -132,17 +132,17 @@ def _splits(arrays: dict[str, np.ndarray], prefix: str) -> tuple[Split, ...]:
 def seeded_splits(
     X: np.ndarray, y: np.ndarray, count: Count = 20, test_share: float = 0.1, seed: Seed = 0
 ) -> tuple[Split, ...]:
-    """Random splits that depend on the values alone, not on the order of the rows.
+    """Random splits that depend only on the values, not on the order of the rows.
 
-    Rows are sorted by their values before they are dealt out, so that two copies of a data set in different orders are split
-    alike.
+    Rows are sorted by their values before the split, so that two copies of a data set in different orders are split
+    in the same way.
 
     Args:
         X: Inputs, [N, D].
         y: Targets, [N] or [N, 1].
-        count: How many splits; split k is made from `seed + k`.
-        test_share: Rows for testing.
-        seed: See `count`.
+        count: Number of splits; split k uses `seed + k`.
+        test_share: Share of rows for testing.
+        seed: Seed of the first split.
 
     Raises:
         ValueError: If a split would leave no row for training or testing.
@@ -152,7 +152,7 @@ def seeded_splits(
     num_test = round(test_share * len(X))
     if not 0 < num_test < len(X):
         raise ValueError(
-            f"seeded_splits: test_share={test_share} of {len(X)} rows; give one that leaves rows on both sides"
+            f"seeded_splits: test_share={test_share} of {len(X)} rows; give a share that leaves rows on both sides"
         )
     order = uci_sources.sorted_rows(X, y)
     made = []

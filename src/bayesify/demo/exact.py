@@ -1,7 +1,7 @@
-"""The exact answers to the demonstration's problems, stored, and how far methods are from them.
+"""Stored exact answers to the demonstration's problems, and distances of methods from them.
 
-`exact.npz` holds what long chains of microcanonical sampling found for the network, prior and likelihood of the demonstration with
-seed 0; `python -m benchmarks.truth_demo` makes it again.
+Long chains of microcanonical sampling found the contents of `exact.npz`, for the network, prior and likelihood of the
+demonstration with seed 0. `python -m benchmarks.truth_demo` makes the file again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SEED = 0
 """Seed of the data whose answers are stored."""
 METHOD = Method("exact", "Exact posterior", "long Markov chains", "")
 WORDS = ((0.25, "nearly exact"), (0.5, "close"), (1.0, "rough"), (float("inf"), "far off"))
-"""How a distance is called, by its upper limit in standard deviations of the exact answer (curve) or in tenths (probabilities)."""
+"""Words for a distance, by its upper limit in standard deviations of the exact answer (curve) or in tenths (probabilities)."""
 
 
 def exact_outcomes(seed: int) -> dict[str, Outcome]:
-    """The exact answer to each problem by its name; none for other data than the stored."""
+    """The exact answer to each problem by its name; empty for data other than the stored ones."""
     if seed != SEED or not PATH.exists():
         return {}
     found: dict[str, Outcome] = {}
@@ -41,24 +41,25 @@ def exact_outcomes(seed: int) -> dict[str, Outcome]:
 
 
 def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
-    r"""How far an outcome is from the exact one, in a plain phrase.
+    r"""Distance of an outcome from the exact one, as a plain phrase.
 
-    For a curve it is the mean over the grid of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, the 2-Wasserstein distance of
-    Gaussians with the means and epistemic standard deviations of both; for classes the mean difference of probabilities.
+    For a curve, the distance is the mean over the grid of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, the 2-Wasserstein
+    distance of Gaussians with the means and epistemic standard deviations of both. For classes, it is the mean difference of
+    probabilities.
     """
     ours, right = outcome.figure, exact.figure
     if outcome.problem == "classification":
         off = float((ours["probs"] - right["probs"]).abs().mean())
-        return f"{_word(10 * off)}: probabilities differ from the exact ones by {100 * off:.0f} points on average"
+        return (
+            f"{_word(10 * off)}: probabilities differ from the exact probabilities by {100 * off:.0f} points on average"
+        )
     differences = [ours[name] - right[name] for name in ("mean", "epistemic_std")]
     off = float(torch.stack(differences).norm(dim=0).mean())
     low, high = getattr(problem.data, "gap", None) or (0.0, 0.0)
     inside = (problem.grid[:, 0] > low) & (problem.grid[:, 0] < high)
     ratio = float(ours["epistemic_std"][inside].mean() / right["epistemic_std"][inside].mean())
     word = _word(off / float(right["epistemic_std"].mean()))
-    return (
-        f"{word}: {off:.2f} from the exact curve on average, band in the gap {ratio:.1f} times as wide as the exact one"
-    )
+    return f"{word}: on average {off:.2f} from the exact curve; the band in the gap is {ratio:.1f} times as wide as the exact band"
 
 
 def _word(size: float) -> str:

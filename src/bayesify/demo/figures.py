@@ -15,11 +15,11 @@ MEAN_COLOR, EPISTEMIC_COLOR, TOTAL_COLOR = "#1b3a5c", "#4a90c4", "#c3dcee"
 DATA_COLOR, TRUTH_COLOR = "#222222", "#c2571a"
 CLASS_COLORS = ("#f2c14e", "#ffffff")
 PANEL_INCHES = (3.0, 2.2)
-"""Width and height of a panel in inches; at that size its type is as large as the page's."""
+"""Width and height of a panel in inches; at this size, its type matches the page's."""
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:
-    """A regression's prediction as an SVG data URI: mean, two epistemic and two total standard deviations, data and truth.
+    """The prediction of a regression as an SVG data URI: mean, two epistemic and two total standard deviations, data and truth.
 
     All panels of a problem have the same axes.
     """
@@ -36,7 +36,7 @@ def bands(data: toy.Regression, outcome: Outcome) -> str:
 
 
 def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
-    """A classification's prediction as a PNG data URI: its entropy, where both classes are equally probable, and the data.
+    """The prediction of a classification as a PNG data URI: the entropy, the line of equal probabilities, and the data.
 
     All maps of a problem have the same colors.
     """
@@ -62,7 +62,7 @@ def _panel() -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=PANEL_INCHES)  # a computed layout would take half of the time of a panel
+    figure = Figure(figsize=PANEL_INCHES)  # computing a layout would take half of a panel's time
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.16, 0.2, 0.82, 0.77))
     axes.spines[["top", "right"]].set_visible(False)
@@ -74,7 +74,7 @@ def _encode(figure: Any, kind: str) -> str:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    # Without a date and with a fixed salt the same outcome gives the same bytes.
+    # Without a date and with a fixed salt, the same outcome gives the same bytes.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with rc_context({"svg.hashsalt": "bayesify"}):
         figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)

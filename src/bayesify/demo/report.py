@@ -19,11 +19,11 @@ class ReportRow:
     """One method in the table, as text.
 
     Args:
-        title: Of the method.
-        name: In code and on the command line.
-        paper: Its source.
+        title: Title of the method.
+        name: Name in code and on the command line.
+        paper: Source of the method.
         cells: One text per column of `COLUMNS`.
-        notes: What failed or stopped early, if anything.
+        notes: Failures and early stops, if any.
     """
 
     title: str
@@ -102,15 +102,15 @@ def render_demo(
     unfinished: Sequence[str] = (),
     quick: bool = False,
 ) -> str:
-    """The demonstration's page: HTML with everything inside it.
+    """The demonstration's page: self-contained HTML.
 
     Args:
-        outcomes: What the methods found.
-        problems: What they were run on.
-        seed: It is named on the page.
-        command: What makes the page again.
-        unfinished: Titles of methods that were chosen but did not run to the end.
-        quick: Whether training was too brief to converge, which the page then says.
+        outcomes: Outcomes of the methods.
+        problems: Problems of the demonstration.
+        seed: Seed that the page names.
+        command: Command that makes the page again.
+        unfinished: Titles of chosen methods that did not finish.
+        quick: Whether training was too brief to converge; the page then says so.
     """
     from jinja2 import Environment, StrictUndefined
 

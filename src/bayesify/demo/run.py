@@ -31,23 +31,23 @@ from bayesify.weights.catalog import count_parameters
 HIDDEN_UNITS = 32
 """Hidden units of the demonstration's networks, one layer with tanh.
 
-With 20 of them one start in eight of Walsh-Hadamard weights separates the two moons by a line; with 32, none of eight.
+With 20 hidden units, one of eight starts of Walsh-Hadamard weights separates the two moons by a line; with 32, none of eight.
 """
 PRIOR_SCALE = 4.0
-"""Of the `Neal` prior, as in the inducing weights paper's toy regression."""
+"""Scale of the `Neal` prior, as in the inducing weights paper's toy regression."""
 MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
-"""Full-batch steps: of the MAP phase, of the variational phase, and of the latter where only a quick look is wanted."""
+"""Full-batch steps of the MAP phase, of the variational phase, and of the variational phase in a quick look."""
 LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0
-"""Processor time of one method's training on one problem, after which it stops where it is."""
+"""Limit of the processor time of one method's training on one problem; training then stops."""
 STEPS_PER_REPORT = 20
-"""Steps from one report of the progress to the next, which takes an eighth of a small step's time."""
+"""Steps between two progress reports; a report takes an eighth of a small step's time."""
 MAP_SIDE = 60
-"""Points along each side of the two moons' map."""
+"""Number of points along each side of the map of the two moons."""
 
 Report = Callable[[float], None]
-"""Is told the share of the training that is done, between 0 and 1."""
+"""Called with the finished share of the training, between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class ToyProblem:
 
     Args:
         name: `"regression"` or `"classification"`.
-        title: For headings.
-        data: The toy data.
-        likelihood: Of the targets.
+        title: Title for headings.
+        data: Toy data.
+        likelihood: Likelihood of the targets.
         num_inputs: Inputs of the network.
         num_outputs: Outputs of the network.
-        effort: Share of the epochs that it needs.
+        effort: Share of the epochs that the problem needs.
     """
 
     name: str
@@ -92,17 +92,17 @@ class ToyProblem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method did on one problem.
+    """The outcome of one method on one problem.
 
     Args:
         method: The method.
-        problem: The problem's name.
-        scores: From `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: mean epistemic standard
-            deviation at the training inputs and in the gap. Empty where it failed.
-        seconds: Training time of this process, which is what a clock shows where nothing else runs.
-        num_parameters: Trainable scalars, where they can be counted.
+        problem: Name of the problem.
+        scores: Scores from `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: the mean epistemic
+            standard deviation at the training inputs and in the gap. Empty if the method failed.
+        seconds: Processor time of the training, which equals the elapsed time on an idle machine.
+        num_parameters: Number of trainable scalars, if they can be counted.
         figure: Arrays on the problem's grid, by name: `mean`, `epistemic_std`, `std`; or `probs`, `entropy`.
-        note: Why it failed or stopped early; empty if all went well.
+        note: Why the method failed or stopped early; empty if all went well.
     """
 
     method: Method
@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether there is nothing to show but the note."""
+        """Whether the method failed, so that only the note can be shown."""
         return not self.scores
 
 
@@ -129,7 +129,7 @@ def problems(seed: int = 0) -> list[ToyProblem]:
 
 
 def chosen_methods(everything: bool = False) -> list[Method]:
-    """Registered methods that the demonstration runs: those within its time budget, or all."""
+    """Registered methods that the demonstration runs: those within its time budget, or all methods."""
     return [method for method in all_methods().values() if everything or not method.slow]
 
 
@@ -142,20 +142,19 @@ def run(
     budget: float | None = BUDGET_SECONDS,
     report: Report | None = None,
 ) -> Outcome:
-    """Train one method on one problem and score it; what goes wrong becomes the outcome's note.
+    """Train one method on one problem and score it; an error becomes the outcome's note.
 
     Args:
-        method: Method that is trained by its own function, or by the one for all posteriors.
-        problem: From `problems`.
-        seed: Of network, training and prediction.
-        epochs: Of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
-        budget: Seconds after which training stops where it is; `None` for no limit. A method with its own function
-            is not interrupted.
-        report: Is told the share of the training that is done.
+        method: Method that is trained by its own function, or by the common function for posteriors.
+        problem: Problem from `problems`.
+        seed: Seed of network, training and prediction.
+        epochs: Epochs of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
+        budget: Seconds after which training stops; `None` for no limit. A method with its own function is not interrupted.
+        report: Function that is called with the finished share of the training.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these networks are so small that a second thread only waits
+    torch.set_num_threads(1)  # these networks are too small for a second thread
     start = time.process_time()
     try:
         with own_generators(seed=seed):
@@ -181,17 +180,17 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes one after the other, both problems of a method together, so that an interrupted run keeps what is finished.
+    """Yield outcomes one by one, both problems of a method together, so that an interrupted run keeps its finished methods.
 
     Args:
-        methods: What to run.
-        seed: Of data, networks, training and prediction.
+        methods: Methods to run.
+        seed: Seed of data, networks, training and prediction.
         epochs: See `run`.
         budget: See `run`.
-        report: Is told the share of the present training that is done.
+        report: Function that is called with the finished share of the current training.
     """
     made = problems(seed)
-    with own_generators():  # what torch loads on first use is nobody's training time
+    with own_generators():  # warm up, so that torch's first use counts as no method's training time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)
     for method in methods:
         for problem in made:
@@ -225,7 +224,7 @@ def _train_posterior(
     method: Method, problem: ToyProblem, seed: int, epochs: int, budget: float | None, report: Report | None
 ) -> tuple[nn.Module, str]:
     if method.posterior is None:
-        raise ValueError(f"{method.name}: neither a posterior nor a function that trains it is registered")
+        raise ValueError(f"{method.name}: neither a posterior nor a training function is registered")
     bnn = bayesianize(
         problem.network(seed),
         method.posterior(**_options(method, problem)),
@@ -255,7 +254,7 @@ def _train_posterior(
         seed=seed,
         progress=False,
     )
-    return bnn, f"stopped at its {budget:g} s after {stopped} of {total} steps" if stopped else ""
+    return bnn, f"stopped at the limit of {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 
 def _score(model: Predictor, problem: ToyProblem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Many independent runs on processes of this machine, a Dask or a Ray cluster."""
+"""Many independent runs on processes of this machine, on a Dask cluster or on a Ray cluster."""
 
 from bayesify.scale_out.engines import ENGINES
 from bayesify.scale_out.jobs import JobsFailed, run_jobs

@@ -1,7 +1,8 @@
 """The engines that run jobs: processes of this machine, Dask, Ray.
 
-Each engine has three verbs, submit, wait, result; the rest is the same for all of them. Dask and Ray are called directly: the
-joblib backend for Dask (1.6) waits forever for a job whose worker died, and that for Ray gives no result before the last one.
+Each engine has three verbs: submit, wait, result. Everything else is the same for all engines. Dask and Ray are called directly,
+because joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result before
+the last one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from bayesify.scale_out.workers import Finished, begin_worker
 
 Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
-"""From a function and its arguments, the job's name first, to the results, each as soon as it is there."""
+"""Function from a call and the arguments of each job, its name first, to the results, each as soon as it is available."""
 
 NEEDED = {"local": ("joblib", "scale"), "dask": ("distributed", "dask"), "ray": ("ray", "ray")}
-"""The package that each engine stands on, and the extra that brings it."""
+"""The package that each engine needs, and the extra that installs it."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class Engine(ABC):
-    """Workers that take jobs. Inside its `with` block; a cluster that was started there is stopped at the end."""
+    """Workers that take jobs inside the engine's `with` block. A cluster that was started there is stopped at the end."""
 
     def __init__(self, workers: int | None, threads: int) -> None:
         self.workers, self.threads = workers, threads
@@ -43,29 +44,29 @@ class Engine(ABC):
 
     @abstractmethod
     def capacity(self) -> int:
-        """Jobs that run at a time, now."""
+        """Number of jobs that can run at a time, now."""
 
     @abstractmethod
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """A handle of a job that was sent away."""
+        """Submit a job, and return its handle."""
 
     @abstractmethod
     def wait(self, handles: list[Any]) -> Any:
-        """One of the handles whose job has ended."""
+        """Wait for a job to end, and return its handle."""
 
     def result(self, handle: Any) -> Finished:
-        """How a job ended; raises if its worker died."""
+        """The outcome of a job; raises if its worker died."""
         finished: Finished = handle.result()
         return finished
 
     def cancel(self, handles: Iterable[Any]) -> None:
-        """Give up jobs that are on their way."""
+        """Cancel submitted jobs."""
         for handle in handles:
             handle.cancel()
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
-    """Results as they come; never more jobs on their way than run at a time, so that a dead worker takes no other."""
+    """Results as they arrive. At most as many jobs as can run are submitted, so that a dead worker takes no waiting job with it."""
     queue = deque(arguments)
     running: dict[Any, str] = {}
     try:
@@ -77,7 +78,7 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
             name = running.pop(handle)
             try:
                 finished = engine.result(handle)
-            except Exception as error:  # jobs catch their own: this is the engine's
+            except Exception as error:  # jobs catch their own errors, so this error comes from the engine
                 finished = Finished(name, reason=f"its worker died: {_brief(error)}", lost=True)
             yield finished
     finally:
@@ -87,13 +88,13 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
 class Processes(Engine):
     """Processes of joblib's loky.
 
-    They are asked to end, so that they give back what they hold; only those with a job that nobody waits for are killed.
+    The processes are asked to end, so that they release their resources; only processes with an abandoned job are killed.
     """
 
     _abandoned = False
 
     def _executor(self) -> Any:
-        """The present pool, or a new one after a worker died."""
+        """The current pool, or a new one after a worker died."""
         from joblib.externals.loky import get_reusable_executor
 
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
@@ -102,19 +103,19 @@ class Processes(Engine):
         )
 
     def capacity(self) -> int:
-        """As many as there are workers."""
+        """The number of workers."""
         return self.workers or usable_cores()
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """A future of the pool."""
+        """Submit a job to the pool, and return its future."""
         return self._executor().submit(call, *arguments)
 
     def wait(self, handles: list[Any]) -> Any:
-        """One future that is done."""
+        """Wait for a future to be done."""
         return next(iter(futures.wait(handles, return_when="FIRST_COMPLETED").done))
 
     def cancel(self, handles: Iterable[Any]) -> None:
-        """Those that no process has begun; the others end with their processes, when the engine is closed."""
+        """Cancel jobs that no process has begun; the others end with their processes when the engine is closed."""
         for handle in handles:
             self._abandoned |= not (handle.done() or handle.cancel())
 
@@ -124,7 +125,7 @@ class Processes(Engine):
 
 
 class Dask(Engine):
-    """The cluster of the present client or of the configured address; else processes of this machine."""
+    """The cluster of the current client or of the configured address; otherwise processes of this machine."""
 
     def __enter__(self) -> Dask:
         import dask
@@ -144,22 +145,22 @@ class Dask(Engine):
         return self
 
     def capacity(self) -> int:
-        """What was asked for, or the threads that the cluster has."""
+        """The requested number of workers, or the number of threads of the cluster."""
         return self.workers or sum(self._client.ncores().values())
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """A future of the client."""
+        """Submit a job to the client, and return its future."""
         return self._client.submit(call, *arguments, pure=False)
 
     def wait(self, handles: list[Any]) -> Any:
-        """One future that is done."""
+        """Wait for a future to be done."""
         from distributed import wait
 
         return next(iter(wait(handles, return_when="FIRST_COMPLETED").done))
 
 
 class Ray(Engine):
-    """The cluster that Ray is connected to or that of `RAY_ADDRESS`; else processes of this machine."""
+    """The cluster to which Ray is connected, or the cluster of `RAY_ADDRESS`; otherwise processes of this machine."""
 
     def __enter__(self) -> Ray:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -177,19 +178,19 @@ class Ray(Engine):
         return self
 
     def capacity(self) -> int:
-        """What was asked for, or the cores that the cluster has."""
+        """The requested number of workers, or the number of cores of the cluster."""
         return self.workers or int(self._ray.cluster_resources().get("CPU", 1))
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """A reference to the result."""
+        """Submit a job, and return a reference to its result."""
         return self._remote.remote(call, arguments)
 
     def wait(self, handles: list[Any]) -> Any:
-        """One reference whose result is there."""
+        """Wait for a result, and return its reference."""
         return self._ray.wait(handles, num_returns=1)[0][0]
 
     def result(self, handle: Any) -> Finished:
-        """The result itself."""
+        """The result of a reference."""
         finished: Finished = self._ray.get(handle)
         return finished
 
@@ -205,12 +206,12 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 
 @contextmanager
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
-    """An engine, started if need be and closed afterwards if it was started here.
+    """Open an engine, starting it if necessary; an engine that was started here is closed afterwards.
 
     Args:
-        engine: A key of `ENGINES`.
-        workers: Jobs at a time; `None` for all that there is room for. One local worker is this process.
-        threads: That the libraries of a new local process may use.
+        engine: Key of `ENGINES`.
+        workers: Number of simultaneous jobs; `None` for as many as there is room for. A single local worker is this process.
+        threads: Number of threads that the libraries of a new local process may use.
 
     Raises:
         ImportError: If a package is missing.
@@ -227,7 +228,7 @@ def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -242,7 +243,7 @@ def _brief(error: Exception) -> str:
 
 @contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
-    """No messages of a cluster of our own about workers that it starts again."""
+    """Silence messages of our own cluster about workers that it restarts."""
     before = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL)

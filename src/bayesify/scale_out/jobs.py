@@ -1,7 +1,7 @@
-"""Many independent runs on processes of this machine, a Dask or a Ray cluster.
+"""Many independent runs on processes of this machine, on a Dask cluster or on a Ray cluster.
 
-A run is a job, plain data, and a function of it. A finished run is a file, so that nothing that is finished is lost when a
-worker, a machine or the whole program stops.
+A run consists of a job, which is plain data, and a function of it. Every finished run is a file, so that no finished run is lost
+when a worker, a machine or the whole program stops.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from bayesify.scale_out.workers import Finished, Function, work
 
 Result = dict[str, Any]
 Tell = Callable[[str, int, int], None]
-"""Told the name of a finished job, how many are finished, and how many there are."""
+"""Called with the name of a finished job, the number of finished jobs, and the total number of jobs."""
 
 Plan = Callable[[Mapping[str, Result]], Mapping[str, Any]]
-"""From the results so far to the jobs that are known, finished ones among them."""
+"""Function from the results so far to all known jobs, including finished ones."""
 
 _NAME = re.compile(r"[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*(/[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*)*")
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs failed as often as they were allowed to; the others are finished and kept.
+    """Some jobs failed more often than allowed; the results of the others are kept.
 
     Attributes:
-        reasons: Why, by name of the job: the traceback of its last attempt.
-        results: The results of the other jobs.
+        reasons: Traceback of the last attempt, by name of the job.
+        results: Results of the other jobs.
     """
 
     def __init__(self, reasons: Mapping[str, str], results: Mapping[str, Result]) -> None:
@@ -44,7 +44,9 @@ class JobsFailed(RuntimeError):
         name, reason = next(iter(self.reasons.items()))
         last = reason.strip().splitlines()[-1]
         others = f" and {len(self.reasons) - 1} more" if len(self.reasons) > 1 else ""
-        super().__init__(f"job {name}{others} failed: {last}; the other {len(self.results)} are finished and kept")
+        super().__init__(
+            f"job {name}{others} failed: {last}; the other {len(self.results)} jobs are finished and their results are kept"
+        )
 
 
 @checked
@@ -61,36 +63,38 @@ def run_jobs(
 ) -> dict[str, Result]:
     """Run every job, several at a time, and keep each result as a file.
 
-    The result of a job is written to `folder/jobs/NAME.json` with the job that made it, at once and whole, as soon as it is
-    there. A later call with an equal job of that name reads the file in its place, unless it was altered. A job that raises
-    or whose worker dies is run again; one whose worker died is run alone then, so that it cannot take others with it.
+    As soon as a job ends, its result and the job itself are written to `folder/jobs/NAME.json`, atomically. A later call with an
+    equal job of this name reads the file instead of running the job, unless the file was changed. A job that raises, or whose
+    worker dies, is run again. A job whose worker died is then run alone, so that it cannot take other jobs with it.
 
-    Results do not depend on the engine or on the number of workers: each job starts with the global generators of Python,
+    Results do not depend on the engine or on the number of workers. Each job starts with the global generators of Python,
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
-        function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module; what a result
-            does not depend on, such as the place of a file, is bound by `functools.partial` and is no part of the job.
-        jobs: By name: what JSON can hold, or a dataclass of it. A name is a file name, or several with `/` between. Where later
-            jobs depend on results, a plan: from the results so far to the jobs, asked again whenever all its jobs are finished.
-        folder: Where results lie.
-        engine: `"local"`, processes of this machine; `"dask"`, the cluster of the present `distributed.Client`, of
+        function: Function from a job to its result, a dictionary that JSON can hold. It must be defined at the top of a module.
+            Settings that do not affect the result, such as the place of a file, are bound by `functools.partial` and are not part
+            of the job.
+        jobs: Jobs by name: anything that JSON can hold, or a dataclass of it. A name is a file name, or several separated by `/`.
+            If later jobs depend on results, this is a plan: a function from the results so far to the jobs, called again whenever
+            all its jobs are finished.
+        folder: Folder for the results.
+        engine: `"local"`, processes of this machine; `"dask"`, the cluster of the current `distributed.Client`, of
             `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.
-        workers: Jobs at a time; as many as this machine has cores, or the cluster has, by default. One `"local"` worker is
-            this process itself.
-        threads: Of each job, for torch and the libraries beneath it.
-        retries: How often a job that failed is run again.
-        progress: A bar where standard error is a terminal, or a function that is told of every finished job.
+        workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. A single `"local"`
+            worker is this process itself.
+        threads: Number of threads of each job, for torch and the libraries beneath it.
+        retries: Number of times that a failed job is run again.
+        progress: Whether to show a bar if standard error is a terminal, or a function that is called after every finished job.
 
     Returns:
-        The results by name, in the order of `jobs`, as they are in the files.
+        The results by name, in the order of `jobs`, as stored in the files.
 
     Raises:
-        ValueError: If the engine, a name, or a count is not allowed, or a job is not plain data.
+        ValueError: If the engine, a name, or a count is invalid, or a job is not plain data.
         ImportError: If the engine is not installed; the message names the extra.
         OSError: If a result could not be written.
         JobsFailed: If jobs failed more than `retries` times, after all others were finished.
-        KeyboardInterrupt: After Ctrl-C; what is finished is kept.
+        KeyboardInterrupt: After Ctrl-C; finished results are kept.
     """
     if engine not in ENGINES:
         raise ValueError(f"run_jobs: engine={engine!r}; choose from {', '.join(ENGINES)}")
@@ -111,7 +115,7 @@ def run_jobs(
 
 
 class _Records:
-    """Results on disk and in memory, and why jobs have none yet."""
+    """Results on disk and in memory, and the reasons why jobs have no result yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,7 +124,7 @@ class _Records:
         self.reasons: dict[str, str] = {}
 
     def take(self, plan: Plan) -> Mapping[str, Any]:
-        """The jobs that a plan has now; those whose results are in files are finished, and the plan may go on from them."""
+        """The current jobs of a plan. Jobs with results in files are finished, and the plan may continue from them."""
         while True:
             jobs = plan(self.results)
             if not isinstance(jobs, Mapping):
@@ -132,11 +136,11 @@ class _Records:
                 return jobs
 
     def open_jobs(self) -> list[str]:
-        """Jobs that have neither a result nor failed too often."""
+        """Jobs without a result that have not failed too often."""
         return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:
-        """Whether the file of an equal job is there."""
+        """Whether there is a file of an equal job; if so, its result is taken."""
         found = read_result(self.folder, name)
         if found is None or found[0] != self.jobs[name]:
             return False
@@ -159,7 +163,7 @@ def _run_rounds(
     retries: int,
     tell: Tell,
 ) -> None:
-    """Rounds of all that is not finished; what was in the hands of a worker that died is run alone, after all others."""
+    """Run all unfinished jobs in rounds; a job whose worker died is run alone, after all others."""
     attempts = dict.fromkeys(waiting, 0)
     alone: list[str] = []
     while waiting or alone:
@@ -167,13 +171,15 @@ def _run_rounds(
         waiting = []
         for finished in run(call, [(name, jobs[name], records.jobs[name]) for name in batch]):
             name = finished.name
-            # A result that was on its way when a worker died may be in the worker's own file.
+            # When a worker died, the result may already be in the file that the worker wrote.
             if finished.reason is None or (finished.lost and records.look(name)):
                 records.keep(finished)
                 tell(name, len(records.results), len(records.jobs))
                 continue
             records.reasons[name] = finished.reason
-            attempts[name] += not finished.lost or len(batch) == 1  # among others, another may have killed the worker
+            attempts[name] += (
+                not finished.lost or len(batch) == 1
+            )  # in a larger batch, another job may have killed the worker
             if attempts[name] <= retries:
                 (alone if finished.lost else waiting).append(name)
 
@@ -189,7 +195,7 @@ def _plain(name: str, job: Any) -> Any:
 
 @contextmanager
 def _teller(progress: bool | Tell | None, total: int, records: _Records) -> Iterator[Tell]:
-    """What is told of each finished job: the caller's function, a bar, or nobody."""
+    """The function to call after each finished job: the caller's function, a bar's update, or nothing."""
     if callable(progress):
         yield progress
         return

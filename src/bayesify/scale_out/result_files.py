@@ -1,4 +1,4 @@
-"""Results of jobs as files: whole or not there."""
+"""Results of jobs as files, which are complete or absent."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from bayesify.storage import write_file
 
 
 def result_path(folder: Path, name: str) -> Path:
-    """Where the result of a job lies."""
+    """Path of the result of a job."""
     return folder / "jobs" / f"{name}.json"
 
 
 def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> None:
-    """Write a result with its job and a checksum of both, replacing the file at once.
+    """Write a result with its job and a checksum of both, replacing the file atomically.
 
     Raises:
-        OSError: If it cannot be written, as on a full disk; no part of a file stays behind.
+        OSError: If the file cannot be written, for example on a full disk; no partial file stays behind.
     """
     content = {"job": job, "result": result, "sha256": _checksum(job, result)}
     write_file(result_path(folder, name), json.dumps(content, indent=2) + "\n")
 
 
 def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:
-    """The job and the result in a file; `None` if there is none, or none as it was written."""
+    """The job and the result in a file; `None` if there is no file, or it was changed."""
     try:
         content = json.loads(result_path(folder, name).read_text())
         job, result = content["job"], content["result"]
@@ -44,7 +44,7 @@ def check_folder(owner: str, folder: Path | str) -> Path:
     """The absolute path of a folder, which need not exist.
 
     Raises:
-        ValueError: If it is a file, or an empty text.
+        ValueError: If the path is a file or empty.
     """
     if str(folder) == "" or Path(folder).is_file():
         raise ValueError(f"{owner}: folder={str(folder)!r}; give the path of a folder")
@@ -53,7 +53,7 @@ def check_folder(owner: str, folder: Path | str) -> Path:
 
 @checked
 def read_results(folder: Path | str) -> dict[str, dict[str, Any]]:
-    """All results in a folder that `run_jobs` wrote to, by name of the job; none if there is no such folder yet."""
+    """All results in a folder of `run_jobs`, by name of the job; empty if the folder does not exist yet."""
     jobs = check_folder("read_results", folder) / "jobs"
     found = {}
     for path in sorted(jobs.rglob("*.json")):

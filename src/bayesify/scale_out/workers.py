@@ -1,4 +1,4 @@
-"""What happens to a job inside a worker."""
+"""The execution of a job inside a worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Function = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Finished:
-    """How a job ended: with a result, or with the reason why not; `lost` if its worker died."""
+    """The outcome of a job: a result, or the reason for its failure; `lost` if its worker died."""
 
     name: str
     result: dict[str, Any] | None = None
@@ -37,15 +37,15 @@ class Finished:
 
 
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
-    """Run one job, and write its result where the folder can be reached from here.
+    """Run one job, and write its result if the folder exists on this machine.
 
     Args:
-        function: From a job to its result.
-        folder: Of the results. On a machine of a cluster that does not share it, the result only travels back.
-        threads: For torch and the libraries beneath it.
+        function: Function from a job to its result.
+        folder: Folder of the results. On a machine of a cluster that does not share the folder, the result is only returned.
+        threads: Number of threads for torch and the libraries beneath it.
         name: Name of the job.
-        job: What the function gets.
-        plain: The job as JSON holds it.
+        job: Argument of the function.
+        plain: Job as plain data, as JSON holds it.
     """
     here = Path(folder)
     try:
@@ -59,18 +59,18 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
     except Exception:
         return Finished(name, reason=traceback.format_exc())
     if (here / "jobs").is_dir():
-        with suppress(OSError):  # the caller writes it too, and says so if it cannot
+        with suppress(OSError):  # the caller writes it too, and reports an error
             write_result(here, name, plain, result)
     return Finished(name, result)
 
 
 def begin_worker(parent: int) -> None:
-    """Make a new process fit to be a worker.
+    """Prepare a new process as a worker.
 
-    It ends within a second or two of its parent, even if that was killed: a worker left behind would go on with its job
-    beside the worker of a later call. Progress bars of tqdm take a lock of threads in place of one of processes, a named
-    semaphore that Python would report as leaked when the worker is killed. Ctrl-C at a terminal reaches every process
-    there; what becomes of the workers is for the parent to say.
+    The worker ends within a second or two of its parent, even if the parent was killed. Otherwise a leftover worker would
+    continue its job next to the worker of a later call. Progress bars of tqdm get a lock of threads instead of processes, because
+    Python would report the named semaphore of the latter as leaked when the worker is killed. Ctrl-C at a terminal reaches every
+    process there, so workers ignore it and leave the decision to the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):
@@ -86,14 +86,14 @@ def begin_worker(parent: int) -> None:
 
 @contextmanager
 def _settled(threads: int, seed: int) -> Iterator[None]:
-    """Fixed threads and seeds inside; what was there before, afterwards."""
+    """Set threads and seeds inside the block, and restore them afterwards."""
     before = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
     torch.set_num_threads(threads)
     try:
         with own_generators(range(torch.cuda.device_count())), _bounded_libraries(threads):
             torch.manual_seed(seed)
             random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002  (what a job draws without a generator of its own)
+            np.random.seed(seed)  # noqa: NPY002  (for jobs that draw without their own generator)
             yield
     finally:
         torch.set_num_threads(before[0])
@@ -103,7 +103,7 @@ def _settled(threads: int, seed: int) -> Iterator[None]:
 
 @contextmanager
 def _bounded_libraries(threads: int) -> Iterator[None]:
-    """NumPy's and SciPy's matrix products on N threads, where threadpoolctl is installed."""
+    """Limit NumPy's and SciPy's matrix products to `threads` threads, if threadpoolctl is installed."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:

@@ -16,7 +16,7 @@ __all__ = ["ModelFolder", "fit_table", "predict_table", "update_table"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: the command line imports this package to show its help.
+    # Load on demand, because the command line imports this package to show its help.
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"bayesify.serving.{HOMES[name]}"), name)

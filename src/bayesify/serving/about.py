@@ -11,9 +11,9 @@ from bayesify.serving.judged import Group
 from bayesify.version import __version__
 
 FORMAT = 4
-"""Of the folder."""
-MAX_TEXT_SIGNS = 80
-"""Signs of a text that the folder keeps."""
+"""Version of the folder's format."""
+MAX_TEXT_CHARACTERS = 80
+"""Maximum number of characters of a text that the folder keeps."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Column(Plain):
     Args:
         name: Name of the column.
         kind: `"number"`, `"date"` or `"text"`.
-        low: Its smallest number or date.
-        high: Its largest number or date.
-        texts: Its most frequent texts.
-        num_different: Different cells.
-        num_missing: Empty cells.
-        knots: Quantiles of its numbers, or of its dates in days, 21 at most.
-        shares: Share of the cells that are not empty up to each of these, or with each of the texts.
+        low: Smallest number or date of the column.
+        high: Largest number or date of the column.
+        texts: Most frequent texts of the column.
+        num_different: Number of different cells.
+        num_missing: Number of empty cells.
+        knots: Quantiles of the numbers, or of the dates in days; 21 at most.
+        shares: Share of the nonempty cells that are at most each knot, or that equal each of `texts`.
     """
 
     name: str
@@ -45,29 +45,29 @@ class Column(Plain):
 
 @dataclass(frozen=True)
 class About(Plain):
-    """What is known about a model in a folder.
+    """Facts about a model in a folder.
 
     Args:
-        table: Name of the file that it was trained on.
-        target: The column that it predicts.
+        table: Name of the file that the model was trained on.
+        target: Name of the column that the model predicts.
         task: `"regression"` or `"classification"`.
-        num_rows: Rows that it was trained on.
-        fingerprint: A hash of these rows.
-        columns: What they hold, without the target.
-        target_column: What the target holds.
-        choices: Method, likelihood and transform that were chosen, and what they scored.
-        scores: On rows that the model had not seen, by name.
-        scored_on: Which rows these were, in words.
-        notes: How the table was read, in sentences.
-        seed: Seed of the training.
-        missing: Texts that stand for empty cells, beside the usual ones.
+        num_rows: Number of training rows.
+        fingerprint: Hash of the training rows.
+        columns: Contents of the columns, without the target.
+        target_column: Contents of the target column.
+        choices: Method, likelihood and transform that were chosen, and their scores.
+        scores: Scores by name, on rows that the model had not seen.
+        scored_on: Description of the scored rows.
+        notes: Sentences about how the table was read.
+        seed: Seed of the training run.
+        missing: Texts that stand for empty cells, in addition to the usual ones.
         commas: Columns whose numbers the table writes with a decimal comma.
-        version: Of bayesify.
-        format: Of the folder.
-        groups: How well groups of rows are predicted that the model had not seen.
-        groups_on: Which rows these were, in words.
-        confusion: Rows of each class by the class that was predicted for them, of the same rows.
-        rows_sha256: Checksum of the file of training rows; empty where the folder holds none.
+        version: Version of bayesify that wrote the folder.
+        format: Version of the folder's format.
+        groups: Scores of groups of rows that the model had not seen.
+        groups_on: Description of the rows behind `groups` and `confusion`.
+        confusion: Number of rows by true class and predicted class.
+        rows_sha256: Checksum of the file of training rows; empty if the folder has no such file.
     """
 
     table: str
@@ -93,5 +93,5 @@ class About(Plain):
 
     @property
     def remarks(self) -> list[str]:
-        """How the table was read and which columns were left out, each sentence once."""
+        """Sentences about how the table was read and which columns were left out, without duplicates."""
         return list(dict.fromkeys((*self.notes, *self.choices.get("left_out", ()))))

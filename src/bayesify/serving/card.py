@@ -1,4 +1,4 @@
-"""The page about a model: what it predicts, how well, from what, and what it is not for."""
+"""The model card: what the model predicts, how well, from what, and what it is not for."""
 
 from __future__ import annotations
 
@@ -6,70 +6,70 @@ from bayesify.serving.about import About, Column
 from bayesify.tables.written_numbers import shown, significant
 
 MAX_TEXTS = 5
-"""Texts of a column that the page names."""
+"""Maximum number of texts of a column that the page lists."""
 WORDS = {
-    "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit",
-    "log_loss": "log-loss, in nats per row",
-    "rmse": "root of the mean squared error, in the target's unit",
-    "accuracy": "share of rows with the right class",
+    "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit (lower is better)",
+    "log_loss": "log-loss, in nats per row (lower is better)",
+    "rmse": "root mean squared error, in the target's unit (lower is better)",
+    "accuracy": "share of rows whose predicted class is right",
 }
-"""What scores are; see `words_of` for those of a level."""
+"""Scores in words; `WORDS_OF_LEVEL` has the scores that depend on a level."""
 WORDS_OF_LEVEL = {
-    "coverage": "share of rows inside their {} % interval",
+    "coverage": "share of rows whose true value is inside their {} % interval",
     "width": "mean width of the {} % intervals, in the target's unit",
-    "sets": "share of rows whose class is among the fewest that reach {} %",
-    "size": "mean number of these classes at {} %",
+    "sets": "share of rows whose true class is in their {0} % set, the fewest classes whose probabilities add up to {0} %",
+    "size": "mean number of classes in the {} % sets",
 }
 
 
 FIGURES = {
-    "regression": "The truth against the predicted mean, and the share of rows inside intervals against their level",
-    "classification": "The share of right classes against the stated confidence",
+    "regression": "Left: true values against predicted means. Right: share of rows inside their intervals against the stated level",
+    "classification": "Share of right classes against the stated confidence",
 }
-"""What the figures show, for readers who do not see them."""
+"""Alternative text of the figures."""
 LIKELIHOODS = {
-    "heteroscedastic_gaussian": "normal noise that depends on the row",
-    "student_t": "noise with heavy tails (Student's t) that depends on the row",
+    "heteroscedastic_gaussian": "normally distributed noise whose size depends on the row",
+    "student_t": "noise with heavy tails (Student's t) whose size depends on the row",
     "categorical": "probabilities of classes",
-    "poisson": "counts (Poisson)",
-    "negative_binomial": "counts (negative binomial)",
-    "hurdle": "a probability of zero, and amounts above it (log-normal)",
+    "poisson": "counts (Poisson distribution)",
+    "negative_binomial": "counts (negative binomial distribution)",
+    "hurdle": "a probability of zero, and a log-normal distribution of amounts above zero",
 }
 TRANSFORMS = {
     "log": "the logarithm of the target",
     "log1p": "the logarithm of 1 + the target",
     "sqrt": "the square root of the target",
 }
-"""What the default method chose, in words."""
+"""The default method's choices in words."""
 
 
 def words_of(score: str) -> str:
-    """What a score is, in words."""
+    """A score in words."""
     kind, _, level = score.rpartition("_")
     return WORDS_OF_LEVEL[kind].format(level) if kind in WORDS_OF_LEVEL else WORDS.get(score, score.replace("_", " "))
 
 
 def render_card(about: About, figure: str = "") -> str:
-    """The page in Markdown.
+    """The model card in Markdown.
 
     Args:
         about: The facts.
-        figure: Name of the file with figures; empty for none.
+        figure: Name of the file with the figures; empty for none.
     """
     target = about.target_column
     lines = [
         f"# {_text(about.target)}, predicted from {_text(about.table)}",
         "",
-        f"A {about.task} by bayesify {about.version}: {_method(about)}. Trained on {about.num_rows:,} rows "
-        f"(fingerprint `{about.fingerprint}`), seed {about.seed}.",
+        f"A {about.task} model by bayesify {about.version}: {_method(about)}. It was trained on {about.num_rows:,} rows "
+        f"(fingerprint `{about.fingerprint}`) with seed {about.seed}.",
         "",
         f"The target {_holds(target)}.",
         "",
-        "## How well",
+        "## How well it predicts",
         "",
-        f"On {about.scored_on}:",
+        f"Measured on {about.scored_on}:",
         "",
-        "| score | |",
+        "| score | value |",
         "| --- | --- |",
         *(f"| {words_of(name)} | {significant(value)} |" for name, value in about.scores.items()),
         "",
@@ -78,7 +78,7 @@ def render_card(about: About, figure: str = "") -> str:
         *_confusion(about),
         "## Columns",
         "",
-        "| column | kind | holds | missing cells |",
+        "| column | kind | holds | empty cells |",
         "| --- | --- | --- | --- |",
         *(
             f"| {_text(column.name)} | {column.kind} | {_range(column)} | {column.num_missing or ''} |"
@@ -87,36 +87,41 @@ def render_card(about: About, figure: str = "") -> str:
         "",
         *(f"- {_text(note)}" for note in about.remarks),
         "",
-        "## What it is not for",
+        "## What the model is not for",
         "",
-        "- Rows unlike those above: beyond the ranges, with texts that are not among them, from another place or time. Predictions "
-        "mark such rows as `unusual`; the rest are not proven usual.",
-        "- Effects: it says what goes together in these rows, not what happens if a column is changed.",
-        "- Intervals hold their share of rows like the training rows on average, not for every group of them: see above.",
-        "- Decisions about people without somebody who answers for them.",
+        "- Rows unlike the training rows: values outside the ranges above, texts that are not listed, another place or time. "
+        "Predictions mark such rows as `unusual`, but a row without this mark may still be unusual.",
+        "- Cause and effect: the model knows which values occur together in these rows, not what happens if you change a column.",
+        "- Guarantees for each group: intervals contain their share of rows on average over rows like the training rows, "
+        "not in every group of rows.",
+        "- Decisions about people for which no person is accountable.",
         "",
         "## Use",
         "",
         "    bayesify predict THIS_FOLDER new.csv",
         "",
-        f"`new.csv` needs the columns above, not {_text(about.target)}. Nothing in this folder is a program.",
+        f"`new.csv` needs the columns above but not {_text(about.target)}. This folder contains no programs.",
         "",
     ]
     return "\n".join(lines)
 
 
 def _groups(about: About) -> list[str]:
-    """How well groups of rows are predicted."""
+    """The table of scores by group."""
     if not about.groups:
         return []
-    size = "mean width" if about.task == "regression" else "right class"
-    inside = "inside their 90 % interval" if about.task == "regression" else "class in their 90 % set"
+    size = "mean width" if about.task == "regression" else "share with the right class"
+    inside = "inside their 90 % interval" if about.task == "regression" else "with the true class in their 90 % set"
     rows = (
         f"| {_text(group.name)} | {group.num_rows:,} | {100 * group.coverage:.0f} ± {100 * group.error:.0f} % | "
         f"{significant(group.size) if about.task == 'regression' else f'{100 * group.size:.0f} %'} |"
         for group in about.groups
     )
-    told = f"On {about.groups_on}; ± is one standard error. Far from 90 %, intervals are too narrow or too wide for a group."
+    told = (
+        f"Measured on {about.groups_on}. The number after ± is one standard error. If the share in a group is far below 90 %, its "
+        f"{'intervals are too narrow' if about.task == 'regression' else 'sets are too small'}; far above 90 %, they are too "
+        f"{'wide' if about.task == 'regression' else 'large'}."
+    )
     return [
         "## By group",
         "",
@@ -130,7 +135,7 @@ def _groups(about: About) -> list[str]:
 
 
 def _confusion(about: About) -> list[str]:
-    """Rows of each class by the class that is predicted for them."""
+    """The table of rows by true class and predicted class."""
     if not about.confusion:
         return []
     labels = [_text(label) for label in about.target_column.texts]
@@ -142,7 +147,7 @@ def _confusion(about: About) -> list[str]:
         f"| {label} | {' | '.join(f'{count:,}' for count in own)} |"
         for label, own in zip(labels, about.confusion, strict=True)
     )
-    return ["## Class by class", "", f"Rows, of {about.groups_on}.", "", *heading, *rows, ""]
+    return ["## Class by class", "", f"Number of rows, counted on {about.groups_on}.", "", *heading, *rows, ""]
 
 
 def _method(about: About) -> str:
@@ -152,7 +157,10 @@ def _method(about: About) -> str:
     likelihood, transform = str(choices.get("likelihood", "")), str(choices.get("transform", "none"))
     noise = LIKELIHOODS.get(likelihood, f"{likelihood.replace('_', ' ')} likelihood")
     of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
-    return f"an ensemble of {choices.get('members')} networks, each trained without rows that say when to stop; {noise}{of}"
+    return (
+        f"an ensemble of {choices.get('members')} networks with {noise}{of}; each network held out some rows "
+        "to decide when to stop training"
+    )
 
 
 def _holds(column: Column) -> str:
@@ -166,11 +174,11 @@ def _holds(column: Column) -> str:
 def _range(column: Column) -> str:
     if column.kind == "text":
         texts = ", ".join(_text(text) for text in column.texts[:MAX_TEXTS])
-        return f"{column.num_different} texts: {texts}{', ...' if column.num_different > MAX_TEXTS else ''}"
-    return "nothing" if column.low is None else f"{shown(column.low)} to {shown(column.high)}"
+        return f"{column.num_different} different texts: {texts}{', ...' if column.num_different > MAX_TEXTS else ''}"
+    return "no values" if column.low is None else f"{shown(column.low)} to {shown(column.high)}"
 
 
 def _text(text: str) -> str:
-    """A name or cell as plain text of Markdown, on one line."""
+    """A name or cell as plain Markdown text on one line."""
     flat = "".join(sign if sign.isprintable() else " " for sign in str(text))
     return "".join(f"\\{sign}" if sign in "\\`*_{}[]()#+!|<>~" else sign for sign in flat)

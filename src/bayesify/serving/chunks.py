@@ -1,4 +1,4 @@
-"""A table in parts, so that one of millions of rows is never in memory as a whole."""
+"""A table in parts, so that a table of millions of rows never has to fit into memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PART_ROWS = 20_000
-"""Rows of a part."""
+"""Number of rows of a part."""
 MAX_WHOLE_BYTES = 4 << 20
-"""Bytes up to which a file is read as a whole."""
+"""Files up to this size are read as a whole."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a table in order, which can be gone through several times.
+    """Parts of a table in order; they can be read several times.
 
-    Iterating gives the number of rows before each part, its rows, whose index counts on, and notes about how the file was read.
+    Iterating gives, for each part, the number of rows before it, its rows with a running index, and the notes.
 
     Args:
-        path: The file.
-        frames: Reads the parts from the first on.
-        notes: How the file was read, in sentences.
+        path: Path of the file.
+        frames: Function that reads the parts, beginning with the first.
+        notes: Sentences about how the file was read.
     """
 
     path: Path
@@ -47,13 +47,13 @@ class Parts:
 
 
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
-    """A table in parts, which are rows of the table that `read_table` gives.
+    """Read a table in parts; joined, the parts are the table that `read_table` gives.
 
-    Encoding, separator and style of numbers are decided by the whole file. CSV is read several times, and Parquet by its
-    groups of rows, so that memory holds one part; other files are read as a whole. Nothing is written.
+    The whole file decides about encoding, separator and style of numbers. CSV is read several times, and Parquet by its row
+    groups, so that memory holds one part; other files are read as a whole. Nothing is written.
 
     Raises:
-        InputError: As `read_table`, with the same words; or if the file changes while it is read.
+        InputError: The errors of `read_table`, with the same messages; or if the file changes while it is read.
     """
     reading = reading or Reading()
     if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:
@@ -71,10 +71,10 @@ def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None
 
 
 def _unchanged(path: Path, frames: Iterator[DataFrame]) -> Iterator[DataFrame]:
-    """Parts of a file as long as it is what it was."""
+    """Parts of a file, checked for changes of the file after each part."""
     before = path.stat()
     for frame in frames:
         yield frame
         now = path.stat()
         if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise InputError(f"{path}: changed while it was read; wait until it is complete, and try again")
+            raise InputError(f"{path}: the file changed while it was read; wait until it is complete, and try again")

@@ -21,42 +21,57 @@ if TYPE_CHECKING:
     from bayesify.tables.targets import Task
 
 Table = Annotated[
-    str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, - for standard input.")
+    str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, or - for standard input.")
 ]
 MethodName = Annotated[str, typer.Option(help="auto, a name from 'bayesify methods', or temperature_scaled.")]
 FolderOut = Annotated[Path | None, typer.Option(help="Folder of the model (default: bayesify-model-NAME).")]
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")]
 KeepRows = Annotated[
     bool,
-    typer.Option("--keep-rows", help="Let the folder hold the training rows, so that --update needs new ones alone."),
+    typer.Option("--keep-rows", help="Store the training rows in the folder, so that --update needs only new rows."),
 ]
 Update = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Train a model again with more rows, which TABLE holds; with the old ones before them without --keep-rows.",
+        help="Retrain the model in FOLDER with the additional rows in TABLE. Unless the model was fitted with --keep-rows, "
+        "TABLE must contain its old rows first, then the new ones.",
     ),
 ]
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What bayesify fit or compare wrote.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder written by bayesify fit or compare.")]
 New = Annotated[
     Path,
     typer.Argument(
-        metavar="NEW", help="A table with the same columns, - for standard input; the target may be absent."
+        metavar="NEW", help="A table with the same columns, or - for standard input; the target column is optional."
     ),
 ]
-Csv = Annotated[Path | None, typer.Option(help="CSV to write (default: NEW-predictions.csv, here).")]
-IntervalLevel = Annotated[float, typer.Option(help="Of the intervals: the share of rows that they are to hold.")]
-Quantiles = Annotated[str, typer.Option(help="Quantiles of a number to write, such as 0.1,0.5,0.9.")]
-Above = Annotated[str, typer.Option(help="Probability that a number exceeds this one, or several: 500000.")]
-Below = Annotated[str, typer.Option(help="Probability that a number stays below this one, or several.")]
+Csv = Annotated[
+    Path | None, typer.Option(help="CSV file to write (default: NEW-predictions.csv in the current folder).")
+]
+IntervalLevel = Annotated[float, typer.Option(help="Share of rows whose true value should lie inside the interval.")]
+Quantiles = Annotated[str, typer.Option(help="Quantiles of a numeric target to write, such as 0.1,0.5,0.9.")]
+Above = Annotated[
+    str,
+    typer.Option(help="Write the probability that the target exceeds this number, such as 500000, or each of several."),
+]
+Below = Annotated[
+    str, typer.Option(help="Write the probability that the target stays below this number, or each of several.")
+]
 DecisionCosts = Annotated[
-    str, typer.Option("--costs", help="Decide about classes: TRUTH:DECISION=COST,... or a CSV of costs.")
+    str,
+    typer.Option(
+        "--costs", help="Write the decision of least expected cost: TRUTH:DECISION=COST,... or a CSV of costs."
+    ),
 ]
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Tell which columns move and widen each prediction, and why it is unusual.")
+    bool,
+    typer.Option(
+        "--explain",
+        help="Write which columns move each prediction, which widen its interval, and why a row is unusual.",
+    ),
 ]
 
 
@@ -76,10 +91,10 @@ def fit(
     keep_rows: KeepRows = False,
     update: Update = None,
 ) -> None:
-    """Train on a table and keep the model in a folder, for bayesify predict.
+    """Train a model on a table and store it in a folder, for bayesify predict.
 
-    Texts, dates and empty cells are taken as they are. The folder holds the model, facts about it, and a page to read, MODEL.md;
-    its path is the last line. With --update a model in a folder is trained again with more rows.
+    Texts, dates and empty cells need no preparation. The folder holds the model, facts about it, and MODEL.md, a page to read.
+    The last line printed is the folder's path. With --update, the model in a folder is trained again with more rows.
     """
     need("fit", "pandas", "sklearn", extra="compare")
     from bayesify.serving.sources import short_name
@@ -124,17 +139,17 @@ def _check_free(folder: Path, force: bool) -> None:
     from bayesify.tables.errors import InputError
 
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not force)):
-        raise InputError(f"{folder}: is there already; give another --out, or --force to replace it")
+        raise InputError(f"{folder}: already exists; give another --out, or --force to replace it")
 
 
 def _train(table: str, target: str, reading: Reading, *, task: Task | None, **options: Any) -> ModelFolder:
-    """A model of a table."""
+    """Train a model on a table."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 
     source = read_source(table, reading)
     column = find_column(source.frame, target or source.target, source.where)
-    from bayesify.serving.fitting import fit_table  # which reads torch: not before the table is known to be one
+    from bayesify.serving.fitting import fit_table  # imports torch, so only once the table has been read
 
     say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
     return fit_table(
@@ -144,7 +159,7 @@ def _train(table: str, target: str, reading: Reading, *, task: Task | None, **op
 
 
 def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
-    """The model of a folder, trained with the rows of a table."""
+    """Train the model of a folder with more rows."""
     from bayesify.serving.folder import read_about
     from bayesify.serving.sources import read_source
     from bayesify.serving.updating import like_training, update_table
@@ -152,7 +167,7 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
 
     if given:
         raise InputError(
-            f"{given[0]}: with --update it is that of {folder}; leave it out, or train anew without --update"
+            f"{given[0]}: --update takes this setting from {folder}; leave it out, or train a new model without --update"
         )
     source = read_source(table, like_training(read_about(folder), reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
@@ -190,10 +205,10 @@ def predict(
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
 ) -> None:
-    """Predict the rows of a table with a model in a folder, and write a CSV with intervals or probabilities.
+    """Predict the rows of a table with the model in a folder, and write a CSV with intervals or probabilities.
 
-    Rows keep their order. Where the table holds the target, scores are printed. Columns that have moved since training are named.
-    The path of the CSV is the last line.
+    Rows keep their order. If the table holds the target, scores are printed. Columns that differ from training are listed.
+    The last line printed is the path of the CSV.
     """
     need("predict", "pandas", "sklearn", extra="compare")
     errors = Console(stderr=True)
@@ -234,7 +249,7 @@ def _print_predicted(outcome: Outcome, target: str, errors: Console) -> None:
     console = Console()
     for note in outcome.notes:
         say(console, note, style="dim", soft_wrap=True)
-    say(console, f"{outcome.num_rows:,} rows, {outcome.num_unusual:,} of them unlike the training rows.")
+    say(console, f"{outcome.num_rows:,} rows, {outcome.num_unusual:,} of them unusual (unlike the training rows).")
     for sentence in outcome.moved:
         say(console, sentence, soft_wrap=True)
     if outcome.scores.num_rows:
@@ -242,7 +257,7 @@ def _print_predicted(outcome: Outcome, target: str, errors: Console) -> None:
     if outcome.scores.unknown:
         say(
             console,
-            f"{outcome.scores.unknown:,.0f} of these have a class that was not in training; they count as wrong.",
+            f"{outcome.scores.unknown:,.0f} of these rows have a class that did not occur in training; they count as wrong.",
         )
 
 
@@ -250,6 +265,6 @@ def _print_scores(console: Console, scores: Mapping[str, float], where: str) -> 
     from bayesify.serving.card import words_of
     from bayesify.tables.written_numbers import significant
 
-    say(console, f"Scores of {where}:")
+    say(console, f"Scores on {where}:")
     for name, value in scores.items():
         say(console, f"  {significant(value)}  {words_of(name)}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""How far the columns of new rows have moved from those of the training rows."""
+"""Distances between the columns of new rows and of the training rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bayesify.serving.about import MAX_TEXT_SIGNS, About, Column
+from bayesify.serving.about import MAX_TEXT_CHARACTERS, About, Column
 from bayesify.tables.columns import date_of, times_of
 from bayesify.tables.written_numbers import shown
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIN_DISTANCE = 0.1
-"""Distance between two distributions from which on it is told, in addition to what chance makes of as many rows."""
-MAX_TOLD = 10
+"""Minimum distance that is reported; it must also exceed what chance explains for this number of rows."""
+MAX_REPORTED_COLUMNS = 10
 
 
 class Drift:
     r"""Distances between the columns of the training rows and of new rows, which come in parts.
 
-    Of numbers and dates it is the largest difference of the shares of cells up to a value, $\max_t |F(t) - G(t)|$ (Kolmogorov
-    1933), over quantiles t of the training rows; of texts half the sum of the differences of shares; of empty cells the
-    difference of their shares. A column is told where the distance exceeds `MIN_DISTANCE` and what two samples of one
-    distribution have by chance in about 1 of 100 cases.
+    The distance of numbers and dates is the largest difference between the shares of cells up to a value,
+    $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), over quantiles t of the training rows. The distance of texts is half the sum of the
+    differences of shares. The distance of empty cells is the difference of their shares. A column is reported if its distance
+    exceeds both `MIN_DISTANCE` and the distance that two samples of one distribution exceed by chance in about 1 of 100 cases.
 
     Args:
         about: Facts about the model, with the shares of its training rows.
-        day_first: Columns of dates whose days come before their months.
+        day_first: Date columns that write the day before the month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:
@@ -40,7 +40,7 @@ class Drift:
         self._present: Counter[str] = Counter()
 
     def add(self, frame: DataFrame) -> None:
-        """Count one more part."""
+        """Count the cells of one more part."""
         self._num_rows += len(frame)
         for column in self._columns:
             cells = frame[column.name].dropna()
@@ -48,19 +48,19 @@ class Drift:
             if not len(cells) or not column.shares:
                 continue
             if column.kind == "text":
-                counts = Counter(cells.astype(str).str.slice(stop=MAX_TEXT_SIGNS))
+                counts = Counter(cells.astype(str).str.slice(stop=MAX_TEXT_CHARACTERS))
                 self._counts[column.name] += [counts[text] for text in column.texts]
             else:
                 values = np.sort(times_of(cells, column.name in self._day_first))
                 self._counts[column.name] += np.searchsorted(values, column.knots, side="right")
 
     def moved(self) -> tuple[str, ...]:
-        """Columns that have moved, in sentences, the furthest first."""
+        """Sentences about the columns that have moved, largest distance first."""
         found = [entry for column in self._columns for entry in (self._shares(column), self._gaps(column)) if entry]
-        return tuple(words for _, words in sorted(found, reverse=True)[:MAX_TOLD])
+        return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
     def _shares(self, column: Column) -> tuple[float, str] | None:
-        """Distance between the cells that are not empty, and words; `None` if it is small."""
+        """Distance between the nonempty cells, with a sentence; `None` if it is small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
             return None
@@ -78,24 +78,24 @@ class Drift:
             return None
         at = int(np.abs(own - shares).argmax())
         if column.kind == "text":
-            words = f"{_percent(own[at])} of its cells are {column.texts[at]!r}, {_percent(shares[at])} in training"
+            words = f"{_percent(own[at])} of its cells are {column.texts[at]!r}, compared with {_percent(shares[at])} in training"
         else:
             value = date_of(column.knots[at]) if column.kind == "date" else shown(column.knots[at])
             less = own[at] > shares[at]
             here, there = (own[at], shares[at]) if less else (1 - own[at], 1 - shares[at])
             where = f"{'at most' if less else 'above'} {value}"
-            words = f"{_percent(here)} of its cells are {where}, {_percent(there)} in training"
-        return distance, f"Column {column.name!r} has moved by {distance:.2f}: {words}."
+            words = f"{_percent(here)} of its cells are {where}, compared with {_percent(there)} in training"
+        return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
 
     def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """Difference of the shares of empty cells, and words; `None` if it is small."""
+        """Difference of the shares of empty cells, with a sentence; `None` if it is small."""
         if not self._num_rows:
             return None
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained
         if abs(own - before) < max(MIN_DISTANCE, 1.3 * np.sqrt(1 / self._trained + 1 / self._num_rows)):
             return None
-        words = f"{_percent(own)} of its cells are empty, {_percent(before)} in training"
-        return abs(own - before), f"Column {column.name!r} has moved by {abs(own - before):.2f}: {words}."
+        words = f"{_percent(own)} of its cells are empty, compared with {_percent(before)} in training"
+        return abs(own - before), f"Column {column.name!r} differs from training by {abs(own - before):.2f}: {words}."
 
 
 def _percent(share: float) -> str:

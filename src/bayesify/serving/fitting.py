@@ -1,4 +1,4 @@
-"""Training on a table: reading, the estimator, its scores, and the folder."""
+"""Training on a table: reads the rows, fits the estimator, scores it, and describes the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.serving.about import MAX_TEXT_SIGNS, About, Column
+from bayesify.serving.about import MAX_TEXT_CHARACTERS, About, Column
 from bayesify.serving.folder import ModelFolder, used_columns
 from bayesify.serving.judged import Judged
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 HELD_OUT_FRACTION = 5
-"""One row in this number is held out to score a method by name."""
+"""One row in this many is held out to score a method that was chosen by name."""
 MIN_ROWS = 20
-OUT_OF_FOLD = "each row by the network that had not seen it"
+OUT_OF_FOLD = "all rows, each predicted by a network that had not seen it"
 MAX_TEXTS = 20
-"""Texts of a column that the folder names."""
+"""Maximum number of texts of a column that the folder lists."""
 NUM_KNOTS = 21
-"""Quantiles of a column that the folder keeps, to tell how far new rows have moved."""
+"""Number of quantiles of a column that the folder keeps, to measure how far new rows have moved."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """How well a method does on rows that it has not seen.
+    """Scores of a method on rows that it has not seen.
 
     Args:
-        scores: By name, see `Scores.means`.
-        where: Which rows these were, in words.
-        held_out: What was predicted of these rows, where that is known.
-        rows: Which rows of the table these were, [N].
+        scores: Scores by name, see `Scores.means`.
+        where: Description of the scored rows.
+        held_out: Predictions of the scored rows, if they are known.
+        rows: Indices of the scored rows in the table, [N].
     """
 
     scores: Mapping[str, float]
@@ -70,25 +70,25 @@ def fit_table(
 ) -> ModelFolder:
     """Train an estimator on a table.
 
-    The default method scores itself: each of its members holds out other rows. A method by name whose scores are not known is
-    trained a first time without a fifth of the rows, which score it.
+    The default method scores itself, because each of its members holds out different rows. A method that is chosen by name
+    and has no known scores is trained twice: first without a fifth of the rows, to be scored on them, then on all rows.
 
     Args:
         frame: The table.
-        target: The column to predict.
+        target: Name of the column to predict.
         name: Name of the table.
-        notes: How the table was read, in sentences.
+        notes: Sentences about how the table was read.
         method: `"auto"`, or the name of a method.
-        task: If it is not to be detected.
+        task: Kind of target; `None` to detect it.
         ignore: Columns to leave out.
         seed: Seed of everything random.
-        scored: How well the method does on rows that it has not seen, where that is known.
-        missing: Texts that stand for empty cells, in the table and in those to predict.
-        keep_rows: Whether the folder is to hold the rows, with the columns that are used, for `update_table`.
+        scored: Scores of the method on rows that it has not seen, if they are known.
+        missing: Texts that stand for empty cells, in this table and in tables to predict.
+        keep_rows: Whether the folder stores the training rows, with the columns that are used, for `update_table`.
         options: More parameters of the estimator, such as `effort`.
 
-    Raises:
-        InputError: If table, target, method or columns do not fit.
+        Raises:
+            InputError: If the table, target, method or columns are unusable.
     """
     target = find_column(frame, target, name)
     found, values, inputs = read_rows(frame, target, name, task, ignore)
@@ -135,7 +135,7 @@ def _describe(
 
 
 def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFolder:
-    """A model with what it predicts of rows that it had not seen, by group and in figures, where that is known."""
+    """A model with its groups, confusion table and figures, if predictions of rows that it had not seen are known."""
     if seen.held_out is None:
         return model
     about, estimator = model.about, model.estimator
@@ -151,10 +151,10 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """The target, its numbers or labels, and the inputs of the rows that have one.
+    """The target, its values or labels, and the inputs, for the rows that have a target.
 
     Raises:
-        InputError: If the target does not fit, or a column to leave out is not there.
+        InputError: If the target is unusable, or a column to leave out does not exist.
     """
     for column in ignore:
         if column not in frame.columns or column == target:
@@ -162,7 +162,7 @@ def read_rows(
             raise InputError(f"--ignore {column}: {name} has no such column to leave out; {what}")
     found = read_target(frame[target], task)
     if len(found.rows) < MIN_ROWS:
-        raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {MIN_ROWS}")
+        raise InputError(f"{name}: only {len(found.rows)} rows have a target; a model needs at least {MIN_ROWS} rows")
     values = np.array(found.classes)[found.values] if found.classes else found.values
     return found, values, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
 
@@ -170,7 +170,7 @@ def read_rows(
 def _hold_out(
     estimator: BayesianRegressor | BayesianClassifier, cells: DataFrame, values: np.ndarray, seed: int
 ) -> Scored:
-    """Scores of a first training without some rows, on these."""
+    """Scores of a first training run that leaves out some rows, on these rows."""
     held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])
     if isinstance(estimator, BayesianClassifier):
@@ -183,12 +183,16 @@ def _hold_out(
         predictive = estimator.predictive(cells[held])
         found = Scores.of_numbers(predictive, values[held])
         predicted, rows = HeldOut.of_numbers(predictive, values[held]), np.flatnonzero(held)
-    return Scored(found.means(), f"{int(held.sum()):,} rows held out of a first training", predicted, rows)
+    return Scored(
+        found.means(), f"{int(held.sum()):,} rows that were held out of a first training run", predicted, rows
+    )
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
-    """A frame whose columns may hold anything later: estimators take one of finite numbers alone for an array of numbers, which
-    new rows with an empty cell would not fit."""
+    """A frame whose columns may hold anything later.
+
+    Estimators treat a frame of finite numbers as an array of numbers, which new rows with an empty cell would not fit.
+    """
     from pandas.api import types
 
     numbers = [name for name in frame.columns if types.is_numeric_dtype(frame[name])]
@@ -196,12 +200,14 @@ def as_cells(frame: DataFrame) -> DataFrame:
 
 
 def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
-    """What a column holds."""
+    """Contents of a column."""
     missing = int(column.isna().sum())
     kind = "text" if classes else kind_of(name, column)
     if kind == "text":
         counts = column.dropna().astype(str).value_counts()
-        texts = tuple(classes[:MAX_TEXTS]) or tuple(str(text)[:MAX_TEXT_SIGNS] for text in counts.index[:MAX_TEXTS])
+        texts = tuple(classes[:MAX_TEXTS]) or tuple(
+            str(text)[:MAX_TEXT_CHARACTERS] for text in counts.index[:MAX_TEXTS]
+        )
         shares = () if classes else tuple((counts.iloc[:MAX_TEXTS] / counts.sum()).tolist())
         return Column(name, kind, None, None, texts, len(classes) or len(counts), missing, (), shares)
     values = np.sort(times_of(column)) if missing < len(column) else np.empty(0)
@@ -216,7 +222,7 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
-    """A hash of rows and target, which tells whether a model was made from the same data; 1 and 1.0 are the same."""
+    """A hash of rows and target that shows whether a model was made from the same data; 1 and 1.0 count as the same."""
     from pandas.api import types
     from pandas.util import hash_pandas_object
 
@@ -231,7 +237,7 @@ def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Plain data of what an estimator chose; what is not finite is left out."""
+    """An estimator's choices as plain data; numbers that are not finite become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A trained estimator in a folder: its file, what it was made from, and a page about it."""
+"""A trained estimator in a folder: its file, facts about it, and its model card."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.csv.gz"
-"""Names of the files: the estimator with preparation and recalibration, the facts about it, the page, its figures, and, where they
-are kept, the training rows."""
+"""Names of the files: the estimator with preparation and recalibration, the facts about it, the model card, its figures, and the
+training rows, if they are kept."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
-"""Where `model.safetensors` holds the checksum of the facts, and `model.json` that of `model.safetensors`."""
+"""Keys of two checksums: of the facts, in `model.safetensors`; and of `model.safetensors`, in `model.json`."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """An estimator and what is known about it.
+    """An estimator and the facts about it.
 
     Args:
-        estimator: Trained on a data frame.
-        about: The facts.
-        remarks: What a user should know about a folder that was read, in sentences.
-        figure: Figures of the page, as SVG; empty for none, and in a folder that was read.
-        rows: Training rows that the folder is to hold; `None` for none, and in a folder that was read.
+        estimator: Estimator that was trained on a data frame.
+        about: Facts about the model.
+        remarks: Sentences that a user should read about a folder that was read.
+        figure: Figures of the model card, as SVG; empty for none, and in a folder that was read.
+        rows: Training rows to store in the folder; `None` for none, and in a folder that was read.
     """
 
     estimator: BayesianRegressor | BayesianClassifier
@@ -51,13 +51,13 @@ class ModelFolder:
     rows: DataFrame | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the files, all of them or none: see `write_together`.
+        """Write all files or none: see `write_together`.
 
         `model.safetensors` holds the checksum of the facts, and `model.json` holds the facts and the checksum of
-        `model.safetensors`, so that files of two models are not taken for one.
+        `model.safetensors`. The checksums prevent files of two models from being mixed up.
 
         Raises:
-            OSError: If the folder cannot be written; it then holds what it held before.
+            OSError: If the folder cannot be written; its old contents are then still there.
         """
         rows = b"" if self.rows is None else gzip.compress(self.rows.to_csv(index=False).encode(), mtime=0)
         about = replace(self.about, rows_sha256=hashlib.sha256(rows).hexdigest() if rows else "")
@@ -75,14 +75,14 @@ class ModelFolder:
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         for name, content in extra.items():
             if not content:
-                (folder / name).unlink(missing_ok=True)  # of an earlier model
+                (folder / name).unlink(missing_ok=True)  # left by an earlier model
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a folder that `write` made.
+        """Read a folder that `write` has written.
 
         Raises:
-            InputError: If it is no such folder, its files are damaged or altered, of two models, or another version's.
+            InputError: If this is not a model folder, or its files are damaged, changed, from two models, or of another format.
         """
         _check_there(folder)
 
@@ -93,7 +93,7 @@ class ModelFolder:
         bound = facts.pop(MODEL_HASH, None), header.get(FACTS_HASH)
         if bound != (None, None) and bound != (header["sha256"], _digest(facts)):
             raise InputError(
-                f"{folder}: {ABOUT} and {MODEL} are of different models; copy both files of one model, or train again"
+                f"{folder}: {ABOUT} and {MODEL} belong to different models; copy both files of one model, or train again"
             )
         about = _restored(folder, facts)
         try:
@@ -102,21 +102,24 @@ class ModelFolder:
             raise InputError(f"{folder / MODEL}: cannot be read: {error}") from error
         expected = BayesianClassifier if about.task == "classification" else BayesianRegressor
         if not isinstance(estimator, expected):
-            raise InputError(f"{folder}: {ABOUT} tells of a {about.task}, and {MODEL} holds none; train again")
+            raise InputError(
+                f"{folder}: {ABOUT} describes a {about.task}, but {MODEL} holds another kind of model; train again"
+            )
         if tuple(column.name for column in about.columns) != used_columns(estimator):
-            raise InputError(f"{folder}: {ABOUT} and {MODEL} are about different columns; train again")
+            raise InputError(f"{folder}: {ABOUT} and {MODEL} have different columns; train again")
         remarks = []
         if about.version != __version__:
-            remarks.append(f"{folder} was written by bayesify {about.version}; this is {__version__}.")
+            remarks.append(f"{folder} was written by bayesify {about.version}; this is bayesify {__version__}.")
         if bound == (None, None):
             remarks.append(
-                f"{folder} was written before {ABOUT} and {MODEL} named each other: nothing proves that both are of one model."
+                f"{folder} was written by a version that stored no checksums, so bayesify cannot verify that {ABOUT} "
+                f"and {MODEL} belong together."
             )
         return cls(estimator, about, tuple(remarks))
 
 
 def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str, ...]:
-    """The table's columns that an estimator predicts from, in order; none where it was trained on an array."""
+    """The table's columns that an estimator predicts from, in order; empty if it was trained on an array."""
     columns = estimator.fitted_.columns
     return () if columns is None else columns.used
 
@@ -133,24 +136,26 @@ def read_about(folder: Path) -> About:
 
 
 def read_kept_rows(folder: Path) -> DataFrame | None:
-    """The training rows that a folder holds; `None` where it holds none.
+    """The training rows that a folder holds; `None` if it holds none.
 
     Raises:
-        InputError: If they are not those of its model; and see `ModelFolder.read`.
+        InputError: If the rows do not belong to the model, or for the reasons of `ModelFolder.read`.
     """
     about = read_about(folder)
     if not about.rows_sha256:
         return None
     path = folder / ROWS
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != about.rows_sha256:
-        raise InputError(f"{path}: is not there, or of another model; train again on all rows")
+        raise InputError(f"{path}: the file is missing or belongs to another model; train again on all rows")
     texts = [column.name for column in (*about.columns, about.target_column) if column.kind == "text"]
     return read_table(path, Reading(missing=about.missing, texts=texts, encoding="utf-8"))[0]
 
 
 def _check_there(folder: Path) -> None:
     if not folder.is_dir():
-        what = "is a file; give the folder that bayesify fit wrote" if folder.exists() else "there is no such folder"
+        what = (
+            "this is a file; give the folder that bayesify fit wrote" if folder.exists() else "there is no such folder"
+        )
         raise InputError(f"{folder}: {what}")
 
 
@@ -158,7 +163,7 @@ def _read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -
     def checked(*paths: Path) -> T:
         missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
         if missing:
-            raise InputError(f"{folder}: holds no {missing[0]}; give the folder that bayesify fit wrote")
+            raise InputError(f"{folder}: has no {missing[0]}; give the folder that bayesify fit wrote")
         return read(*paths)
 
     try:
@@ -168,20 +173,20 @@ def _read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -
 
 
 def _read_facts(folder: Path, path: Path) -> dict[str, Any]:
-    """The plain data of `model.json`, of this format and as they were written."""
+    """The contents of `model.json`, checked for format and checksum."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise InputError(
                 f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
-                f"reads format {FORMAT}; fit again with this version, or use that one"
+                f"reads format {FORMAT}; train again with this version, or use bayesify {found['version']}"
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
+        raise InputError(f"{folder / ABOUT}: the file is damaged or was changed; train again") from error
     facts: dict[str, Any] = found
     return facts
 
@@ -198,9 +203,9 @@ def _restored(folder: Path, facts: Mapping[str, Any]) -> About:
     try:
         return About.restore(facts)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
+        raise InputError(f"{folder / ABOUT}: the file is damaged or was changed; train again") from error
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    """A checksum of plain data, whatever their order."""
+    """A checksum of plain data, independent of its order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a model predicts of rows that it had not seen: by group, class by class, and in figures."""
+"""Predictions of rows that a model had not seen: by group, class by class, and in figures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIN_GROUP_ROWS = 20
-"""Rows that a group needs to be told."""
+"""Minimum number of rows of a group that is listed."""
 MAX_GROUPS, MAX_GROUP_COLUMNS = 8, 5
-"""Groups of one column, and columns of texts, that are told."""
+"""Maximum number of listed groups of one column, and of text columns with groups."""
 MAX_CONFUSED_CLASSES = 10
 MAX_POINTS = 500
-"""Rows in the figure of predictions against the truth."""
+"""Maximum number of rows in the figure of predictions against the truth."""
 NUM_BINS = 10
 
 
@@ -33,9 +33,9 @@ class Group(Plain):
     """Rows that have something in common.
 
     Args:
-        name: What they have in common.
-        num_rows: How many they are.
-        coverage: Share of them inside their 90 % interval, or whose class is among the fewest that reach 90 %.
+        name: What the rows have in common.
+        num_rows: Number of rows.
+        coverage: Share of rows inside their 90 % interval, or whose class is in their 90 % set.
         size: Mean width of the intervals, or share of rows with the right class.
     """
 
@@ -46,7 +46,7 @@ class Group(Plain):
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage, with one row more inside and outside so that it is never 0."""
+        """Standard error of the coverage. One row is added inside and one outside, so that it is never 0."""
         share = (self.coverage * self.num_rows + 1) / (self.num_rows + 2)
         return float(np.sqrt(share * (1 - share) / self.num_rows))
 
@@ -57,8 +57,8 @@ class Judged:
 
     Args:
         held_out: The predictions.
-        frame: Their cells.
-        classes: Labels; empty for numbers.
+        frame: Cells of the predicted rows.
+        classes: Labels of the classes; empty for a numeric target.
     """
 
     held_out: HeldOut
@@ -66,10 +66,10 @@ class Judged:
     classes: Sequence[str] = ()
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
-        """Groups by thirds of the prediction, or by predicted class, and by the texts of columns.
+        """Groups by thirds of the prediction, or by predicted class, and by the texts of the text columns.
 
         Args:
-            texts: Names of the columns of texts.
+            texts: Names of the text columns.
         """
         held = self.held_out
         if len(held.probs):
@@ -102,10 +102,10 @@ class Judged:
         ]
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Rows of each class (first) by the class that is predicted (second); empty for numbers and for many classes.
+        """Number of rows by true class (first) and predicted class (second); empty for numbers and for many classes.
 
         Args:
-            labels: The classes, in the order that is wanted.
+            labels: The classes, in the wanted order.
         """
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:

@@ -1,4 +1,4 @@
-"""Small figures as SVG: lines, points and an axis each, which scale with the page and print sharply."""
+"""Small figures as SVG with lines, points and axes; they scale with the page and print sharply."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Plot:
     Args:
         x: Ends of the horizontal axis.
         y: Ends of the vertical axis.
-        x_label: Under the horizontal axis.
-        y_label: Beside the vertical axis.
-        title: What the figure shows, for readers who hear the page.
-        percent: Whether both axes are shares, shown as percentages: `"x"`, `"y"`, `"xy"` or `""`.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+        title: Description of the figure, also for screen readers.
+        percent: Axes that are shares, shown as percentages: `"x"`, `"y"`, `"xy"` or `""`.
     """
 
     x: tuple[float, float]
@@ -49,20 +49,20 @@ class Plot:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
 
     def line(self, xs: Numbers, ys: Numbers, color: str = LINE, *, dash: str = "", width: float = 2) -> Plot:
-        """A line through points."""
+        """Add a line through points."""
         points = " ".join(f"{self._across(x):.1f},{self._up(y):.1f}" for x, y in zip(xs, ys, strict=True))
         style = {"stroke_dasharray": dash} if dash else {}
         self.marks.append(tag("polyline", points=points, fill="none", stroke=color, stroke_width=width, **style))
         return self
 
     def points(self, xs: Numbers, ys: Numbers, color: str = LINE, radius: float = 3) -> Plot:
-        """Dots."""
+        """Add dots."""
         for x, y in zip(xs, ys, strict=True):
             self.marks.append(tag("circle", cx=self._across(x), cy=self._up(y), r=radius, fill=color))
         return self
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], color: str = FAINT) -> Plot:
-        """Bars from the lower end of the vertical axis."""
+        """Add bars from the lower end of the vertical axis."""
         base = self._up(self.y[0])
         for left, right, height in zip(edges, edges[1:], heights, strict=False):
             x, top = self._across(left), self._up(height)
@@ -71,7 +71,7 @@ class Plot:
         return self
 
     def svg(self, **attributes: Any) -> str:
-        """The figure as an element of a page, with more attributes of the element."""
+        """The figure as an SVG element, with more attributes of the element."""
         across = [(self._across(tick), _label(tick, "x" in self.percent)) for tick in ticks(*self.x)]
         up = [(self._up(tick), _label(tick, "y" in self.percent)) for tick in ticks(*self.y)]
         center = (TOP + HEIGHT - BOTTOM) / 2
@@ -90,7 +90,7 @@ class Plot:
 
 
 def side_by_side(plots: Sequence[Plot]) -> str:
-    """Figures next to each other under their titles, as a file of its own."""
+    """Figures next to each other under their titles, as a file."""
     width, height = WIDTH * len(plots), HEIGHT + 24
     parts = [tag("rect", width=width, height=height, fill="#fff")]
     for place, plot in enumerate(plots):
@@ -103,7 +103,7 @@ def side_by_side(plots: Sequence[Plot]) -> str:
 
 
 def tag(kind: str, text: str = "", **attributes: Any) -> str:
-    """An element of a figure; coordinates to a tenth."""
+    """An SVG element; coordinates are rounded to a tenth."""
     shown = ""
     for key, value in attributes.items():
         number = f"{value:.1f}" if isinstance(value, float) else value
@@ -127,7 +127,7 @@ def _widened(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About N round numbers between two ends."""
+    """About `count` round numbers between two ends."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
@@ -151,12 +151,12 @@ def _label(value: float, percent: bool) -> str:
 
 
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:
-    """Means and standard errors of many methods under each other, best on top.
+    """Means and standard errors of many methods in a column, best on top.
 
     Args:
-        rows: Title, mean, standard error, and whether it is no different from the best.
-        baseline: Where a dashed line goes.
-        label: Of the axis.
+        rows: Title, mean, standard error, and whether the mean is indistinguishable from the best.
+        baseline: Position of a dashed line; `None` for no line.
+        label: Label of the axis.
 
     Returns:
         An SVG element.
@@ -165,7 +165,7 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
     height, width = row_height * len(rows) + bottom + 8, 440
     means = sorted(mean for _, mean, _, _ in rows)
     spread = sorted(error for _, _, error, _ in rows)[len(rows) // 2]
-    # One method that went wrong does not press all others together: beyond this it is cut, with an arrow.
+    # Cut outliers at this limit and mark them with an arrow, so that one bad method does not squeeze the others together.
     limit = means[0] + max(4 * (means[len(means) // 2] - means[0]), 6 * spread, 1e-9)
     shown = [(mean - error, mean + error) for _, mean, error, _ in rows if mean <= limit]
     low, high = _widened((min(pair[0] for pair in shown), max(pair[1] for pair in shown)))
@@ -193,6 +193,6 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
         parts.append(tag("circle", cx=across(mean), cy=y, r=5, fill=color))
     parts.append(_text((left + width - right) / 2, height - 6, label))
     opening = (
-        f'<svg class="ranking" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} of every method">'
+        f'<svg class="ranking" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} of each method">'
     )
     return "".join((opening, *parts, "</svg>"))

@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""What begins a cell that a spreadsheet would run."""
+"""Characters that begin a cell which a spreadsheet would run as a formula."""
 UNUSUAL_SHARE = 0.01
-"""Share of rows like the training rows that are called unusual."""
+"""Share of the training rows that would be called unusual."""
 MAX_TYPICAL_CELLS = 10
-"""Cells of the typical row that are told."""
+"""Maximum number of cells of the typical row that are printed."""
 _Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was predicted.
+    """Summary of a table's predictions.
 
     Args:
-        num_rows: Rows in the file.
-        num_unusual: Those unlike the training rows.
-        scores: Of the rows with a target; none where the table has no such column.
-        notes: What was assumed, and how columns were read, in sentences.
-        moved: Columns that are not as in training, in sentences, the one that moved most first.
-        warnings: What makes predictions worse than the model's scores, in sentences.
+        num_rows: Number of rows in the file.
+        num_unusual: Number of rows unlike the training rows.
+        scores: Scores of the rows with a target; empty if the table has no target column.
+        notes: Sentences about assumptions and about how columns were read.
+        moved: Sentences about columns that differ from training, largest difference first.
+        warnings: Sentences about what makes the predictions worse than the model's scores.
     """
 
     num_rows: int
@@ -73,30 +73,30 @@ def predict_table(
 ) -> Outcome:
     """Predict the rows of a table and write them, in order, as CSV.
 
-    A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification `prediction`, one
-    `probability_CLASS` for each class, and `unusual`. What else is asked comes behind them. Texts that a spreadsheet would run as
-    a formula begin with an apostrophe.
-    Memory holds one part of the table. The file appears when it is whole.
+    A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification has `prediction`, one
+    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds come after them. Texts that a spreadsheet would
+    run as a formula begin with an apostrophe.
+    Memory holds one part of the table at a time. The file appears once it is complete.
 
     Args:
-        model: What `ModelFolder.read` gives.
-        new: The table; columns are found by name, others do not matter, and a target among them is scored.
-        out: The file to write.
-        level: Of the intervals.
+        model: The model, from `ModelFolder.read`.
+        new: The table. Columns are found by name, and other columns are ignored. If it has the target, the predictions are scored.
+        out: File to write.
+        level: Level of the intervals.
         rows: Number of rows of a part.
-        reading: How the file is to be read.
-        asked: What else is asked of each row.
+        reading: How to read the file.
+        asked: More questions about each row.
 
-    Raises:
-        InputError: If something is asked that the model cannot answer; if the table cannot be read, lacks a column that had no
-            empty cell in training, or holds other kinds of cells than the training rows; the words do not depend on the parts.
+        Raises:
+            InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty
+                cell in training, or holds other kinds of cells than the training rows. The message does not depend on the parts.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
     asked = asked or Questions()
     asked.check(model.about)
     if out.exists() and new.exists() and out.samefile(new):
-        raise InputError(f"--out {out}: is the table itself; give another file")
+        raise InputError(f"--out {out}: this is the table itself; give another file")
     if out.parent.is_dir():
         remove_leftovers(out)
     elif not out.parent.exists():
@@ -121,7 +121,7 @@ def predict_table(
 
 @contextmanager
 def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
-    """Errors about a table, as the command tells them."""
+    """Errors about a table, in the command's words."""
     try:
         yield
     except ValueError as error:
@@ -131,10 +131,10 @@ def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
 
 
 def _check(model: ModelFolder, parts: Parts) -> list[str]:
-    """Refuse a table whose columns are not those of the training rows, by the whole of it; notes about how dates are read.
+    """Check all parts against the columns of the training rows, and return notes about how dates are read.
 
     Raises:
-        InputError: If a column is not there, or holds other kinds of cells.
+        InputError: If a column is missing, or holds another kind of cells.
     """
     kinds = {column.name: column.kind for column in model.about.columns if column.kind != "text"}
     days = day_first(model)
@@ -147,7 +147,7 @@ def _check(model: ModelFolder, parts: Parts) -> list[str]:
 
 
 class _Predicted:
-    """Predictions of the parts of a table so far."""
+    """Predictions of the parts that were read so far."""
 
     def __init__(self, model: ModelFolder, level: float, asked: Questions) -> None:
         self.notes: dict[str, None] = {}
@@ -159,14 +159,14 @@ class _Predicted:
         self._drift = Drift(model.about, day_first(model))
 
     def add(self, frame: DataFrame, remarks: Sequence[str]) -> dict[str, Sequence[Any]]:
-        """Columns of the file for one more part."""
+        """Predict one more part, and return its columns of the file."""
         self.notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
         inputs, found = _fitting(self._model, frame)
         self._warnings |= dict.fromkeys(found)
         for name, (count, text) in _unseen(self._model, frame).items():
             before, example = self._unseen.get(name, (0, text))
             self._unseen[name] = before + count, example
-        with catch_warnings(record=True) as told:  # they belong to the outcome
+        with catch_warnings(record=True) as told:  # the outcome reports them
             simplefilter("always")
             columns, part = self._predict(inputs, frame)
         owner = f"{type(self._model.estimator).__name__}: "
@@ -178,9 +178,9 @@ class _Predicted:
         return columns
 
     def outcome(self) -> Outcome:
-        """What was predicted in all."""
+        """Summary of all parts."""
         unseen = (
-            f"column {name!r}: {count:,} cells hold texts that training never had, such as {example[:40]!r}."
+            f"column {name!r}: {count:,} cells hold texts that did not occur in training, such as {example[:40]!r}."
             for name, (count, example) in self._unseen.items()
         )
         warnings = (*self._warnings, *unseen)
@@ -188,9 +188,9 @@ class _Predicted:
         return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self.notes), moved, warnings)
 
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
-        """Columns of the file, and scores of the rows with a target."""
+        """Columns of the fileand scores of the rows with a target."""
         estimator = self._model.estimator
-        # Among few rows the most unusual one is a larger share than usual.
+        # In a small table, the most unusual training row alone is more than this share.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
         flags = {"unusual": estimator.unusual(inputs, share).tolist()}
         classes = isinstance(estimator, BayesianClassifier)
@@ -203,7 +203,7 @@ class _Predicted:
         return columns, part
 
     def _classes(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """Columns before and behind `unusual`, and scores, of classes."""
+        """Columns before and after `unusual`, and scores, for classes."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianClassifier)
         probs, labels = estimator.predict_proba(inputs), _labels(estimator)
@@ -220,7 +220,7 @@ class _Predicted:
         return columns, extra, Scores.of_classes(probs[known], labels, values)
 
     def _numbers(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """Columns before and behind `unusual`, and scores, of numbers."""
+        """Columns before and after `unusual`, and scores, for numbers."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianRegressor)
         found = estimator.predictive(inputs)
@@ -238,7 +238,7 @@ class _Predicted:
             values = as_numbers(frame[target])
         except ValueError as error:
             raise InputError(
-                f"the target {target!r} is to be scored, and holds texts: {error}; correct or drop it"
+                f"the target {target!r} cannot be scored because it holds texts: {error}; correct the column or remove it"
             ) from error
         known = np.isfinite(values)
         if not known.any():
@@ -252,65 +252,70 @@ def _labels(estimator: Any) -> list[str]:
 
 
 def _typical(found: Explanation, classes: bool) -> str:
-    """What reasons compare with, in a sentence."""
+    """A sentence about the typical row that reasons compare with."""
     cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
     more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
     told = (
         ""
         if classes
         else (
-            f", which is predicted {significant(float(found.typical_value[0]))} with an interval "
-            f"{significant(float(found.typical_width[0]))} wide"
+            f", whose prediction is {significant(float(found.typical_value[0]))} with an interval of width "
+            f"{significant(float(found.typical_width[0]))}"
         )
     )
-    return f"Reasons compare each row with a typical one ({cells}{more}){told}."
+    return f"Reasons compare each row with a typical row ({cells}{more}){told}."
 
 
 def day_first(model: ModelFolder) -> tuple[str, ...]:
-    """Columns of dates whose days come before their months, in the training rows."""
+    """Date columns that write the day before the month in the training rows."""
     columns = model.estimator.fitted_.columns
     return () if columns is None else columns.schema.day_first
 
 
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:
-    """The model's columns, and warnings about those that are not there: they are filled with empty cells where training had some.
+    """The model's columns of a table, and warnings about missing columns.
+
+    A missing column is filled with empty cells if it had empty cells in training.
 
     Raises:
-        InputError: If a column is not there that had no empty cell in training.
+        InputError: If a column is missing that had no empty cell in training.
     """
     from pandas import DataFrame, Series
 
     names = [column.name for column in model.about.columns]
     if not any(name in frame.columns for name in names):
         found = ", ".join(map(str, frame.columns[:5])) + (", ..." if len(frame.columns) > 5 else "")
-        raise InputError(f"holds none of the columns that the model needs ({', '.join(names[:5])}), but {found}")
+        raise InputError(
+            f"has none of the columns that the model needs ({', '.join(names[:5])}); its columns are {found}"
+        )
     columns, warnings = {}, []
     for column in model.about.columns:
         if column.name in frame.columns:
             cells = frame[column.name]
             if not column.num_missing and cells.isna().any():
-                warnings.append(f"column {column.name!r} has empty cells, which it never had in training.")
+                warnings.append(f"column {column.name!r} has empty cells, but it had none in training.")
         else:
             if not column.num_missing:
                 near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
-                hint = f"; there is {near[0]!r}: rename it" if near else ""
+                hint = f"; the table has {near[0]!r}, so rename it" if near else ""
                 raise InputError(
-                    f"column {column.name!r} is missing, and had no empty cell in training, so that the model does not know what "
-                    f"its absence means; give the column, empty where it is not known{hint}"
+                    f"column {column.name!r} is missing, and it had no empty cell in training, so the model cannot "
+                    "predict without it; "
+                    f"add the column, with empty cells where the value is unknown{hint}"
                 )
             cells = Series(np.nan, index=frame.index)
             warnings.append(
-                f"column {column.name!r} is missing; it counts as empty in every row, and predictions are less accurate "
-                "than the model's scores."
+                f"column {column.name!r} is missing; all its cells count as empty, and the predictions are less accurate than the "
+                "model's scores."
             )
         if column.kind == "date" and not cells.notna().any():
-            cells = cells.astype("datetime64[ns]")  # without a cell nothing says that these are dates
+            cells = cells.astype("datetime64[ns]")  # a column without values has lost its type
         columns[column.name] = cells
     return DataFrame(columns), warnings
 
 
 def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
-    """Cells with texts that a column has never had in training: how many, and one of them."""
+    """Number of cells per column whose text did not occur in training, with one such text."""
     found, columns = {}, model.estimator.fitted_.columns
     for name, levels in () if columns is None else zip(columns.schema.code_names, columns.schema.levels, strict=True):
         if name in frame.columns:
@@ -331,6 +336,6 @@ def _texts(values: np.ndarray) -> list[str]:
 
 
 def _cell(text: object) -> str:
-    """A text for a cell: one that a spreadsheet would run begins with an apostrophe."""
+    """A text as a cell of the file; a formula gets an apostrophe in front, so that a spreadsheet does not run it."""
     found = str(text)
     return f"'{found}" if found.startswith(FORMULA_STARTS) and not is_number(found) else found

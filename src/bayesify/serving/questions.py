@@ -1,4 +1,4 @@
-"""What people ask of a prediction besides its mean and interval: quantiles, probabilities of limits, decisions, reasons."""
+"""More questions about a prediction: quantiles, probabilities of limits, decisions, reasons."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Costs:
-    """What decisions cost.
+    """Costs of decisions.
 
     Args:
         decisions: Names of the A decisions.
-        table: Cost of each decision where a class is true, [C, A].
+        table: Cost of each decision for each true class, [C, A].
     """
 
     decisions: tuple[str, ...]
@@ -37,17 +37,17 @@ class Costs:
 
     @classmethod
     def of(cls, text: str, classes: Sequence[str]) -> Costs:
-        """From a file, or from a text such as `sick:healthy=100,healthy:sick=5`: the truth, the decision, and its cost.
+        """Read costs from a file, or from a text such as `sick:healthy=100,healthy:sick=5`: truth, decision, cost.
 
-        In a text the decisions are the classes; right ones cost 0, and wrong ones that are not named cost 1. In a file the first
-        column holds the classes, the others are decisions of any name.
+        In a text, the decisions are the classes. Right decisions cost 0, and wrong decisions that are not listed cost 1. In a
+        file, the first column holds the classes, and the other columns are decisions with any name.
 
         Args:
-            text: What was given.
+            text: Costs, or the path of a file.
             classes: The model's classes.
 
         Raises:
-            InputError: If a class is unknown or missing, or a cost is no number.
+            InputError: If a class is unknown or missing, or a cost is not a number.
         """
         if "=" not in text or Path(text).is_file():
             return cls._of_file(Path(text), classes)
@@ -70,7 +70,7 @@ class Costs:
     def _of_file(cls, path: Path, classes: Sequence[str]) -> Costs:
         if not path.is_file():
             raise InputError(
-                f"--costs {path}: is neither a file nor costs such as {classes[0]}:{classes[-1]}=10 (truth, decision, cost)"
+                f"--costs {path}: this is neither a file nor a cost such as {classes[0]}:{classes[-1]}=10 (truth, decision, cost)"
             )
         frame, _ = read_table(path)
         names, decisions = [label_of(cell) for cell in frame.iloc[:, 0]], tuple(map(str, frame.columns[1:]))
@@ -80,33 +80,33 @@ class Costs:
             raise InputError(f"--costs {path}: {_unknown(wrong[0], classes)}")
         if missing or len(names) != len(classes) or not decisions:
             what = (
-                f"has no row for the class {missing[0]!r}"
+                f"there is no row for the class {missing[0]!r}"
                 if missing
-                else "needs one row per class and a column per decision"
+                else "the file needs one row per class and one column per decision"
             )
             raise InputError(
-                f"--costs {path}: {what}; give the classes in the first column and decisions in the others"
+                f"--costs {path}: {what}; put the classes into the first column and the decisions into the others"
             )
         rows = [names.index(name) for name in classes]
         cells = frame.iloc[rows, 1:].to_numpy(object)
         return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
 
     def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
-        """The decision of least expected cost for probabilities [N, C], and that cost, [N]."""
+        """The decisions of least expected cost for probabilities [N, C], and their expected costs, [N]."""
         expected = probs @ self.table
         return [self.decisions[best] for best in expected.argmin(1)], expected.min(1)
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked of each row.
+    """Questions about each row.
 
     Args:
-        quantiles: Probabilities whose quantiles are written, of a regression.
-        above: Numbers; the probability that the target exceeds each is written.
-        below: Numbers; the probability that the target stays below each is written.
-        costs: Costs of decisions about classes, as `Costs.of` takes them; empty for none.
-        explain: Whether to tell which columns move a prediction and widen its interval, and why a row is unusual.
+        quantiles: Probabilities whose quantiles are written, for a regression.
+        above: Limits; the probability that the target exceeds each limit is written.
+        below: Limits; the probability that the target stays below each limit is written.
+        costs: Costs of decisions about classes, in the form that `Costs.of` takes; empty for none.
+        explain: Whether to write which columns move a prediction and widen its interval, and why a row is unusual.
     """
 
     quantiles: Sequence[float] = ()
@@ -120,19 +120,20 @@ class Questions:
             check_level("--quantiles", value)
 
     def check(self, about: About) -> None:
-        """Raise `InputError` for what cannot be asked of a model."""
+        """Raise `InputError` for a question that the model cannot answer."""
         numbers = {"--quantiles": self.quantiles, "--above": self.above, "--below": self.below}
         wrong = {"--costs": self.costs} if about.task == "regression" else numbers
         for option, value in wrong.items():
             if value:
-                needed, held = ("classes", "a number") if about.task == "regression" else ("a number", "classes")
+                needed, held = ("classes", "numbers") if about.task == "regression" else ("numbers", "classes")
                 hint = "--above or --quantiles" if about.task == "regression" else "--costs"
                 raise InputError(
-                    f"{option}: is for a model that predicts {needed}, and {about.target!r} is {held}; leave it out, or ask {hint}"
+                    f"{option}: this option is for models that predict {needed}, but {about.target!r} holds {held}; "
+                    f"leave it out, or use {hint}"
                 )
 
     def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
-        """Quantiles and probabilities of a regression's rows, [N] each, by the names of their columns."""
+        """Quantiles and probabilities of the rows of a regression, [N] each, by column name."""
         columns: dict[str, Tensor] = {}
         if self.quantiles:
             every = found.quantile([float(level) for level in self.quantiles])
@@ -145,23 +146,23 @@ class Questions:
 
 
 def reasons_of(found: Explanation, classes: bool) -> dict[str, Sequence[str]]:
-    """Reasons for the predictions of rows, by the names of their columns."""
+    """Reasons for the predictions of rows, by column name."""
     widened = "unsure_by" if classes else "widened_by"
     return {"moved_by": found.told("moves"), widened: found.told("widens"), "why_unusual": found.unusual}
 
 
 def number_of(option: str, text: str) -> float:
-    """A finite number that an option gives.
+    """Parse a finite number from an option.
 
     Raises:
-        InputError: If it is none.
+        InputError: If the text is not a finite number.
     """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{option} {text.strip()}: is no number; write it as 500000 or 0.5")
+        raise InputError(f"{option} {text.strip()}: not a number; write it like 500000 or 0.5")
     return value
 
 
@@ -172,4 +173,4 @@ def check_level(option: str, value: float) -> None:
 
 
 def _unknown(name: str, classes: Sequence[str]) -> str:
-    return f"{name!r} is no class; {suggest(name, classes)}"
+    return f"{name!r} is not a class; {suggest(name, classes)}"

@@ -1,4 +1,4 @@
-"""Tables by path or by name: files, standard input, and data sets that come with their target."""
+"""Tables by path or by name: files, standard input, and data sets with a known target."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
-"""Data sets that scikit-learn brings, and their loaders there."""
+"""Data sets that are part of scikit-learn, and their loaders."""
 PACKED = (".gz", ".bz2", ".xz", ".zip")
 EXTENSIONS = (*PACKED, ".csv", ".tsv", ".txt", ".xlsx", ".xls", ".parquet", ".json", ".jsonl", ".ndjson", ".data")
-"""What ends the names of files with tables."""
+"""Extensions of files with tables."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Source:
     """A table that was read.
 
     Args:
-        frame: Its rows.
-        name: See `short_name`.
-        where: What messages call it.
-        notes: How it was read, in sentences.
-        target: The column that a data set by name is about; `None` for a file.
-        task: What that poses.
-        standard: Training and test rows of splits that a data set comes with.
+        frame: Rows of the table.
+        name: Short name of the table, see `short_name`.
+        where: Name of the table in messages.
+        notes: Sentences about how the table was read.
+        target: Target column of a data set by name; `None` for a file.
+        task: Task of a data set by name.
+        standard: Training and test rows of the data set's own splits.
     """
 
     frame: DataFrame
@@ -47,11 +47,11 @@ class Source:
 
 
 def read_source(data: str, reading: Reading | None = None) -> Source:
-    """A table by path, `-` for standard input, or by name: one of UCI's, or one that scikit-learn brings.
+    """Read a table by path, from standard input (`-`), or by name: a data set of UCI or of scikit-learn.
 
     Raises:
-        InputError: If there is no such file or name, or it cannot be read.
-        FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
+        InputError: If there is no such file or name, or the table cannot be read.
+        FileNotFoundError: If a data set by name is not on disk and cannot be downloaded.
     """
     if not is_path(data):
         return _named(data)
@@ -60,7 +60,7 @@ def read_source(data: str, reading: Reading | None = None) -> Source:
 
 
 def short_name(data: str) -> str:
-    """What folders of a table's results are called after: the file without its extensions, in signs that names may have."""
+    """The name for folders of a table's results: the file name without its extensions, in characters that are safe in names."""
     if data == STDIN:
         return "table"
     path = Path(data)
@@ -86,7 +86,7 @@ def _named(name: str) -> Source:
     short = {file: key for key, file in uci.REGRESSION.items()}.get(name, name)
     known = (*uci.REGRESSION, *uci.CLASSIFICATION, *SCIKIT_LEARN)
     if short not in known:
-        raise InputError(f"{name}: neither a file here nor a data set; {suggest(name, known)}")
+        raise InputError(f"{name}: neither a file nor a known data set; {suggest(name, known)}")
     table = uci.load(short)
     frame = DataFrame(table.X, columns=[f"x{index + 1}" for index in range(table.X.shape[1])])
     frame["y"] = table.y.reshape(-1)

@@ -1,4 +1,4 @@
-"""More rows for a model in a folder: its own rows and the new ones together train a model that replaces it."""
+"""Updating a model in a folder: a new model, trained on the old and the new rows together, replaces it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
-"""Parameters of the estimator that are given in other ways."""
+"""Parameters of the estimator that are passed separately."""
 
 
 def like_training(about: About, reading: Reading) -> Reading:
-    """How a second table is to be read: with what the training table says about cells that can be read in several ways."""
+    """How to read a second table: the training table decides about cells that can be read in several ways."""
     texts = tuple(column.name for column in about.columns if column.kind == "text")
     missing = (*about.missing, *reading.missing)
     return replace(reading, missing=missing, texts=texts, commas=about.commas)
@@ -40,24 +40,24 @@ def update_table(
     keep_rows: bool = False,
     verbose: bool = False,
 ) -> ModelFolder:
-    """Train the method of a folder on its rows and on those of a table, with the folder's target, columns and seed.
+    """Train the method of a folder again, on its rows and the rows of a table, with the folder's target, columns and seed.
 
-    It is the model that `fit_table` makes of all rows. New texts, and new classes, may come. The folder itself is not changed:
-    `ModelFolder.write` replaces it once the new model is complete.
+    The result is the model that `fit_table` makes of all rows. New texts and new classes are allowed. The folder itself is not
+    changed: `ModelFolder.write` replaces it once the new model is complete.
 
     Args:
-        folder: What `bayesify fit` wrote. Where it holds its rows (`--keep-rows`), the table holds new ones alone; else the table
-            begins with the rows that the model was trained on.
+        folder: Folder that `bayesify fit` wrote. If it stores its rows (`--keep-rows`), the table holds only new rows.
+            Otherwise the table begins with the rows that the model was trained on.
         frame: The table, read as `like_training` says.
         name: Name of the table.
-        notes: How the table was read, in sentences.
+        notes: Sentences about how the table was read.
         missing: More texts that stand for empty cells.
-        keep_rows: Whether the folder is to hold its rows from now on; it is as before where it held them.
+        keep_rows: Whether the folder stores its rows from now on. A folder that already stores them continues to do so.
         verbose: Whether to show progress.
 
     Raises:
-        InputError: If the folder cannot be read, or the table lacks its rows, its target or a column, or holds other kinds of
-            cells.
+        InputError: If the folder cannot be read, or if the table lacks the folder's rows, target or a column, or holds other
+            kinds of cells.
     """
     model = ModelFolder.read(folder)
     about, kept = model.about, read_kept_rows(folder)
@@ -82,7 +82,7 @@ def update_table(
 
 
 def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:
-    """Refuse a table that lacks a column, or holds another kind of cells."""
+    """Refuse a table with a missing column or another kind of cells."""
     for column in (*(column.name for column in about.columns), about.target):
         if column not in frame.columns:
             raise InputError(f"{name}: column {column!r} of {folder} is missing; give the columns of its training rows")
@@ -91,7 +91,8 @@ def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> N
             kind = kind_of(known.name, frame[known.name])
             if kind != known.kind:
                 raise InputError(
-                    f"{name}: column {known.name!r} holds {kind}s where the rows of {folder} have {known.kind}s; give such rows"
+                    f"{name}: column {known.name!r} holds {kind}s, but it held {known.kind}s when {folder} was trained; "
+                    f"give {known.kind}s"
                 )
 
 
@@ -108,6 +109,7 @@ def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: 
     count = about.num_rows
     if len(values) <= count or fingerprint(inputs[used].iloc[:count], values[:count]) != about.fingerprint:
         raise InputError(
-            f"{folder}: does not hold its {count:,} training rows, and {name} does not begin with them and go on; put the old rows "
-            "before the new ones, or train on all rows with --force; --keep-rows lets a folder hold its rows"
+            f"{folder}: the folder does not store its {count:,} training rows, and {name} does not contain them "
+            "followed by new rows; put "
+            "the old rows before the new ones, or train on all rows with --force (--keep-rows stores the rows in the folder)"
         )

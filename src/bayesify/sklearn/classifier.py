@@ -20,41 +20,42 @@ from bayesify.tables.level_means import class_scores
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
     """Classification by Bayesian networks on arrays or data frames, with a softmax over two or more classes.
 
-    The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it
-    predicts these best; see [the page](../scikit-learn.md). The columns of a pandas frame may hold numbers, text, categories,
-    dates, truth values and missing cells; see `bayesify.tables`. Inputs are scaled by the training rows. Everything
-    is on the CPU, methods by name in float64. A weight of k means k copies of a row: rows that fit into one batch
-    give the same result to the last bit either way.
+    The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
+    the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may hold
+    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled by the training rows.
+    Everything runs on the CPU, and methods by name use float64. A weight of k means k copies of a row: if the rows fit into one
+    batch, both ways give the same result to the last bit.
 
     Args:
-        method: `"auto"`, a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
-            methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
-        hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
-            by name.
-        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (half of the units each); `"silu"` by default, `"tanh"`
-            for methods by name.
-        network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
+        method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
+            lists them); or `"temperature_scaled"`, the plain network with a temperature that is fitted out of fold.
+        hidden: Units of each hidden layer; `()` for none. The default is (64, 64), or (128, 128) above 1,500 rows, and (50,) for
+            methods by name.
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (each for half of the units); `"silu"` by default, and
+            `"tanh"` for methods by name.
+        network: Your own network instead of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
-        epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows by default. For `"auto"`: steps of the optimizer, at most.
-        learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256; for `"auto"` 128 or, above 1,500 rows, 256.
+        prior_scale: Scale of the prior: weights have the standard deviation `prior_scale / sqrt(fan_in)`, and five times that for
+            `"auto"`.
+        epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
+            on the number of rows. For `"auto"`: maximum number of optimizer steps.
+        learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
+        batch_size: Rows of a batch. The default is all rows up to 1,024, otherwise 256; for `"auto"` 128, or 256 above 1,500 rows.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
-            no more than it has.
-        standardize: Whether inputs are brought to mean 0 and variance 1.
-        memory_rows: Training rows that stay in the estimator, for `partial_fit`; 0 for none.
+            at most as many as it has.
+        standardize: Whether inputs are scaled to mean 0 and variance 1.
+        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`; 0 for none.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
     Attributes:
         classes_: The labels, sorted.
-        model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        model_: Trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
         method_: Name of the method, or `"auto"`.
-        choices_: What was chosen, and the out-of-fold score.
-        n_features_in_: Columns.
-        feature_names_in_: Their names, where X had names.
+        choices_: Chosen settings, and the out-of-fold score.
+        n_features_in_: Number of columns.
+        feature_names_in_: Names of the columns, if X had names.
     """
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -65,45 +66,45 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         Args:
             X: [N, D] numbers, or a data frame.
             y: [N] labels of any kind: integers, strings, ...
-            sample_weight: How many examples each row stands for, [N]; 1 by default.
+            sample_weight: Number of examples that each row stands for, [N]; 1 by default.
 
         Returns:
-            Itself.
+            The estimator itself.
 
         Raises:
-            ValueError: If data or parameters are not valid, such as a single class or an unknown method.
+            ValueError: If the data or parameters are invalid, for example a single class or an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
         return self.fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train on more rows, beside those of earlier calls.
+        """Train on more rows, together with the rows of earlier calls.
 
-        The first call does what `fit` does. Later ones go on from the posterior they find, for a quarter as long, on the new rows
-        together with up to `memory_rows` of the earlier ones, which stand for all of them; a method with a recipe of its
-        own is trained from the start on these. Units stay those of the first call where training goes on.
+        The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
+        rows together with up to `memory_rows` earlier rows, which stand for all of them. A method with its own recipe is trained
+        from the start on these rows. If training continues, the units stay those of the first call.
 
         Args:
             X: [N, D] numbers, or a data frame.
             y: [N] labels.
-            classes: All labels that will ever come; needed in the first call.
-            sample_weight: How many examples each row stands for, [N].
+            classes: All labels that will ever occur; required in the first call.
+            sample_weight: Number of examples that each row stands for, [N].
 
         Returns:
-            Itself.
+            The estimator itself.
 
         Raises:
-            ValueError: As for `fit`, without `classes` in the first call, or if no rows were kept.
+            ValueError: For the reasons of `fit`, if the first call lacks `classes`, or if no rows were kept.
         """
         first = not hasattr(self, "fitted_")
         if first and classes is None:
             raise ValueError(
-                "BayesianClassifier: the first call of partial_fit needs classes, all labels that will come"
+                "BayesianClassifier: the first call of partial_fit needs classes=, all labels that will ever occur"
             )
         if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(
-                f"BayesianClassifier: classes={classes!r} differ from {self.classes_.tolist()} of the first call; "
-                "give the same, or none"
+                f"BayesianClassifier: classes={classes!r} differs from the first call, {self.classes_.tolist()}; "
+                "give the same classes, or leave them out"
             )
         return self._partial_fit(self._training_table(X, y, sample_weight, classes=classes, first=first))
 
@@ -121,13 +122,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             known = np.unique(y) if classes is None else np.unique(classes)
             if len(known) < 2:
                 raise ValueError(
-                    f"BayesianClassifier: y holds one class, {known.tolist()[0]!r}; give rows of at least two classes"
+                    f"BayesianClassifier: y holds only one class, {known.tolist()[0]!r}; give rows of at least two classes"
                 )
         unknown = ~np.isin(y, known)
         if unknown.any():
             raise ValueError(
                 f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
-                "name it in classes in the first call"
+                "include it in classes= in the first call"
             )
         return TrainingTable(Rows(read.inputs, np.searchsorted(known, y), read.weights), known, read.columns)
 
@@ -140,7 +141,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> ClassificationPredictive:
-        """The predictive distribution over positions in `classes_`: probabilities, entropy and its parts, `log_prob`.
+        """The predictive distribution over indices of `classes_`: probabilities, entropy and its parts, `log_prob`.
 
         Args:
             X: [N, D] numbers, or a data frame.

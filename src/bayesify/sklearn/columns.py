@@ -1,4 +1,4 @@
-"""What an estimator takes for inputs: arrays of numbers, or data frames with columns of all kinds."""
+"""Inputs of an estimator: arrays of numbers, or data frames with columns of all kinds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns(Plain):
-    """How the rows of a data frame become numbers: kinds of columns, levels, medians, all from the training rows.
+    """Rules that turn the rows of a data frame into numbers: kinds of columns, levels and medians of the training rows.
 
     Args:
-        names: The frame's columns in training, in order.
-        schema: Those that are used, with kinds and levels.
-        preparation: From these to numbers.
-        notes: What was left out and why, in sentences.
+        names: Columns of the training frame, in order.
+        schema: Columns that are used, with kinds and levels.
+        preparation: Preparation that turns these columns into numbers.
+        notes: Sentences about what was left out and why.
     """
 
     names: tuple[str, ...]
@@ -46,17 +46,18 @@ class Columns(Plain):
         weights: np.ndarray | None = None,
         score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     ) -> tuple[Self, np.ndarray]:
-        """From training rows; and their inputs, [N, D], 0 for rows of weight 0, which nothing is learned from.
+        """Learn the rules from training rows, and return the rows' inputs, [N, D]. Rows of weight 0 teach nothing and get zeros.
 
         Args:
-            frame: The rows.
+            frame: Training rows.
             owner: Name of the estimator, for messages.
-            y: Their targets, [N, ...]: rows that have these in common too count as one where `merge_rows` merges them.
-            weights: How many examples each row stands for, [N]; 1 by default.
-            score: From targets and weights to scores [N, K] whose means texts of many levels enter by; without it they do not.
+            y: Targets of the rows, [N, ...]; rows that are equal in cells and targets count as one where `merge_rows` merges them.
+            weights: Number of examples that each row stands for, [N]; 1 by default.
+            score: Function from targets and weights to scores [N, K], whose means encode texts with many levels; without it
+                there is no such encoding.
 
         Raises:
-            InputError: If two columns have one name, a column has mixed contents, or none is of use.
+            InputError: If two columns have the same name, a column has mixed contents, or no column is usable.
         """
         frame = _named(frame, owner).reset_index(drop=True)
         weights = np.ones(len(frame)) if weights is None else weights
@@ -77,32 +78,33 @@ class Columns(Plain):
         return made, inputs
 
     def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
-        """Inputs of other rows, [N, D]; columns are found by name, in any order, and others do not matter.
+        """Inputs of other rows, [N, D]. Columns are found by name, in any order, and other columns are ignored.
 
-        Warns of cells that are empty in columns that never were in training.
+        Warns if cells are empty in columns that had no empty cells in training.
 
         Raises:
-            InputError: If a column is missing, or holds another kind of cells than in training.
+            InputError: If a column is missing, or holds other kinds of cells than in training.
         """
         features = self.read(frame, owner)
         gaps = self.preparation.new_gaps(features)
         if gaps:
             names, count = ", ".join(map(repr, gaps)), sum(int(rows.sum()) for rows in gaps.values())
             warnings.warn(
-                f"{owner}: {count} cells of {names} are empty, and none was in training: medians stand in for numbers and dates, "
-                "no level for texts, and their rows are `unusual`",
+                f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates "
+                "are replaced by "
+                "medians, empty texts by no level, and their rows count as `unusual`",
                 stacklevel=4,
             )
         return self.preparation(features, np.arange(len(frame)))
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The frame's columns that are used, in order."""
+        """Columns of the frame that are used, in order."""
         known = self.schema.kinds
         return tuple(name for name in self.names if name in known)
 
     def read(self, frame: DataFrame, owner: str) -> Features:
-        """Columns of other rows, before they become inputs; see `__call__`."""
+        """Features of other rows, before they become inputs; see `__call__`."""
         frame = _named(frame, owner)
         used = list(self.used)
         missing = [name for name in used if name not in frame.columns]
@@ -114,14 +116,14 @@ class Columns(Plain):
             raise _told(error, owner) from None
 
     def unseen(self, features: Features) -> dict[str, np.ndarray]:
-        """Rows of which a cell alone makes them unusual, [N], by column: see `Preparation.unseen`."""
+        """By column, the rows that are unusual because of its cell alone, [N]; see `Preparation.unseen`."""
         odd = self.preparation.unseen(features)
         new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
         return {name: rows for name, rows in found.items() if rows.any()}
 
     def cut(self, features: Features) -> dict[str, np.ndarray]:
-        """Rows whose number lies so far outside the training rows that it is cut, [N], by column; see `Preparation`."""
+        """By column, the rows whose number is so far outside of the training range that it is clipped, [N]; see `Preparation`."""
         found: dict[str, np.ndarray] = {}
         for name, values, low, high in zip(
             features.sources, features.numbers.T, self.preparation.low, self.preparation.high, strict=True
@@ -130,9 +132,9 @@ class Columns(Plain):
         return found
 
     def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
-        """What the columns of one row of inputs hold, as texts, as far as inputs tell: [E]."""
+        """Cells of one row of inputs [E], as texts, as far as the inputs determine them."""
         owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
-        owners[list(self.preparation.alternatives[1])] = ""  # means of levels, which levels tell
+        owners[list(self.preparation.alternatives[1])] = ""  # level means follow from the levels
         found = {}
         for place, name in enumerate(schema.code_names):
             codes = np.full((len(schema.levels[place]) + 1, len(schema.code_names)), -1)
@@ -149,9 +151,9 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first of all rows that have cells and targets in common, in order, and which of these each row is; all without y.
+    """The first of all rows with equal cells and targets, in order, and which of these each row equals; every row without y.
 
-    Then an order of these that does not depend on the given one, so that sums and folds are the same for rows in any order.
+    The third result is an order of the distinct rows that does not depend on the given order, so that sums and folds do not either.
     """
     if y is None:
         every = np.arange(len(frame))
@@ -176,16 +178,16 @@ def is_pandas(X: Any) -> bool:
 
 
 def is_frame(X: Any) -> bool:
-    """Whether X is a pandas frame that is more than an array of finite numbers with names."""
+    """Whether X is a pandas frame that is more than a named array of finite numbers."""
     return is_pandas(X) and (X.columns.has_duplicates or _odd_column(X) is not None)
 
 
 def refuse_cells(frame: DataFrame, owner: str) -> None:
-    """Raise `ValueError` with the name of a column that does not hold finite numbers, where training was on these alone."""
+    """Raise `ValueError` for a column that does not hold finite numbers, although training had only finite numbers."""
     name = _odd_column(_named(frame, owner))
     raise ValueError(
-        f"{owner}: column {name!r} holds cells that are no finite numbers (text, missing or infinite), and training saw "
-        "numbers alone; correct them, or train on a frame with such cells"
+        f"{owner}: column {name!r} holds cells that are not finite numbers (text, missing or infinite), but training had only "
+        "finite numbers; correct the cells, or train on a frame that has such cells"
     )
 
 
@@ -200,18 +202,18 @@ def _odd_column(frame: DataFrame) -> Any:
 
 
 def _told(error: InputError, owner: str) -> InputError:
-    """The error of an estimator, which has no command line."""
+    """An error in the words of an estimator, which has no command-line options."""
     told = InputError(f"{owner}: {without_options(str(error))}")
     told.for_command = str(error)
     return told
 
 
 def _named(frame: DataFrame, owner: str) -> DataFrame:
-    """The frame with text for names, each of them once."""
+    """The frame with column names as unique texts."""
     names = [str(name) for name in frame.columns]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
-        raise InputError(f"{owner}: {count} columns are called {name!r}; rename all but one")
+        raise InputError(f"{owner}: {count} columns have the name {name!r}; rename all but one")
     named = frame.copy(deep=False)
     named.columns = names
     return named

@@ -1,4 +1,4 @@
-"""What both estimators share: parameters, training from arrays, prediction, files."""
+"""The common base of both estimators: parameters, training from arrays, prediction, files."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from bayesify.sklearn.rows import Rows, warn_of_copies
 from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
 
 NONE = "no_validation"
-"""scikit-learn's word for X or y that are not there."""
-_comparing = cache(checked)  # annotations are read once
+"""scikit-learn's word for an absent X or y."""
+_comparing = cache(checked)  # reads the annotations once
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What was given to `fit`: inputs as numbers [N, D], targets as they are, weights [N], and how a frame became numbers."""
+    """Data given to `fit`: inputs as numbers [N, D], targets, weights [N], and the rules that turn a frame into numbers."""
 
     inputs: np.ndarray
     y: np.ndarray
@@ -46,8 +46,8 @@ class _Read:
 class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
 
-    All that was fitted is in `fitted_`. Training rows are not in files, but for the scaled inputs that `unusual` compares with, so
-    that `partial_fit` cannot go on from one.
+    The attribute `fitted_` holds everything that was fitted. Files do not hold training rows, except for the scaled inputs that
+    `unusual` compares with, so `partial_fit` cannot continue from a file.
     """
 
     fitted_: FittedTable
@@ -93,7 +93,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     # -- training --------------------------------------------------------------------------------------------------
 
     def _settings(self) -> Settings:
-        """Parameters as the recipe takes them, once they are known to be valid."""
+        """The checked parameters in the form that the recipe takes."""
         method = self._check_parameters()
         return Settings(
             method,
@@ -121,34 +121,34 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @abstractmethod
     def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [N, K] of the targets of rows with weights, whose means texts of many levels enter by."""
+        """Scores [N, K] of the targets of weighted rows; texts with many levels are encoded by the means of these scores."""
 
     @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
-        """Training data, once they are known to be valid.
+        """Checked training data.
 
         Args:
             X: [N, D] numbers, or a data frame.
             y: Targets.
-            sample_weight: How many examples each row stands for, [N]; 1 by default.
-            first: Whether nothing is known from an earlier call.
+            sample_weight: Number of examples that each row stands for, [N]; 1 by default.
+            first: Whether there was no earlier call.
         """
 
     @classmethod
     def fit_several(
         cls, estimators: Sequence[Self], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
     ) -> list[Self]:
-        """Fit estimators that differ in nothing but seeds, each to its own table, with the results that each `fit` has alone.
+        """Fit estimators that differ only in their seeds, each to its own table, with the results of separate calls of `fit`.
 
-        Networks of methods by name train together where they are of one size, which takes a fraction of the time.
+        For methods by name, networks of equal size train together, which takes a fraction of the time.
 
         Args:
             estimators: Estimators of one kind and method.
-            tables: X and y of each.
-            weights: How many examples the rows of each stand for; 1 by default.
+            tables: X and y of each estimator.
+            weights: For each estimator, the number of examples that each row stands for; 1 by default.
 
         Raises:
-            ValueError: As `fit`, of any of them.
+            ValueError: For the reasons of `fit`, in any of the tables.
         """
         each = zip(estimators, tables, weights or [None] * len(tables), strict=True)
         return cls._fit_together([(one, one._training_table(*table, own, first=True)) for one, table, own in each])
@@ -159,13 +159,14 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return [one._take(found, merge_rows(table.rows)) for (one, table), found in zip(pairs, fitted, strict=True)]
 
     def _partial_fit(self, table: TrainingTable) -> Self:
-        """Train on more rows, beside those of earlier calls."""
+        """Train on more rows, together with the rows of earlier calls."""
         if not hasattr(self, "fitted_"):
             return self._fit_together([(self, table)])[0]
         settings, fitted = self._settings(), self.fitted_
         if fitted.kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit has no earlier rows to train on beside the new ones (memory_rows=0, or the "
+                f"{type(self).__name__}: partial_fit has no earlier rows to train on together with the new ones "
+                "(memory_rows=0, or the "
                 "estimator comes from a file); fit again on all rows"
             )
         table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
@@ -176,7 +177,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def model_(self) -> Predictor:
-        """What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ..."""
+        """The trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ..."""
         return self.fitted_.model
 
     @property
@@ -186,7 +187,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def choices_(self) -> dict[str, Any]:
-        """What was chosen: method, and for the default method likelihood, transform and out-of-fold scores of what was tried."""
+        """Chosen settings: the method; for the default method also likelihood, transform and out-of-fold scores of all trials."""
         check_is_fitted(self, "fitted_")
         fitted, found = self.fitted_, dict[str, Any](method=self.method_, categories=self.fitted_.report.categories)
         if fitted.method == AUTO:
@@ -209,7 +210,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read_rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
     ) -> _Read:
-        """Rows of positive weight, once they are known to be valid: one of weight 0 is no row."""
+        """Checked rows of positive weight; a row of weight 0 is ignored."""
         known = self._weights(sample_weight, X) if is_pandas(X) else None
         inputs, y, columns = self._read(X, y, known, reset=reset, ensure_min_samples=min_rows, **options)
         weights = self._weights(sample_weight, inputs) if known is None else known
@@ -222,16 +223,16 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return _Read(inputs[used], y[used], weights[used], columns)
 
     def _weights(self, sample_weight: Any, X: Any) -> np.ndarray:
-        """How many examples each row stands for, [N]."""
-        with self._telling("sample_weight as numbers of at least 0, one for each row"):
+        """Number of examples that each row stands for, [N]."""
+        with self._telling("sample_weight as one number of at least 0 for each row"):
             weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
-                raise ValueError("every sample_weight is zero, or one is too large")
+                raise ValueError("every sample_weight is zero, or their sum is too large")
         return weights
 
     @contextmanager
     def _telling(self, words: str, X: Any = None) -> Iterator[None]:
-        """Errors of scikit-learn's checks, with the place of a number of X that is not finite, and with what to give."""
+        """Add to errors of scikit-learn's checks the place of the first number of X that is not finite, and a remedy."""
         try:
             yield
         except (ValueError, TypeError) as error:
@@ -241,13 +242,13 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read(
         self, X: Any, y: Any = NONE, weights: np.ndarray | None = None, *, reset: bool, **options: Any
     ) -> tuple[np.ndarray, Any, Columns | None]:
-        """Inputs as numbers [N, D], targets where they are given, and how a frame becomes numbers, learned where `reset`."""
+        """Inputs as numbers [N, D], targets if they are given, and the rules that turn a frame into numbers, learned if `reset`."""
         owner = type(self).__name__
         columns = None if reset else self.fitted_.columns
         if is_frame(X) if reset else columns is not None:
             if not reset and not is_pandas(X):
                 raise ValueError(
-                    f"{owner}: X is {type(X).__name__}, and training was on a data frame; give a frame with its columns"
+                    f"{owner}: X is {type(X).__name__}, but training was on a data frame; give a frame with the same columns"
                 )
             if len(X) < options.pop("ensure_min_samples", 1):
                 raise ValueError(f"{owner}: X has {len(X)} rows (samples); give at least 2, or 1 to predict")
@@ -266,21 +267,21 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             return inputs, y, columns
         if is_frame(X):
             refuse_cells(X, owner)
-        words = "and y with one target for each row" if reset else "in the columns of the training"
+        words = "and y with one target for each row" if reset else "with the columns of the training data"
         with self._telling(f"X as numbers [N, D], or a data frame, {words}", X):
             found = validate_data(self, X, y, reset=reset, dtype=np.float64, **options)
         return (found, y, None) if y is NONE else (*found, None)
 
     def _check_parameters(self) -> Method | None:
-        """The method, `None` for the estimators' own.
+        """Check the parameters, and return the method; `None` for the estimators' own.
 
         Raises:
-            ValueError: If a parameter is not valid.
+            ValueError: If a parameter is invalid.
         """
         kind, owner = type(self), type(self).__name__
         if not isinstance(self.method, str):
-            raise refuse(owner, "method", self.method, "the name of a method, as `bayesify methods` lists them")
-        # As scikit-learn wants it, parameters are compared with their annotations when they are used, not when they are given.
+            raise refuse(owner, "method", self.method, "the name of a method from `bayesify methods`")
+        # By scikit-learn's convention, parameters are checked when they are used, not when they are given.
         _comparing(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:
             check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)
@@ -294,7 +295,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             self._check_options(method.name, method.option_names)
             return method
         if self.network is not None:
-            raise ValueError(f"{owner}: method='auto' makes its own network; give hidden, or a method by name")
+            raise ValueError(
+                f"{owner}: method='auto' makes its own network; give hidden instead, or choose a method by name"
+            )
         self._check_options(AUTO, ("members",))
         return None
 
@@ -312,8 +315,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         for name in self.method_options or {}:
             if names is not None and name not in names:
                 raise ValueError(
-                    f"{type(self).__name__}: method_options has {name!r}, which {method!r} does not take; "
-                    f"{suggest(str(name), names) if names else 'it takes none'}"
+                    f"{type(self).__name__}: method_options has {name!r}, which {method!r} does not accept; "
+                    f"{suggest(str(name), names) if names else 'it accepts no options'}"
                 )
 
     # -- prediction ------------------------------------------------------------------------------------------------
@@ -324,15 +327,16 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @checked
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
-        """Which rows are unlike the training rows: [N], true for those that are.
+        """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        These lie further from their nearest training rows than all but a share of the training rows do, or draws of the network
-        disagree more about them, or they hold a text that its column has never had, or no number where every training row had
-        one; see `unusual_share`. Predictions of such rows are guesses, whatever they say.
+        A row is unusual for one of four reasons. It is further from its nearest training rows than all but a `share` of the
+        training rows are. The network's draws disagree more about it. It holds a text that its column never had in training. It
+        has an empty cell in a column of numbers that had none in training. See `unusual_share`. Predictions of unusual rows are
+        guesses.
 
         Args:
             X: [N, D] numbers, or a frame.
-            share: Of rows like the training rows that are to be called unusual.
+            share: Share of rows like the training rows that will be called unusual.
 
         Raises:
             ValueError: If the share is not between 0 and 1.
@@ -340,10 +344,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
-        """The share of training rows that are at least as unlike the others as each row is: [N], near 0 for an unusual row.
+        """Share of training rows that are at least as unlike the other ones as each row is: [N], near 0 for an unusual row.
 
-        What counts are the mean distance to the five nearest training rows and the epistemic uncertainty: the variance of the
-        network's first outputs over draws, or the mutual information of classes; see `bayesify.sklearn.unusual.Neighbors`.
+        Two measures count: the mean distance to the five nearest training rows, and the epistemic uncertainty. The latter is the
+        variance of the network's first outputs over draws, or the mutual information of classes; see
+        `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
             X: [N, D] numbers, or a frame.
@@ -357,16 +362,17 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @checked
     def explain(self, X: Any, level: Level = 0.9, share: Level = 0.01) -> Explanation:
-        r"""Why rows are predicted as they are: which columns move the prediction, which widen the interval, why a row is unusual.
+        r"""Reasons for predictions: which columns move a prediction, which widen its interval, and why a row is unusual.
 
-        A column's contribution $\phi_j$ is what changes when the cell of a typical row is replaced by the row's own, averaged over
-        the orders in which all cells can be replaced; contributions add up to the prediction minus that of the typical row. Two
-        opposite orders estimate it; see `bayesify.sklearn.reasons.Explanation`. It costs at most 20 predictions of the rows.
+        A column's contribution $\phi_j$ is the change of the prediction when the cell of a typical row is replaced by the row's own
+        cell, averaged over the orders in which all cells can be replaced. The contributions add up to the row's prediction minus
+        the typical row's prediction. Two opposite orders estimate the average; see `bayesify.sklearn.reasons.Explanation`. An
+        explanation costs at most 20 predictions of the rows.
 
         Args:
             X: [N, D] numbers, or a frame.
-            level: Of the intervals whose widths are explained.
-            share: Of rows like the training rows that are to be called unusual.
+            level: Level of the intervals whose widths are explained.
+            share: Share of rows like the training rows that will be called unusual.
 
         Returns:
             Contributions `moves` and `widens`, [N, D] each, and the reasons `unusual` of the rows.
@@ -390,7 +396,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     # -- files -----------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Parameters and all that was fitted but tensors, as plain data.
+        """Parameters, and everything that was fitted except tensors, as plain data.
 
         Raises:
             ValueError: If the network is the user's own.
@@ -400,7 +406,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         if self.fitted_.network is None:
             owner = type(self).__name__
             raise ValueError(
-                f"save: {owner} with a network of your own, whose code is in no file; store its model_ instead"
+                f"save: {owner} has a network of your own, whose code cannot be stored in a file; save its model_ instead"
             )
         seed = parameters["random_state"]
         parameters["random_state"] = int(seed) if isinstance(seed, (int, np.integer)) else None
@@ -412,19 +418,19 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of what was fitted."""
+        """Tensors of the fitted table."""
         return self.fitted_.state()
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """From `config` and `state`; no network is needed.
+        """An estimator from `config` and `state`; no network is needed.
 
         Raises:
-            ValueError: If an earlier version wrote them.
+            ValueError: If an earlier version of bayesify wrote them.
         """
         if "table" not in config:
             raise ValueError(
-                f"{cls.__name__}: the file is of an earlier version of bayesify; fit again with this version"
+                f"{cls.__name__}: the file was written by an earlier version of bayesify; fit again with this version"
             )
         made = cls(**config["parameters"])
         made.n_features_in_ = int(config["num_features"])
@@ -435,7 +441,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
 
 def _place(X: Any) -> str:
-    """Where the first number that is not finite is, in words; nothing where X is no array of numbers."""
+    """The place of the first number that is not finite, in words; empty if X is not an array of numbers."""
     try:
         bad = np.argwhere(~np.isfinite(np.asarray(X, dtype=np.float64)))
     except (TypeError, ValueError):

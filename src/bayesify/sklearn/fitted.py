@@ -1,4 +1,4 @@
-"""What the recipe leaves of a table: everything that predictions need, in one object."""
+"""The result of the recipe: everything that predictions for a table need, in one object."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from bayesify.weights.module_state import below, prefixed
 
 @dataclass(frozen=True)
 class FitReport(Plain):
-    """What the default method found out of fold.
+    """Out-of-fold results of the default method.
 
     Args:
-        score: CRPS in the targets' unit, or log-loss, each row by the member that has not seen it; `None` for methods by name.
-        tried: The same of each likelihood and transform that was tried, on fewer rows.
-        out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
-            for several targets.
-        steps: Steps at which each member was best.
-        notes: What failed, in sentences.
-        categories: What texts of many levels enter by, `"levels"` or `"means"`; empty where there are none, and `"nothing"` where
+        score: CRPS in the targets' unit, or log-loss; each row is predicted by the member that has not seen it. `None` for methods
+            by name.
+        tried: Scores of each likelihood and transform that was tried, on fewer rows.
+        out_of_fold: All scores of rows, predicted by the member that has not seen them and recalibrated on the other rows; see
+            `Scores.means`. Empty for several targets.
+        steps: Step at which each member was best.
+        notes: Sentences about what failed.
+        categories: Encoding of texts with many levels, `"levels"` or `"means"`; empty if there are no such texts; `"nothing"` if
             no column is used, because one distribution for all rows predicts better.
     """
 
@@ -55,11 +56,11 @@ class HeldOut:
     """Predictions of rows by models that have not seen them.
 
     Args:
-        values: Targets, or positions of classes, [N].
+        values: Targets, or indices of classes, [N].
         mean: Predicted means, [N]; empty for classes.
         lower: Lower ends of the 90 % intervals, [N].
-        upper: Upper ends, [N].
-        centrality: Level of the smallest central interval that holds each target, [N].
+        upper: Upper ends of the 90 % intervals, [N].
+        centrality: Level of the smallest central interval that contains each target, [N].
         probs: Probabilities of the classes, [N, C]; empty for numbers.
     """
 
@@ -72,14 +73,14 @@ class HeldOut:
 
     @classmethod
     def of_numbers(cls, predictive: RegressionPredictive, values: np.ndarray) -> Self:
-        """Of a predictive of N rows, [N, 1]."""
+        """From a predictive of N rows, [N, 1]."""
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         parts = (predictive.mean, *predictive.interval(0.9), predictive.centrality(y))
         return cls(values, *(part.detach().double().numpy()[:, 0] for part in parts))
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOut]) -> Self:
-        """Several one after the other."""
+        """Several parts, one after the other."""
         return cls(*(np.concatenate(each) for each in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def __getitem__(self, rows: np.ndarray) -> HeldOut:
@@ -93,19 +94,19 @@ class FittedTable:
     Args:
         method: Name of the method.
         likelihood: Name of the likelihood.
-        model: What was trained, on encoded inputs and in the units of training.
-        encoding: From numbers to the network's inputs.
-        units: From the units of training to those of the targets; `None` for classes.
-        network: The network's shape; `None` for one of the user's.
+        model: Trained model, on encoded inputs and in the units of training.
+        encoding: Encoding from numbers to the network's inputs.
+        units: Conversion from the units of training to the targets' units; `None` for classes.
+        network: Shape of the network; `None` for the user's own network.
         seed: Seed of everything random.
-        report: What was found out of fold.
-        columns: From a data frame to numbers; `None` where training was on numbers.
-        classes: The labels, sorted; `None` for a regression.
-        flat: Whether targets were [N], and not [N, O].
-        neighbors: What tells unusual rows.
-        settled: Network and likelihood that settled the noise, from which `partial_fit` goes on; not in files.
-        kept: Training rows for `partial_fit`; not in files.
-        held_out: Out-of-fold predictions of the training rows by the default method, in their order; not in files.
+        report: Out-of-fold results.
+        columns: Rules that turn a data frame into numbers; `None` if training was on numbers.
+        classes: Labels, sorted; `None` for a regression.
+        flat: Whether targets were [N] instead of [N, O].
+        neighbors: Training rows that define what is unusual.
+        settled: Network and likelihood that settled the noise, from which `partial_fit` continues; not stored in files.
+        kept: Training rows for `partial_fit`; not stored in files.
+        held_out: Out-of-fold predictions of the training rows by the default method, in their order; not stored in files.
     """
 
     method: str
@@ -133,23 +134,23 @@ class FittedTable:
         return predict_scaled(self.model, self.encode(inputs), num_draws, self.seed)
 
     def predict(self, inputs: np.ndarray, num_draws: int) -> Predictive:
-        """The same in the targets' units."""
+        """The predictive of rows of numbers [N, D] in the targets' units."""
         return self.in_units(self.predict_scaled(inputs, num_draws))
 
     def in_units(self, scaled: Predictive) -> Predictive:
-        """A predictive in the targets' units, from one in the units of training."""
+        """A predictive in the targets' units, from a predictive in the units of training."""
         if self.units is None:
             return scaled
         assert isinstance(scaled, RegressionPredictive)
         return self.units.predictive(scaled)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
-        """The share of training rows that are at least as unlike the others as each row is, [N]; see `Neighbors`."""
+        """Share of training rows that are at least as unlike the other training rows as each row is, [N]; see `Neighbors`."""
         assert self.neighbors is not None
         return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 
     def with_rows(self, rows: Rows, num_draws: int, memory_rows: int) -> FittedTable:
-        """With training rows: those that tell unusual rows, and up to `memory_rows` for `partial_fit`."""
+        """A copy with training rows: those that define what is unusual, and up to `memory_rows` for `partial_fit`."""
         seed = derive_seed(self.seed, "rows", len(rows), rows.num_data)
         part = rows.thinned(MAX_KEPT_ROWS, derive_seed(self.seed, "neighbors")).x
         neighbors = Neighbors.of(part, spread(self.predict_scaled(part, num_draws)))
@@ -158,13 +159,15 @@ class FittedTable:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Everything but tensors as plain data.
+        """Everything except tensors, as plain data.
 
         Raises:
             ValueError: If the network is the user's own.
         """
         if self.network is None:
-            raise ValueError("has a network of your own, whose code is in no file; store its model_ instead")
+            raise ValueError(
+                "has a network of your own, whose code cannot be stored in a file; save its model_ instead"
+            )
         parts = {"encoding": self.encoding, "units": self.units, "network": self.network, "report": self.report}
         labels = None if self.classes is None else {"labels": self.classes.tolist(), "kind": self.classes.dtype.str}
         return {
@@ -182,7 +185,7 @@ class FittedTable:
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> Self:
-        """From `config` and `state`."""
+        """A fitted table from `config` and `state`."""
         network, units, classes = NetworkShape.restore(config["network"]), config["units"], config["classes"]
         encoding = Encoding.restore(config["encoding"])
         if units is not None and units["transform"] not in TRANSFORMS:
@@ -192,7 +195,7 @@ class FittedTable:
         if isinstance(model, nn.Module):
             model.eval()
         if not isinstance(model, Predictor):
-            raise ValueError(f"{config['type']} is no predictor")
+            raise ValueError(f"{config['type']} is not a predictor")
         return cls(
             str(config["method"]),
             str(config["likelihood"]),
@@ -210,7 +213,7 @@ class FittedTable:
 
 
 def as_inputs(encoding: Encoding, inputs: np.ndarray) -> Tensor:
-    """Inputs of a network, [N, E], in float64: in float32 the last digits of a row depend on its place in the batch."""
+    """Inputs of a network, [N, E], in float64; in float32, the last digits of a row would depend on its place in the batch."""
     return torch.from_numpy(encoding(inputs))
 
 
@@ -218,9 +221,9 @@ def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Pr
     """A model's predictive in the units of training, with the same draws for every row.
 
     Args:
-        model: What was trained.
+        model: Trained model.
         x: Encoded inputs, [B, E].
-        num_draws: Draws of the weights; members of an ensemble and draws of a chain as far as they go.
+        num_draws: Draws of the weights; an ensemble or a chain gives at most as many as it has.
         seed: Seed of the table.
     """
     if model.num_distinct_draws is not None:
@@ -229,7 +232,7 @@ def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Pr
 
 
 def spread(predictive: Predictive) -> Tensor:
-    """Epistemic uncertainty of each row, [N], in the unit of training."""
+    """Epistemic uncertainty of each row, [N], in the units of training."""
     if isinstance(predictive, RegressionPredictive):
         return predictive.epistemic.sum(-1)
     assert isinstance(predictive, ClassificationPredictive)

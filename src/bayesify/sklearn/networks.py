@@ -1,4 +1,4 @@
-"""Networks of tables: linear layers with an activation between them, or the user's own."""
+"""Networks for tables: linear layers with activations between them, or the user's own network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesify.running.generators import own_generators
 
 
 class SiLUReLU(nn.Module):
-    """SiLU for the first half of the units, ReLU for the others: smooth functions of a table and those with kinks."""
+    """SiLU for the first half of the units and ReLU for the others, for smooth functions and for functions with kinks."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Entry by entry, [..., units]."""
+        """Apply the activations entry by entry, [..., units]."""
         half = x.shape[-1] // 2
-        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # slices have gradients as large as x
+        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # gradients of slices would be as large as x
         return torch.cat((F.silu(first), F.relu(second)), dim=-1)
 
 
@@ -39,10 +39,10 @@ class NetworkShape(Plain):
 
     Args:
         num_inputs: Inputs of the first layer.
-        hidden: Units of each hidden layer; none for a linear model.
+        hidden: Units of each hidden layer; empty for a linear model.
         activation: A key of `ACTIVATIONS`.
         num_outputs: Outputs of the last layer.
-        dropout: Share of the hidden units that a training step leaves out.
+        dropout: Share of hidden units that each training step drops.
     """
 
     num_inputs: int
@@ -52,7 +52,7 @@ class NetworkShape(Plain):
     dropout: float = 0.0
 
     def make(self, seed: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-        """The network before training, the same for the same seed."""
+        """The untrained network; the same seed gives the same network."""
         drop = [self.dropout] if self.dropout else []
         with own_generators(seed=seed):
             layers: list[nn.Module] = []
@@ -62,10 +62,10 @@ class NetworkShape(Plain):
 
 
 def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -> nn.Module:
-    """A copy of the user's network in float64, once it is clear that it fits the data.
+    """A checked copy of the user's network in float64.
 
     Raises:
-        ValueError: If it does not take rows of that width or gives another number of outputs.
+        ValueError: If the network does not take rows of this width, or gives another number of outputs.
     """
     copied = copy.deepcopy(net).double()
     modes = [(module, module.training) for module in copied.modules()]
@@ -78,7 +78,7 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
         module.training = mode
     if tuple(outputs.shape) != (2, num_outputs):
         raise ValueError(
-            f"{owner}: network gives outputs of shape {tuple(outputs.shape)} for 2 rows where y needs (2, {num_outputs}); "
-            f"give it a last layer of {num_outputs}"
+            f"{owner}: network gives outputs of shape {tuple(outputs.shape)} for 2 rows, but y needs (2, {num_outputs}); "
+            f"give it a last layer with {num_outputs} outputs"
         )
     return copied

@@ -1,4 +1,4 @@
-"""Reasons for predictions: what each column adds to the mean and to the interval, and why a row is unusual."""
+"""Reasons for predictions: the contribution of each column to the mean and to the interval, and why a row is unusual."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ from bayesify.sklearn.unusual import Neighbors
 from bayesify.tables.written_numbers import shown, significant
 
 MAX_GROUPS = 10
-"""Columns that a row is explained by; of more, all but the nine most important ones count together. It takes 2 x 10 - 1 rows for
-each row, and one more, so that an explanation costs 20 predictions at most."""
+"""Maximum number of columns that explain a row; in a wider table, all but the nine most important ones count as one. Each row
+needs 2 x 10 - 1 predictions, and the typical row one more, so an explanation costs at most 20 predictions."""
 SCREENED_ROWS = 16
-"""Training rows by which the columns of a wide table are ranked."""
+"""Number of training rows that rank the columns of a wide table."""
 CHUNK_ROWS = 500
-"""Rows that are explained at a time."""
+"""Number of rows that are explained at a time."""
 ROUNDING_SHARE = 1e-9
-"""Share of the largest number on the way below which a contribution is rounding, and counts as 0."""
+"""A contribution below this share of the largest intermediate value is rounding, and counts as 0."""
 NUM_TOLD, MIN_TOLD_SHARE = 3, 0.01
-"""Columns that a text names, and the share of all contributions that each has at least."""
-MAX_CELL_SIGNS = 40
+"""Maximum number of columns that a text lists, and the minimum share of all contributions that each must have."""
+MAX_CELL_CHARACTERS = 40
 EMPTY = "empty"
 
 Measure = Callable[[np.ndarray], np.ndarray]
-"""From inputs [K, E] to what is explained of them, [K, Q]."""
+"""Function from inputs [K, E] to the explained quantities, [K, Q]."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    r"""Why rows are predicted as they are: contributions of D columns to the predictions of N rows.
+    r"""Reasons for predictions: contributions of D columns to the predictions of N rows.
 
-    A contribution is the change when the cell of a typical row is replaced by the cell of the row: the mean over two
-    orders of all columns, the table's and its reverse, in which cells are replaced one after the other. Contributions of a row add
-    up to its prediction minus the typical row's. In an additive model they are the exact terms, and where no term joins more than
-    two columns they are the Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
+    A contribution is the change when a cell of a typical row is replaced by the row's own cell. Cells are replaced one after the
+    other, and the contribution is the mean over two orders of all columns: the table's order and its reverse. The contributions of
+    a row add up to its prediction minus the typical row's prediction. In an additive model, they are the exact terms. If no term
+    joins more than two columns, they are the Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et
+    al. 2022),
 
     $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
 
-    with v(S) the prediction of the typical row with the cells S of the row. A column that the model does not use has 0.
+    where v(S) is the prediction of the typical row with the cells S of the row. A column that the model does not use contributes 0.
 
     Args:
         columns: Names of the columns, D.
         typical: Cells of the typical row: the median of numbers and dates, and the most frequent text.
         typical_value: Prediction of the typical row: the mean, [O], or the probability of each class, [C].
-        typical_width: Width of its interval, [O], or its entropy in nats, [1].
-        moves: Contributions to the mean or, for classes, to the probability of the class that is predicted: [N, D], or
-            [N, D, O] for targets in columns. NaN for columns that count among the others.
+        typical_width: Width of the typical row's interval, [O], or its entropy in nats, [1].
+        moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] for
+            targets in columns. NaN for columns that count among the others.
         widens: Contributions to the width of the interval or, for classes, to the entropy, in the same shape.
         others_move: Contribution of all other columns together to the mean, [N] or [N, O]; 0 for up to ten columns.
-        others_widen: The same to the width.
-        unusual: Why each row is unusual, N texts; empty for those that are not.
-        cells: What the columns of the rows hold, as texts, [N, D].
+        others_widen: Contribution of all other columns together to the width.
+        unusual: Why each row is unusual, N texts; empty for rows that are not unusual.
+        cells: Cells of the rows as texts, [N, D].
     """
 
     columns: tuple[str, ...]
@@ -85,7 +86,10 @@ class Explanation:
         """
         values, others = (self.moves, self.others_move) if which == "moves" else (self.widens, self.others_widen)
         if values.ndim > 2:
-            raise ValueError(f"told: contributions to {values.shape[2]} targets; use `{which}`")
+            raise ValueError(
+                f"told: there are contributions to {values.shape[2]} targets, and a text describes one; use `{which}` "
+                "instead"
+            )
         names = [*self.columns, "other columns"]
         every = np.nan_to_num(np.column_stack([values, others]))
         found = []
@@ -99,12 +103,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Groups:
-    """The columns that inputs are made of.
+    """The columns from which the inputs are made.
 
     Args:
-        names: D names.
-        places: Position in `names` of each input, [E].
-        texts: Which columns hold texts, D.
+        names: Names of the D columns.
+        places: Index in `names` of the column of each input, [E].
+        texts: Whether each of the D columns holds texts.
     """
 
     names: tuple[str, ...]
@@ -113,12 +117,12 @@ class Groups:
 
     @classmethod
     def of(cls, names: Sequence[str], owners: Sequence[str], kinds: Mapping[str, str]) -> Groups:
-        """From the names of columns, the column of each input, and kinds of columns."""
+        """Groups from the names of columns, the column of each input, and the kinds of columns."""
         places = np.array([names.index(owner) for owner in owners])
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 
     def typical(self, neighbors: Neighbors) -> np.ndarray:
-        """Inputs of a row with the median of each number or date, and the most frequent text: [E]."""
+        """Inputs of the typical row, with the median of each number or date and the most frequent text: [E]."""
         rows = neighbors.rows.double()
         found = torch.zeros_like(neighbors.center)
         for group, text in enumerate(self.texts):
@@ -130,7 +134,7 @@ class Groups:
                 patterns, counts = part.unique(dim=0, return_counts=True)
                 found[own] = patterns[counts.argmax()]
                 continue
-            # The number itself, or the days of a date, and marks of empty cells: seasons and weekdays come with the days.
+            # Only the number itself (or the days of a date) and marks of empty cells: seasons and weekdays follow from the days.
             marks = (neighbors.center[own] == 0) & (neighbors.scale[own] == 1)
             marks[0] = True
             away = (part - part.median(0).values)[:, marks].abs().sum(1)
@@ -148,14 +152,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class Cells:
-    """What rows hold, for people.
+    """Cells of rows in readable form.
 
     Args:
-        groups: The columns of the inputs.
-        texts: What the columns of the rows hold, as texts, [N, D].
-        unseen: Columns with rows, [N], whose cell is unlike any in training, such as a new text.
-        cut: Columns with rows, [N], whose number lies so far outside that it was cut.
-        of_inputs: From inputs of one row to what its columns hold; the numbers themselves by default.
+        groups: Columns of the inputs.
+        texts: Cells of the rows as texts, [N, D].
+        unseen: By column, the rows [N] whose cell is unlike any in training, such as a new text.
+        cut: By column, the rows [N] whose number is so far outside of the training range that it was clipped.
+        of_inputs: Function from the inputs of one row to its cells; by default the inputs are the cells.
     """
 
     groups: Groups
@@ -165,11 +169,11 @@ class Cells:
     of_inputs: Callable[[np.ndarray], Mapping[str, str]] | None = None
 
     def named(self, row: int, column: int) -> str:
-        """Name and cell, such as `area=118`."""
+        """Name and content of a cell, such as `area=118`."""
         return f"{self.groups.names[column]}={self.texts[row, column]}"
 
     def of(self, inputs: np.ndarray) -> Mapping[str, str]:
-        """What the columns of one row of inputs hold, as texts."""
+        """Cells of one row of inputs, as texts."""
         if self.of_inputs is not None:
             return self.of_inputs(inputs)
         return dict(zip(self.groups.names, map(cell_text, inputs.tolist()), strict=True))
@@ -184,12 +188,12 @@ def explain_rows(
     share: float,
     num_draws: int,
 ) -> Explanation:
-    """Reasons for the predictions of rows; see `Explanation`.
+    """Explain the predictions of rows; see `Explanation`.
 
     Args:
-        fitted: What predicts.
+        fitted: Fitted table that predicts.
         inputs: Rows as numbers, [N, E].
-        cells: What the rows hold.
+        cells: Cells of the rows.
         level: Level of the intervals.
         share: Share of rows like the training rows that are called unusual.
         num_draws: Draws of the weights.
@@ -250,15 +254,15 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column [N, D, Q] and of the others [N, Q], and what is measured of the rows [N, Q].
+    """Contributions of each column [N, D, Q] and of the others [N, Q], and the measured quantities of the rows [N, Q].
 
     Args:
-        measure: What is explained.
-        rank: Place of each column in the order of the walk, [N, D]; that of the others is `MAX_GROUPS` - 1.
+        measure: Function that measures the explained quantities.
+        rank: Place of each column in the order of replacement, [N, D]; the place of the others is `MAX_GROUPS` - 1.
         groups: The columns.
         x: Rows, [N, E].
-        typical: Where walks start, [E].
-        base: What is measured there, [1, Q].
+        typical: Typical row, where the replacements start, [E].
+        base: Measured quantities of the typical row, [1, Q].
     """
     num, last, place = len(x), int(rank.max()) + 1, rank[:, groups.places]
     steps = [place < step for step in range(1, last)] + [place >= last - step for step in range(1, last)]
@@ -280,10 +284,10 @@ def _contributions(
 def _rank(
     measure: Measure, groups: Groups, neighbors: Neighbors, typical: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The place of each column in the order of the walks, for rows [N, E]: [N, D].
+    """A function from rows [N, E] to the place of each column in the order of replacement, [N, D].
 
-    Of a wide table the nine columns with the largest expected change have a place of their own in each row: how far the cell
-    lies from the typical one, times the change per distance over some training rows.
+    In a wide table, the nine columns with the largest expected change get a place of their own in each row. The expected change is
+    the distance of the cell from the typical one, times the mean change per distance over some training rows.
     """
     count = len(groups.names)
     if count <= MAX_GROUPS:
@@ -321,14 +325,14 @@ def _rank(
 def _why_unusual(
     neighbors: Neighbors, cells: Cells, inputs: np.ndarray, spreads: np.ndarray, effects: np.ndarray, share: float
 ) -> tuple[str, ...]:
-    """Why each row is unusual, in words; empty where it is not.
+    """Why each row is unusual, in words; empty for rows that are not unusual.
 
     Args:
-        neighbors: What tells unusual rows.
-        cells: What the rows hold.
-        inputs: The rows, [N, E].
+        neighbors: Training rows that define what is unusual.
+        cells: Cells of the rows.
+        inputs: Rows as numbers, [N, E].
         spreads: Epistemic uncertainty of the rows, [N].
-        effects: Contributions of the columns to it, [N, D].
+        effects: Contributions of the columns to the epistemic uncertainty, [N, D].
         share: Share of rows like the training rows that are called unusual.
     """
     names = cells.groups.names
@@ -339,21 +343,23 @@ def _why_unusual(
         for row in np.flatnonzero(rows).tolist():
             empty, cell = cells.texts[row, names.index(name)] == EMPTY, cells.named(row, names.index(name))
             found[row].append(
-                f"{name} is empty, and never was in training" if empty else f"{cell} is a text that training never had"
+                f"{name} is empty, but was never empty in training"
+                if empty
+                else f"{cell} is a text that did not occur in training"
             )
     for row in np.flatnonzero(far <= share).tolist():
         found[row].append(_why_far(cells, row, cells.groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]))
     for row in np.flatnonzero(unsure <= share).tolist():
         best = int(np.nan_to_num(effects[row]).argmax())
-        because = f", most because of {cells.named(row, best)}" if effects[row, best] > 0 else ""
+        because = f", mostly because of {cells.named(row, best)}" if effects[row, best] > 0 else ""
         ratio = shown(float(f"{spreads[row] / max(most, 1e-300):.2g}"))
-        words = f"{ratio} times as unsure as {100 * (1 - share):g} % of training rows"
-        found[row].append(f"draws of the network disagree, {words}{because}")
+        words = f"{ratio} times as uncertain as {100 * (1 - share):g} % of training rows"
+        found[row].append(f"the network's draws disagree: the row is {words}{because}")
     return tuple("; ".join(reasons) for reasons in found)
 
 
 def _why_far(cells: Cells, row: int, lengths: np.ndarray) -> str:
-    """Which columns lie far from the nearest training rows, and how far in standard deviations."""
+    """Columns that are far from the nearest training rows, with distances in standard deviations."""
     part = np.square(lengths) / max(float(np.square(lengths).sum()), 1e-300)
     order = np.argsort(-part, kind="stable")
     count = min(NUM_TOLD, int(np.searchsorted(np.cumsum(part[order]), 0.75)) + 1)
@@ -361,21 +367,21 @@ def _why_far(cells: Cells, row: int, lengths: np.ndarray) -> str:
     for one in order[:count].tolist():
         rows = cells.cut.get(cells.groups.names[one])
         least = "more than " if rows is not None and rows[row] else ""
-        how = "another text" if cells.groups.texts[one] else f"{least}{lengths[one]:.1f} standard deviations away"
+        how = "a different text" if cells.groups.texts[one] else f"{least}{lengths[one]:.1f} standard deviations away"
         words.append(f"{cells.named(row, one)} is {how}")
-    return f"from the nearest training rows {', '.join(words)}"
+    return f"compared with the nearest training rows, {', '.join(words)}"
 
 
 def cells_as_text(cells: np.ndarray) -> np.ndarray:
-    """Cells for people, in the same shape."""
+    """Cells as readable texts, in the same shape."""
     return np.array([[cell_text(cell) for cell in row] for row in cells.tolist()], dtype=object).reshape(cells.shape)
 
 
 def cell_text(cell: Any) -> str:
-    """A cell for people."""
+    """A cell as readable text."""
     if cell is None or cell != cell:
         return EMPTY
-    return shown(cell).removesuffix(" 00:00:00")[:MAX_CELL_SIGNS]
+    return shown(cell).removesuffix(" 00:00:00")[:MAX_CELL_CHARACTERS]
 
 
 def _signed(value: float) -> str:

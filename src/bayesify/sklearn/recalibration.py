@@ -1,4 +1,4 @@
-"""Probabilities corrected by what out-of-fold predictions have seen."""
+"""Recalibration of probabilities by out-of-fold predictions."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from bayesify.predictive.families.gaussian import normal_cdf
 from bayesify.predictive.regression import RegressionPredictive
 
 MIN_ROWS, MIN_ROWS_FOR_MORE_KNOTS = 60, 600
-"""Rows below which nothing is corrected, and from which on there are more knots."""
+"""Minimum number of rows for a recalibration, and for one with more knots."""
 KNOT_LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
 KNOT_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 PRIOR_ROWS = 30.0
-"""Rows in favor of no correction."""
+"""Weight, in rows, of the identity map."""
 MIN_ERROR_SHARE = 0.25
-"""Of a member's squared error that its ensemble has left, at least."""
+"""Minimum share of a member's squared error that the ensemble is assumed to have."""
 MAX_NORMAL_SCORE = 6.0
-"""Largest normal score of what is seen."""
+"""Largest normal score of an observed frequency."""
 MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
-"""Normal scores of the smallest probability that float64 has, and of the largest one below 1."""
+"""Normal scores of the smallest positive probability in float64, and of the largest probability below 1."""
 
 
 @dataclass(frozen=True)
 class Recalibration(Plain):
-    r"""An increasing map G of probabilities: where a predictive says $P(Y \le y) = u$, $G(u)$ was seen (Kuleshov et al. 2018).
+    r"""An increasing map G of probabilities: where a predictive states $P(Y \le y) = u$, the observed frequency was $G(u)$
+    (Kuleshov et al. 2018).
 
-    In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and of slope 1 beyond them.
+    In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and has slope 1 beyond them.
 
     Args:
-        said: Normal scores of what predictions say, increasing; without any, G is the identity.
-        seen: Of what was seen there, increasing.
+        said: Normal scores of stated probabilities, increasing; if empty, G is the identity.
+        seen: Normal scores of the observed frequencies, increasing.
     """
 
     said: tuple[float, ...] = ()
@@ -47,17 +48,17 @@ class Recalibration(Plain):
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        """From $P(Y \\le y)$ of rows that the predictions have not seen.
+        """Fit the map to $P(Y \\le y)$ of rows that the predictions have not seen.
 
         Args:
-            values: [N], between 0 and 1.
-            weights: How many examples each row stands for, [N].
+            values: $P(Y \\le y)$ of each row, [N].
+            weights: Number of examples that each row stands for, [N].
         """
         num_rows = float(weights.sum())
         if num_rows < MIN_ROWS:
             return cls()
         order = np.argsort(values, kind="stable")
-        # A row that stands for several examples has the places of the first and of the last of them.
+        # A row that stands for several examples gets the places of its first and its last example.
         above, inset = np.cumsum(weights[order]), np.minimum(0.5, 0.5 * weights[order])
         places = np.column_stack((above - weights[order] + inset, above - inset)).reshape(-1) / num_rows
         levels = np.array(KNOT_LEVELS_OF_FEW if num_rows < MIN_ROWS_FOR_MORE_KNOTS else KNOT_LEVELS)
@@ -109,24 +110,24 @@ def _scores(levels: np.ndarray) -> np.ndarray:
 def ensemble_places(
     likelihood: Likelihood, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray
 ) -> np.ndarray:
-    r"""P(Z <= z) as an ensemble would say it of rows that none of its K members has seen, [N].
+    r"""P(Z <= z) as an ensemble would state it for rows that none of its K members has seen, [N].
 
-    Of a row that one member alone has not seen there is that member's distribution, with the location c. An ensemble of K such
-    members errs less, and they disagree; both follow from the variance v between them. Let $\bar o$ be the mean location of the
-    others, which have seen the row. On average $(c - \bar o)^2 (K - 1) / K$ is larger than v, because the others were drawn to the
-    target, and the variance between them smaller; v is the geometric mean of these two averages over rows, in units of the
-    noise's variance. Then
+    For a row that exactly one member has not seen, there is this member's distribution, with the location c. An ensemble of K such
+    members errs less, and its members disagree; both effects follow from the variance v between members. Let $\bar o$ be the mean
+    location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because the
+    others were drawn to the target, and the variance between the others is smaller than v. So v is the geometric mean of these two
+    averages over rows, in units of the noise's variance. Then
 
-    - the error $z - c$ becomes $\sqrt{1 - (1 - 1/K)\, v / e^2}$ of itself, with $e^2$ its mean square;
-    - the distribution becomes a mixture of K times the same one, at c and at $c + s\,(o_k - \bar o)$, with s such that the
-      variance between these is v on average: rows on which members disagree are found by those that have seen them.
+    - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, with $e^2$ its mean square;
+    - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, with s such that the variance
+      between them is v on average: the members that have seen a row show whether members disagree about it.
 
     Args:
-        likelihood: A `NumberLikelihood`, whose first output is a location.
+        likelihood: Likelihood of numbers, a `NumberLikelihood`, whose first output is a location.
         every: Outputs of all members, [K, N, outputs], K at least 3.
-        holder: The member that has not seen each row, [N].
+        holder: Index of the member that has not seen each row, [N].
         z: Targets on the network's scale, [N, 1].
-        weights: How many examples each row stands for, [N].
+        weights: Number of examples that each row stands for, [N].
     """
     count, mine = len(every), torch.arange(len(every)).view(-1, 1, 1) == torch.from_numpy(holder).view(1, -1, 1)
     own = torch.where(mine, every, 0).sum(0, keepdim=True)

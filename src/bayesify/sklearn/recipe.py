@@ -1,9 +1,9 @@
-"""The one recipe for tables, from rows to a fitted method.
+"""The recipe for tables, from rows to a fitted method.
 
-The steps are the same for every method: encode the inputs, list the likelihoods and transforms of the target that can be, take
-its units, shape the network, train, recalibrate. The default method trains members that hold out rows each: what these
-predict chooses likelihood and transform, says when to stop, and recalibrates. A method by name trains on all rows, from the
-noise that the evidence of a plain network asks for, which recalibrates too.
+Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
+target's units, shape the network, train, recalibrate. The default method trains members that each hold out different rows. The
+predictions of held-out rows choose likelihood and transform, decide when to stop, and recalibrate. A method by name trains on all
+rows. It starts from the noise that maximizes the evidence of a plain network, and this evidence also recalibrates it.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ REAL_LIKELIHOODS = {
     "student_t": ("none", "log", "log1p"),
     "quantiles": ("none",),
 }
-"""Likelihoods of numbers that the default method tries, the simplest first, with the transforms that each is tried with."""
+"""Likelihoods of numbers that the default method tries, simplest first, each with its transforms."""
 COUNT_LIKELIHOODS = ("negative_binomial", "poisson")
-"""Likelihoods of whole numbers from 0 on, which are not transformed."""
+"""Likelihoods of whole numbers of at least 0; their targets are not transformed."""
 HURDLE = "hurdle"
 """Likelihood of amounts that are often exactly zero."""
 UNSHIFTED_LIKELIHOODS = (*COUNT_LIKELIHOODS, HURDLE)
-"""Likelihoods that know where zero is: targets are neither shifted nor transformed."""
+"""Likelihoods for which zero is special; their targets are neither shifted nor transformed."""
 MIN_ZERO_SHARE, MIN_AMOUNTS = 0.05, 3
-"""Share of targets that are exactly 0, and number of targets above it, from which on the hurdle is tried. It then is the simplest
-choice: the score of a trial hardly sees amounts that a row in twenty has."""
+"""Minimum share of targets that are exactly 0, and minimum number of targets above 0, for which the hurdle is tried. It is then
+the simplest choice, because the score of a trial hardly depends on amounts that one row in twenty has."""
 MAX_SMALL_COUNT = 10
-"""Counts are tried where a tenth of the targets above 0 lie at or below it. Larger whole numbers are as good as real ones, and
-amounts in whole units are no counts because many are zero."""
+"""Counts are tried if a tenth of the targets above 0 are at most this large. Larger whole numbers behave like real numbers, and
+amounts in whole units are not counts merely because many are zero."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
 Pair = tuple[str, str]
-"""A likelihood and a transform."""
+"""Names of a likelihood and a transform."""
 
 # -- networks and training of the default method, and of methods by name --------------------------------------------------
 
@@ -73,39 +73,40 @@ NUM_MEMBERS = 5
 HIDDEN, HIDDEN_OF_MANY, HIDDEN_BY_NAME = (64, 64), (128, 128), (50,)
 MAX_ROWS_FOR_SMALL_NETWORKS = 1_500
 MEMBER_BATCH_ROWS, MEMBER_BATCH_ROWS_OF_MANY = 128, 256
-"""Units of the hidden layers, and rows of a batch, up to `MAX_ROWS_FOR_SMALL_NETWORKS` and above; and of methods by name."""
+"""Units of the hidden layers, and rows of a batch: up to `MAX_ROWS_FOR_SMALL_NETWORKS` rows, above it, and for methods by name."""
 ACTIVATION, ACTIVATION_OF_CLASSES, ACTIVATION_BY_NAME = "silu_relu", "silu", "tanh"
 DROPOUT_OF_CLASSES = 0.1
-"""Networks of numbers have none: on tables with little noise it costs up to half of the CRPS, elsewhere it changes nothing."""
+"""Dropout of classifiers. Regression networks have none: on tables with little noise it costs up to half of the CRPS, and
+otherwise it changes nothing."""
 MEMBER_LEARNING_RATE, MEMBER_LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
 MEMBER_PRIOR_FACTOR = 5.0
-"""Factor by which the members' prior is wider than that of methods by name: each stops by the rows that it holds out, and the
-narrow prior costs 15 % of the CRPS on tables with little noise."""
-LOOK_EVERY, MEMBER_PATIENCE = 20, 15
-"""Steps between two looks at the rows held out, and looks without a better one after which training ends."""
+"""The members' prior is wider than the prior of methods by name by this factor. Held-out rows stop each member, and the narrow
+prior costs 15 % of the CRPS on tables with little noise."""
+CHECK_EVERY_STEPS, MEMBER_PATIENCE = 20, 15
+"""Steps between two checks of the held-out rows, and number of checks without improvement after which training ends."""
 MAX_TINY_ROWS, TINY_PACE, TINY_PATIENCE = 60, 3, 10
-"""With at most this many rows every step sees all of them, so that members bear a learning rate `TINY_PACE` times as high. They
-take as many times fewer steps, in all and between two looks, and stop after `TINY_PATIENCE` looks without a better one."""
+"""With at most this many rows, every step sees all rows, so that members tolerate a learning rate `TINY_PACE` times as high. They
+take fewer steps by the same factor, in total and between checks, and stop after `TINY_PATIENCE` checks without improvement."""
 MAX_ROWS_FOR_SPLIT_STOPPING = 250
 """With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the
 step that was best for the other half."""
 CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300, 5
-"""What likelihood and transform are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
+"""Limits of the choice of likelihood and transform: maximum number of rows, number of predicted folds, maximum steps, patience."""
 ENCODING_MAX_ROWS = 6_000
-"""Rows at most that choose how texts of many levels enter; fewer would leave a level with too few rows."""
+"""Maximum number of rows that choose the encoding of texts with many levels; fewer rows would leave levels with too few rows."""
 MAX_MEAN_RATIO = 1.5
-"""Tails of targets that are at least 0 count up to this multiple of the largest target in means."""
+"""For targets of at least 0, tails count in means only up to this multiple of the largest target."""
 MAX_TRIAL_RATIO, GOOD_CONSTANT_RATIO, MAX_CONSTANT_RATIO, MAX_CHOICES = 2.0, 0.75, 1.1, 2
-"""A choice has failed if its final score is above the first multiple of the trial's score and above the second one of the score
-of a guess that is the same for all rows, or above the third one of that. So many are trained before columns are given up."""
+"""A choice has failed if its final score exceeds the first multiple of the trial's score and the second multiple of the score
+of a constant guess, or if it exceeds the third multiple of the latter. After `MAX_CHOICES` failures, the columns are not used."""
 NOTHING = "nothing"
-"""What networks see that predict one distribution for all rows."""
+"""Encoding of networks without inputs, which predict one distribution for all rows."""
 MIN_GAIN_SHARE = 0.005
-"""Share by which a score must be better to give up the simpler choice."""
+"""A score must be better by this share to replace the simpler choice."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
-"""Probabilities whose quantiles the CRPS is made of."""
+"""Probabilities whose quantiles approximate the CRPS."""
 LATER_EFFORT_SHARE = 0.25
-"""Share of the training that a later call of `partial_fit` gets."""
+"""Share of the epochs that a later call of `partial_fit` trains."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ class TrainingTable:
     """Training data of an estimator.
 
     Args:
-        rows: Inputs as numbers, and targets [N, O] in their own units or [N] positions of classes.
-        classes: The labels, sorted; `None` for a regression.
-        columns: How a data frame became these inputs, if it was one.
-        flat: Whether targets were [N], and not [N, O].
+        rows: Inputs as numbers, and targets [N, O] in their own units or [N] indices of classes.
+        classes: Labels, sorted; `None` for a regression.
+        columns: Rules that turned a data frame into these inputs, if there was one.
+        flat: Whether targets were [N] instead of [N, O].
     """
 
     rows: Rows
@@ -127,7 +128,7 @@ class TrainingTable:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What training adds to a `FittedTable`."""
+    """The parts of a `FittedTable` that training makes."""
 
     model: Predictor
     likelihood: str
@@ -139,14 +140,15 @@ class _Trained:
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
-    """Fit one method to each of several tables, as if each were alone; methods by name train together as far as they can.
+    """Fit one method to each of several tables, with the results of separate calls; methods by name train together if possible.
 
     Args:
-        tables: The data; equal rows are one row with their weights added, so that copies and weights give the same result.
-        settings: Of each table; they differ in nothing but seeds and priors.
+        tables: Training data. Equal rows are merged into one with their weights added, so that copies and weights give the same
+            result.
+        settings: Settings of each table; they differ only in seeds and priors.
 
     Raises:
-        ValueError: If the user's network or the weights do not suit data or method.
+        ValueError: If the user's network or the weights do not suit the data or the method.
     """
     given, tables = tables, [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
     encodings = [list_encodings(table, own) for table, own in zip(tables, settings, strict=True)]
@@ -173,12 +175,12 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
-    """Before units are taken, so that copies and weights give the same units to the last bit."""
+    """A table with merged rows, so that copies and weights will give the same units to the last bit."""
     rows = merge_rows(table.rows)
     most = EFFORTS[settings.effort].max_chain_rows
     if settings.method is not None and settings.method.is_chain and len(rows) > most:
         warnings.warn(
-            f"{settings.owner}: a Markov chain is slow, and a random {most:,} of {len(rows):,} rows are used",
+            f"{settings.owner}: a Markov chain is slow, so it uses {most:,} of {len(rows):,} rows, chosen at random",
             stacklevel=6,
         )
         chosen = np.random.default_rng(derive_seed(settings.seed, "chain")).choice(len(rows), most, replace=False)
@@ -187,12 +189,12 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
 
 
 def merge_rows(rows: Rows) -> Rows:
-    """Equal rows as one, where there are few."""
+    """Equal rows merged into one, if there are few rows."""
     return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
 
 
 def _places(rows: Rows) -> np.ndarray:
-    """Which of `merge_rows` each row is, [N]."""
+    """The index in `merge_rows` of each row, [N]."""
     return rows.distinct()[1] if len(rows) <= FULL_BATCH_ROWS else np.arange(len(rows))
 
 
@@ -200,7 +202,7 @@ def _places(rows: Rows) -> np.ndarray:
 
 
 def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
-    """How numbers enter the network: piecewise-linear for the default method, scaled for methods by name."""
+    """The encoding of numbers for the network: piecewise-linear for the default method, scaled for methods by name."""
     if settings.method is None:
         if settings.standardize:
             return Encoding.piecewise(rows.x, rows.weights)
@@ -211,7 +213,7 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
 
 
 def list_encodings(table: TrainingTable, settings: Settings) -> dict[str, Encoding]:
-    """Ways in which inputs can enter the network, by what texts of many levels enter by; the first for methods by name."""
+    """Possible encodings of inputs, by their treatment of texts with many levels; methods by name use the first."""
     every = encode_inputs(table.rows, settings)
     levels, means = ((), ()) if table.columns is None else table.columns.preparation.alternatives
     blank = {NOTHING: replace(every, left_out=tuple(range(table.rows.x.shape[1])))}
@@ -225,7 +227,7 @@ def _encoded(rows: Rows, encoding: Encoding) -> Rows:
 
 
 def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
-    """Likelihoods and transforms that can be, the simplest first; a method by name has one, Gaussian noise by default."""
+    """Possible likelihoods and transforms, simplest first; a method by name has one, Gaussian noise by default."""
     likelihood, transform = settings.likelihood, settings.transform
     if settings.method is not None:
         return [("gaussian" if likelihood == AUTO else likelihood, "none" if transform == AUTO else transform)]
@@ -258,14 +260,14 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
 
 
 def _has_zeros(rows: Rows) -> bool:
-    """Whether targets are amounts, some of which are exactly zero."""
+    """Whether targets are amounts and some are exactly zero."""
     zero = rows.y[:, 0] == 0
     share = rows.weights[zero].sum() / rows.num_data
     return bool((rows.y >= 0).all()) and share >= MIN_ZERO_SHARE and rows.weights[~zero].sum() >= MIN_AMOUNTS
 
 
 def make_likelihood(name: str) -> Likelihood:
-    """A likelihood by name, with a spread that depends on the row where it has one."""
+    """A likelihood by name, whose spread, if it has one, depends on the row."""
     options: dict[str, dict[str, float | None]] = {
         "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
     }  # fmt: skip
@@ -273,7 +275,7 @@ def make_likelihood(name: str) -> Likelihood:
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
-    """The units in which a candidate is trained; counts keep theirs, and amounts are counted in their geometric mean."""
+    """The units in which a candidate is trained; counts stay as they are, and amounts are divided by their geometric mean."""
     if pair[0] == HURDLE:
         logs, shares = np.log(np.where(rows.y > 0, rows.y, 1.0)), rows.weights[:, None] * (rows.y > 0)
         return TargetUnits(
@@ -284,7 +286,7 @@ def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
 
 
 def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: bool) -> NetworkShape:
-    """The network that suits a method and a number of rows, where the user does not say."""
+    """The shape of the network: the user's choice, or the default for a method and a number of rows."""
     if settings.method is not None:
         activation, dropout = ACTIVATION_BY_NAME, 0.0
     else:
@@ -303,7 +305,7 @@ def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: boo
 def _train_by_name(
     encoded: Sequence[Rows], tables: Sequence[TrainingTable], settings: Sequence[Settings]
 ) -> list[_Trained]:
-    """One method on several tables: noise by the evidence of a plain network, the method, its recalibration."""
+    """Train one method on several tables: noise by the evidence of a plain network, the method, its recalibration."""
     drafts = [_begin(rows, table.classes, own) for rows, table, own in zip(encoded, tables, settings, strict=True)]
     begun = [draft.start for draft in drafts]
     starts = settle(begun) if drafts[0].likelihood == "gaussian" and settings[0].noise is None else begun
@@ -349,7 +351,7 @@ def _begin(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Draft
 
 
 def _recalibrated(trained: _Trained, start: Start) -> _Trained:
-    """With probabilities recalibrated where the noise was settled, and what settled it, for `fit_further`."""
+    """A model with recalibrated probabilities if the noise was settled, and with what settled it, for `fit_further`."""
     units, settings = trained.units, start.settings
     if start.evidence is not None and units is not None:
         x = torch.from_numpy(start.evidence.rows.x)
@@ -362,12 +364,12 @@ def _recalibrated(trained: _Trained, start: Start) -> _Trained:
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
-    """Go on from a posterior on more rows, for a quarter as long, with its units and noise that is estimated again.
+    """Continue the training of a posterior on more rows, for a quarter as long, with the same units and newly estimated noise.
 
     Args:
-        fitted: From `fit_tables`, by a method that is a posterior.
+        fitted: Result of `fit_tables` for a method that is a posterior.
         table: All rows, old and new.
-        settings: As they were.
+        settings: Settings of the earlier call.
     """
     model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)
@@ -388,7 +390,7 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
 
 
 def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> _Trained:
-    """Members with the likelihood, transform and inputs that predict rows best that they have not seen, recalibrated on these."""
+    """Members with the likelihood, transform and inputs that predict held-out rows best, recalibrated on these rows."""
     name, num_classes = next(iter(encodings)), 0 if table.classes is None else len(table.classes)
     rows = _encoded(table.rows, encodings[name])
     ranked, tried = ([], dict[str, float]()) if num_classes else _rank_pairs(rows, settings)
@@ -414,16 +416,16 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
 ) -> _Trained:
-    """Members of the first of two likelihoods and transforms whose final score is what the trial promised.
+    """Members with the first of two likelihoods and transforms whose final score keeps the promise of the trial.
 
-    A short trial on few rows can miss that the quantiles of a few rows explode. If both fail, networks without inputs are trained,
-    one distribution for all rows, and the best of all is taken.
+    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, networks without inputs are
+    trained, which predict one distribution for all rows, and the best of all is used.
 
     Args:
         rows: Encoded rows.
-        blank: The same rows with a single input, which is 0.
-        ranked: Likelihoods and transforms, the best first.
-        settings: The rest.
+        blank: Same rows with a single input, which is 0.
+        ranked: Likelihoods and transforms, best first.
+        settings: Further settings.
         tried: Scores of the trial.
     """
     constant, found, failed = _constant_score(rows), list[tuple[float, str, Pair, _Numbers]](), list[str]()
@@ -445,17 +447,17 @@ def _train_ranked(
     made = _recalibrated_out_of_fold(chosen, rows, pair[0], settings)
     if not failed:
         return made
-    said = " as one distribution for all rows" if categories else ""
+    said = " with one distribution for all rows" if categories else ""
     note = (
-        f"Likelihoods that failed on rows not seen: {'; '.join(failed)}, where one guess for all rows has {constant:.4g}. "
-        f"Taken was {', '.join(pair)}{said} (CRPS {chosen.score:.4g})."
+        f"These likelihoods failed on held-out rows: {'; '.join(failed)}; a constant guess has CRPS {constant:.4g}. "
+        f"The model uses {', '.join(pair)}{said} (CRPS {chosen.score:.4g})."
     )
     warnings.warn(f"{settings.owner}: {note}", stacklevel=8)
     return replace(made, report=replace(made.report, notes=(note,), categories=categories))
 
 
 def _constant_score(rows: Rows) -> float:
-    """CRPS, as `pinball` has it, of the distribution of all targets as the prediction for every row."""
+    """CRPS, computed as in `pinball`, of predicting the distribution of all targets for every row."""
     total = 0.0
     for column in rows.y.T:
         order = np.argsort(column, kind="stable")
@@ -467,7 +469,7 @@ def _constant_score(rows: Rows) -> float:
 
 
 def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, float]]:
-    """Likelihoods and transforms, those that predict rows best first, and the scores of all that were tried."""
+    """Likelihoods and transforms, best first, and the scores of all trials."""
     pairs, tried = list_candidates(rows, settings), dict[str, float]()
     if len(pairs) > 1:
         part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
@@ -480,7 +482,7 @@ def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, f
 
 
 def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: bool = False) -> _Trained:
-    """Members with a softmax."""
+    """Train members with a softmax."""
     shape, y = shape_network(rows, num_classes, settings, classes=True), torch.from_numpy(rows.y)
     folds = _folds(rows, settings, rows.y)
     trained = _train_members(rows, [y], folds, [Categorical()], shape, settings, brief=brief)
@@ -496,13 +498,13 @@ def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: b
 
 @dataclass(frozen=True)
 class _Members:
-    """Trained members: networks of each likelihood, and outputs of the rows that each has not seen.
+    """Trained members: networks of each likelihood, and their outputs for the rows that each has not seen.
 
     Args:
         members: The networks.
         every: Outputs of all K networks of each likelihood for all rows, [K, N, outputs].
-        outputs: One [1, N, outputs] for each likelihood; 0 for rows that nobody has held out.
-        steps: Steps at which each network was best.
+        outputs: Out-of-fold outputs [1, N, outputs] of each likelihood; 0 for rows that no network held out.
+        steps: Step at which each network was best.
     """
 
     members: ModelStack
@@ -512,13 +514,13 @@ class _Members:
 
 
 def _folds(rows: Rows, settings: Settings, labels: np.ndarray | None = None) -> np.ndarray:
-    """The member that holds out each row, [N]."""
+    """Index of the member that holds out each row, [N]."""
     count = int(settings.options.get("members", NUM_MEMBERS))
     return make_folds(len(rows), min(count, len(rows)), derive_seed(settings.seed, "folds"), labels)
 
 
 def _member_steps(num_rows: int, settings: Settings, *, classes: bool, brief: bool) -> StoppedSteps:
-    """How members train; see `_train_members`."""
+    """The steps of the members' training; see `_train_members`."""
     rows = MEMBER_BATCH_ROWS if num_rows <= MAX_ROWS_FOR_SMALL_NETWORKS else MEMBER_BATCH_ROWS_OF_MANY
     tiny = num_rows <= MAX_TINY_ROWS and settings.learning_rate is None
     pace, patience = (TINY_PACE, TINY_PATIENCE) if tiny else (1, MEMBER_PATIENCE)
@@ -527,7 +529,7 @@ def _member_steps(num_rows: int, settings: Settings, *, classes: bool, brief: bo
     return StoppedSteps(
         settings.batch_size or rows,
         min(CHOICE_MAX_STEPS // pace, steps) if brief else steps,
-        check_every=round(LOOK_EVERY / pace),
+        check_every=round(CHECK_EVERY_STEPS / pace),
         patience=CHOICE_PATIENCE if brief else patience,
         learning_rate=settings.learning_rate or rate,
     )
@@ -544,17 +546,17 @@ def _train_members(
     brief: bool = False,
     biases: Sequence[Tensor | None] = (None,),
 ) -> _Members:
-    """Members that each hold out a fold, for each of some likelihoods with targets of the same rows, all at once.
+    """Train members that each hold out a fold, for several likelihoods with targets of the same rows, all at once.
 
     Args:
         rows: Encoded rows.
-        targets: Of each likelihood, in its units.
-        folds: The member that holds out each row, [N].
-        likelihoods: Likelihoods of the members; each has as many members.
-        shape: The network.
-        settings: The rest.
-        brief: Whether this is a try, with fewer folds and steps.
-        biases: What the last layer starts at, of each likelihood.
+        targets: Targets of each likelihood, in its units.
+        folds: Index of the member that holds out each row, [N].
+        likelihoods: Likelihoods of the members; each has the same number of members.
+        shape: Shape of the networks.
+        settings: Further settings.
+        brief: Whether this is a trial, with fewer folds and steps.
+        biases: Initial bias of the last layer, for each likelihood.
     """
     count = min(int(folds.max()) + 1, CHOICE_FOLDS) if brief else int(folds.max()) + 1
     nets = [shape.make(derive_seed(settings.seed, "network", k), torch.float32) for _ in targets for k in range(count)]
@@ -576,7 +578,7 @@ def _train_members(
         _member_steps(len(rows), settings, classes=targets[0].ndim == 1, brief=brief),
         weights=torch.from_numpy(rows.weights),
         seed=settings.seed,
-        progress=("trying what to train" if brief else f"training {count} networks") if settings.progress else "",
+        progress=("choosing the model" if brief else f"training {count} networks") if settings.progress else "",
         halves=len(rows) <= MAX_ROWS_FOR_SPLIT_STOPPING,
     )
     with torch.no_grad():
@@ -591,16 +593,16 @@ def _train_members(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Members of one likelihood and transform, with the out-of-fold predictive in the units of training and its score.
+    """Members of one likelihood and transform, with their out-of-fold predictive in the units of training and its score.
 
     Args:
-        trained: The members of all likelihoods.
-        group: Which of them it is.
-        likelihood: Theirs.
-        units: From the units of training to those of the targets.
-        found: Of the rows that were held out, in the units of training.
+        trained: Members of all likelihoods.
+        group: Index of this likelihood among them.
+        likelihood: Likelihood of these members.
+        units: Conversion from the units of training to the targets' units.
+        found: Predictive of the held-out rows, in the units of training.
         score: CRPS in the targets' unit, summed over targets.
-        shape: The network.
+        shape: Shape of the networks.
     """
 
     trained: _Members
@@ -613,7 +615,7 @@ class _Numbers:
 
 
 def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Numbers]:
-    """Members of each likelihood and transform, all trained at once."""
+    """Train members of each likelihood and transform, all at once."""
     units, targets, biases, likelihoods = [], [], [], []
     for pair in pairs:
         own = take_units(rows, pair, settings)
@@ -640,7 +642,7 @@ def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, bri
 
 
 def _start_bias(rows: Rows, pair: Pair, units: TargetUnits) -> Tensor | None:
-    """What the last layer starts at, so that its first outputs fit all rows together; `None` for 0."""
+    """Initial bias of the last layer, with which the first outputs fit all rows together; `None` for 0."""
     if pair[0] in COUNT_LIKELIHOODS:
         return torch.from_numpy(TargetUnits.of(rows.y, rows.weights, pair[1]).shift).clamp_min(1e-2).log().float()
     if pair[0] != HURDLE:
@@ -654,7 +656,7 @@ def _start_bias(rows: Rows, pair: Pair, units: TargetUnits) -> Tensor | None:
 
 
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
-    """CRPS by 19 quantiles, a weighted mean over rows; summed over targets."""
+    """CRPS from 19 quantiles: a weighted mean over rows, summed over targets."""
     error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
     level = torch.tensor(PINBALL_LEVELS, dtype=error.dtype).view(-1, 1, 1)
     loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)
@@ -662,11 +664,11 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
 
 
 def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings) -> _Trained:
-    """With probabilities recalibrated on rows that members have not seen, and the members as one network."""
+    """A model with probabilities recalibrated on rows that members have not seen, and with the members as one network."""
     y, atoms, folds = torch.from_numpy(rows.y), likelihood in UNSHIFTED_LIKELIHOODS, _folds(rows, settings)
     plain, every = chosen.units.predictive(chosen.found), chosen.trained.every[chosen.group]
     u = plain.cdf(y)
-    if atoms:  # what a value of positive probability leaves open is drawn
+    if atoms:  # a value of positive probability leaves an interval of u, from which u is drawn
         generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
         below = plain.below(y)
         u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)

@@ -30,51 +30,52 @@ from bayesify.tables.level_means import normal_scores
 class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
     r"""Regression by Bayesian networks on arrays or data frames.
 
-    The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it
-    predicts these best. What they predict of rows they have not seen chooses the distribution of the noise, whose spread depends on
-    the row, and a transform of the target, and recalibrates the quantiles; see [the page](../scikit-learn.md). Methods by name
-    have Gaussian noise of one variance unless told otherwise, $y = f_w(x) + \varepsilon$.
+    The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
+    the step that predicts its held-out rows best. These out-of-fold predictions choose the distribution of the noise, whose spread
+    depends on the row, and a transform of the target; they also recalibrate the quantiles. See [the page](../scikit-learn.md).
+    Methods by name have Gaussian noise of one variance unless told otherwise, $y = f_w(x) + \varepsilon$.
 
-    The columns of a pandas frame may hold numbers, text, categories, dates, truth values and missing cells; see
-    `bayesify.tables`. Inputs and targets are scaled by the training rows, and predictions come back in the targets' units.
-    Everything is on the CPU, methods by name in float64. A weight of k means k copies of a row: rows that fit into
-    one batch give the same result to the last bit either way.
+    The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
+    `bayesify.tables`. Inputs and targets are scaled by the training rows, and predictions are in the targets' units. Everything
+    runs on the CPU, and methods by name use float64. A weight of k means k copies of a row: if the rows fit into one batch, both
+    ways give the same result to the last bit.
 
     Args:
-        method: `"auto"`, a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
-            methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
-        hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
-            by name.
+        method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
+            lists them); or `"temperature_scaled"`, the plain network with a variance factor that is fitted out of fold.
+        hidden: Units of each hidden layer; `()` for none. The default is (64, 64), or (128, 128) above 1,500 rows, and (50,) for
+            methods by name.
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
             `"student_t"`, `"quantiles"`, `"poisson"` and `"negative_binomial"` for counts, or `"hurdle"` for amounts with zeros.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
-        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (half of the units each); `"silu_relu"` by default,
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (each for half of the units); `"silu_relu"` by default,
             `"tanh"` for methods by name.
-        network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
+        network: Your own network instead of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
-        noise: Noise variance in the targets' squared unit, where it is known. Methods by name else estimate it for each target
-            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`), start there, and recalibrate quantiles by
-            rows left out; posteriors learn how much less it is, methods with point estimates or recipes take it as it is.
-        epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows by default. For `"auto"`: steps of the optimizer, at most.
-        learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256; for `"auto"` 128 or, above 1,500 rows, 256.
+        prior_scale: Scale of the prior: weights have the standard deviation `prior_scale / sqrt(fan_in)`, and five times that for
+            `"auto"`.
+        noise: Noise variance in the targets' squared unit, if it is known. Otherwise methods by name estimate it for each target
+            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`), start from it, and recalibrate quantiles
+            by leave-one-out estimates. Posteriors learn a smaller noise; methods with point estimates or recipes keep it.
+        epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
+            on the number of rows. For `"auto"`: maximum number of optimizer steps.
+        learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
+        batch_size: Rows of a batch. The default is all rows up to 1,024, otherwise 256; for `"auto"` 128, or 256 above 1,500 rows.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
-            no more than it has.
-        standardize: Whether inputs and targets are brought to mean 0 and variance 1.
-        memory_rows: Training rows that stay in the estimator, for `partial_fit`; 0 for none.
+            at most as many as it has.
+        standardize: Whether inputs and targets are scaled to mean 0 and variance 1.
+        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`; 0 for none.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
     Attributes:
-        model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        model_: Trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
         method_: Name of the method, or `"auto"`.
-        choices_: Likelihood and transform that were chosen, with the out-of-fold scores of all that were tried.
-        noise_: Noise variance of each target, in its squared unit, where it is the same for all rows.
-        n_features_in_: Columns.
-        feature_names_in_: Their names, where X had names.
+        choices_: Chosen likelihood and transform, with the out-of-fold scores of all trials.
+        noise_: Noise variance of each target, in its squared unit, if it is the same for all rows.
+        n_features_in_: Number of columns.
+        feature_names_in_: Names of the columns, if X had names.
     """
 
     def __init__(
@@ -135,35 +136,35 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         Args:
             X: [N, D] numbers, or a data frame.
             y: [N] or [N, O] numbers.
-            sample_weight: How many examples each row stands for, [N]; 1 by default.
+            sample_weight: Number of examples that each row stands for, [N]; 1 by default.
 
         Returns:
-            Itself.
+            The estimator itself.
 
         Raises:
-            ValueError: If data or parameters are not valid, such as an unknown method.
+            ValueError: If the data or parameters are invalid, for example an unknown method.
             ImportError: If the method needs a package that is not installed.
         """
         return self.fit_several([self], [(X, y)], [sample_weight])[0]
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on more rows, beside those of earlier calls.
+        """Train on more rows, together with the rows of earlier calls.
 
-        The first call does what `fit` does. Later ones go on from the posterior they find, for a quarter as long, on the new rows
-        together with up to `memory_rows` of the earlier ones, which stand for all of them; a method with a recipe of its
-        own is trained from the start on these. Units stay those of the first call where training goes on; noise that `fit` would
+        The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
+        rows together with up to `memory_rows` earlier rows, which stand for all of them. A method with its own recipe is trained
+        from the start on these rows. If training continues, the units stay those of the first call. Noise that `fit` would
         estimate is estimated again.
 
         Args:
             X: [N, D] numbers, or a data frame.
             y: [N] or [N, O] numbers.
-            sample_weight: How many examples each row stands for, [N].
+            sample_weight: Number of examples that each row stands for, [N].
 
         Returns:
-            Itself.
+            The estimator itself.
 
         Raises:
-            ValueError: As for `fit`, or if no rows were kept.
+            ValueError: For the reasons of `fit`, or if no rows were kept.
         """
         return self._partial_fit(self._training_table(X, y, sample_weight, first=not hasattr(self, "fitted_")))
 
@@ -191,7 +192,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return TrainingTable(Rows(read.inputs, y, read.weights), None, read.columns, flat)
 
     def _check_choices(self, y: np.ndarray) -> None:
-        """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
+        """Raise `ValueError` for a likelihood or transform that is unknown or does not fit the targets."""
         known_names = {"likelihood": NUMBER_LIKELIHOODS, "target_transform": TRANSFORMS}
         for key, known in known_names.items():
             value = getattr(self, key)
@@ -199,21 +200,22 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
                 raise ValueError(f"BayesianRegressor: {key}={value!r}; {suggest(str(value), (AUTO, *known))}")
         if self.target_transform != AUTO and not TargetTransform.takes(self.target_transform, torch.from_numpy(y)):
             raise ValueError(
-                f"BayesianRegressor: target_transform={self.target_transform!r} does not take "
+                f"BayesianRegressor: target_transform={self.target_transform!r} does not accept "
                 f"the target {y.min():g}; choose another, or 'auto'"
             )
         if self.likelihood in UNSHIFTED_LIKELIHOODS:
             counts = self.likelihood in COUNT_LIKELIHOODS
             wrong = y[(y < 0) | (counts & (y != np.round(y)))]
             if len(wrong):
-                words = "counts" if counts else "is for amounts of at least 0"
+                words = "is for counts" if counts else "is for amounts of at least 0"
                 raise ValueError(
-                    f"BayesianRegressor: likelihood={self.likelihood!r} {words}, and a target is {wrong[0]:g}; choose another"
+                    f"BayesianRegressor: likelihood={self.likelihood!r} {words}, but a target is {wrong[0]:g}; choose "
+                    "another likelihood"
                 )
             if self.target_transform not in (AUTO, "none"):
                 raise ValueError(
                     f"BayesianRegressor: target_transform={self.target_transform!r} with "
-                    f"likelihood={self.likelihood!r}; {'counts' if counts else 'amounts'} take 'none'"
+                    f"likelihood={self.likelihood!r}; {'counts' if counts else 'amounts'} need target_transform='none'"
                 )
 
     @property
@@ -221,11 +223,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Noise variance of each target, in its squared unit: [O].
 
         Raises:
-            AttributeError: If it depends on the row.
+            AttributeError: If the noise depends on the row.
         """
         model, units = self.model_, self.fitted_.units
         if not isinstance(model.likelihood, Gaussian) or units is None:
-            raise AttributeError("BayesianRegressor: noise_ is for one noise in all rows; here it depends on the row")
+            raise AttributeError(
+                "BayesianRegressor: noise_ exists only if all rows have the same noise; here the noise depends on the "
+                "row"
+            )
         factor = model.variance_scale if isinstance(model, TemperatureScaling) else 1.0
         found: np.ndarray = factor * np.square(units.scale) * model.likelihood.noise.detach().numpy()
         return found
@@ -263,11 +268,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     @checked
     def predict_interval(self, X: Any, level: Level = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval that holds a new target with probability `level`.
+        """The central interval that contains a new target with probability `level`.
 
         Args:
             X: [N, D] numbers, or a data frame.
-            level: Between 0 and 1.
+            level: Probability of the interval, between 0 and 1.
 
         Returns:
             Lower and upper ends, each in the shape of y.
@@ -287,7 +292,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             quantiles: Q probabilities, each strictly between 0 and 1.
 
         Returns:
-            [Q, N], or [Q, N, O] for targets in columns.
+            Quantiles, [Q, N], or [Q, N, O] for targets in columns.
 
         Raises:
             ValueError: If a probability is not strictly between 0 and 1.

@@ -13,15 +13,16 @@ from torch import Tensor
 from bayesify.training.batches import StackedBatch
 
 MAX_MEAN_WEIGHT = 10.0
-"""Examples for each row on average above which weights are probably not meant as copies."""
+"""Weights with a larger mean are probably not meant as numbers of copies."""
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
-    """Warn where weights make rows stand for many times as many examples."""
+    """Warn if weights make rows stand for many times as many examples."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
-            f"{owner}: by sample_weight {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as sure as "
-            "these would make it; divide by the mean where weights say how much rows matter, not how many examples they are",
+            f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model "
+            "is as certain as if "
+            "it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them by their mean",
             stacklevel=5,
         )
 
@@ -32,8 +33,8 @@ class Rows:
 
     Args:
         x: Inputs, [N, D].
-        y: Targets, [N, O] numbers, or [N] positions of classes.
-        weights: How many examples each row stands for, [N].
+        y: Targets, [N, O] numbers, or [N] indices of classes.
+        weights: Number of examples that each row stands for, [N].
     """
 
     x: np.ndarray
@@ -45,43 +46,43 @@ class Rows:
 
     @property
     def num_data(self) -> float:
-        """The examples that all rows stand for."""
+        """Number of examples that all rows stand for."""
         return float(self.weights.sum())
 
     def __getitem__(self, index: np.ndarray) -> Rows:
         return Rows(self.x[index], self.y[index], self.weights[index])
 
     def merged(self) -> Rows:
-        """Equal rows as one with their weights added, in an order that does not depend on the given one.
+        """Equal rows merged into one, with their weights added, in an order that does not depend on the given order.
 
-        Training on them is then the same to the last bit whether an example is repeated or weighted.
+        A repeated example and a weighted example then give bitwise equal results.
         """
         first, place = self.distinct()
         weights = np.bincount(place, weights=self.weights, minlength=len(first))
         return Rows(self.x[first], self.y[first], weights)
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first of all equal rows, in the order of `merged`, and which of these each row is, [N]."""
+        """The first of all equal rows, in the order of `merged`, and the index among them that each row has, [N]."""
         both = np.column_stack((self.x, self.y))
         _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:
-        """Several one after the other."""
+        """Several parts, one after the other."""
         return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:
-        """At most N of the rows, chosen with probabilities that grow with their weights; they stand for all of them.
+        """At most `size` of the rows, chosen with probabilities that grow with their weights; they stand for all rows.
 
         Args:
-            size: Rows that stay.
+            size: Maximum number of rows.
             seed: Seed of the choice.
         """
         if len(self) <= size:
             return self
-        # The largest log(u) / weight are a sample without replacement by weight (Efraimidis & Spirakis 2006). A row's chance is
-        # its weight's share already, so those that stay count equally.
+        # The largest log(u) / weight are a weighted sample without replacement (Efraimidis & Spirakis 2006). The weight already
+        # decided a row's chance, so the chosen rows count equally.
         keys = np.log(np.random.default_rng(seed).random(len(self))) / self.weights
         kept = self[np.sort(np.argpartition(-keys, size)[:size])]
         return Rows(kept.x, kept.y, np.full(size, self.num_data / size))
@@ -95,8 +96,8 @@ class Batches:
     """Batches (inputs, targets, weights) in a new order each epoch, by torch's global generator.
 
     Args:
-        rows: The data.
-        size: Rows of a batch; if all fit into one, their order stays.
+        rows: Rows to cut into batches.
+        size: Number of rows of a batch; if all rows fit into one batch, their order stays.
     """
 
     def __init__(self, rows: Rows, size: int) -> None:
@@ -114,7 +115,7 @@ class Batches:
 
 
 def stacked(rows: Sequence[Rows]) -> StackedBatch:
-    """Rows of several models as one batch of each, [R, B, ...]; those that have fewer get rows of weight 0 behind."""
+    """One batch of rows for each of several models, [R, B, ...]; shorter ones are padded with rows of weight 0."""
     most = max(len(part) for part in rows)
 
     def pad(values: np.ndarray) -> np.ndarray:

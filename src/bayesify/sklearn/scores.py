@@ -13,17 +13,17 @@ from bayesify.conformal import credible_sets
 
 MIN_PROBABILITY = 1e-12
 LEVELS = (0.5, 0.9, 0.95)
-"""Of the intervals and sets that models are judged by."""
+"""Levels of the intervals and sets that judge models."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums over rows.
+    """Sums of scores over rows.
 
     Args:
-        num_rows: Examples that were scored.
-        sums: Sums of each score over these.
-        unknown: Examples with a class that the model has never had; they count as wrong, and not in the log-loss.
+        num_rows: Number of scored examples.
+        sums: Sum of each score over the examples.
+        unknown: Number of examples with a class that the model does not know; they count as wrong, but not in the log-loss.
     """
 
     num_rows: float = 0
@@ -34,13 +34,13 @@ class Scores:
     def of_numbers(
         cls, predictive: Any, values: np.ndarray, levels: Sequence[float] = LEVELS, weights: np.ndarray | None = None
     ) -> Self:
-        """Of a predictive of N rows: squared errors, CRPS, and of each level how many targets intervals hold and how wide they are.
+        """Scores of a predictive of N rows: squared errors, CRPS, and for each level the intervals' coverage and width.
 
         Args:
-            predictive: [N, 1].
+            predictive: Predictive of the rows, [N, 1].
             values: Targets, [N].
-            levels: Of the intervals.
-            weights: How many examples each row stands for, [N]; 1 by default.
+            levels: Levels of the intervals.
+            weights: Number of examples that each row stands for, [N]; 1 by default.
         """
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         share = torch.ones_like(y) if weights is None else torch.from_numpy(weights)[:, None]
@@ -60,14 +60,14 @@ class Scores:
         levels: Sequence[float] = (),
         weights: np.ndarray | None = None,
     ) -> Self:
-        """Of probabilities: right classes, log-loss, and of each level how many labels are in the fewest classes that reach it.
+        """Scores of probabilities: accuracy, log-loss, and coverage and size of the sets of classes at each level.
 
         Args:
-            probs: [N, C].
-            classes: C labels.
-            values: Labels, [N].
-            levels: Of these sets.
-            weights: How many examples each row stands for, [N]; 1 by default.
+            probs: Probabilities, [N, C].
+            classes: Labels of the C classes.
+            values: True labels, [N].
+            levels: Levels of the sets of classes.
+            weights: Number of examples that each row stands for, [N]; 1 by default.
         """
         position = {label: index for index, label in enumerate(classes)}
         codes = np.array([position.get(str(value), -1) for value in values], dtype=np.int64)
@@ -90,7 +90,7 @@ class Scores:
         return Scores(self.num_rows + other.num_rows, sums, self.unknown + other.unknown)
 
     def means(self) -> dict[str, float]:
-        """Means over the rows; the root of the mean square as `rmse`."""
+        """Means over the examples; `rmse` is the root of the mean square."""
         found = {name: value / (self.num_rows or 1) for name, value in self.sums.items()}
         if "log_loss" in found:
             found["log_loss"] = self.sums["log_loss"] / ((self.num_rows - self.unknown) or 1)

@@ -1,4 +1,4 @@
-"""What an estimator's parameters say about the recipe, and how long its levels of effort train."""
+"""An estimator's parameters in the form that the recipe takes, and the length of training at each level of effort."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from bayesify.priors import Neal
 from bayesify.sklearn.rows import Batches, Rows
 
 AUTO = "auto"
-"""The method that is the estimators' own, and parameters that it chooses."""
+"""Name of the estimators' own method, and value of parameters that it chooses."""
 TEMPERATURE = "temperature_scaled"
-"""A method of the estimators: the plain network with one number fitted to rows not seen (Guo et al. 2017)."""
+"""A method of the estimators: the plain network with one factor fitted to unseen rows (Guo et al. 2017)."""
 EffortName = Literal["full", "quick"]
 FULL_BATCH_ROWS, BATCH_ROWS = 1024, 256
-"""Methods by name see all rows in every step up to the first number, and batches of the second number above it."""
+"""Methods by name see all rows in every step up to the first number of rows, and batches of the second number above it."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long methods train.
+    """Length of training.
 
     Args:
-        member_steps: Optimizer steps of the default method's members, at most.
-        steps: Optimizer steps of the main phase of a method by name, where the rows fit into one batch.
-        slow_steps: The same of methods that the list of methods calls slow.
-        min_epochs: Passes over larger data, at least.
-        chain_steps: Steps of a Markov chain, after as many of warm-up.
-        max_chain_rows: Rows that a Markov chain sees, at most.
+        member_steps: Maximum number of optimizer steps of the default method's members.
+        steps: Optimizer steps of the main phase of a method by name, if the rows fit into one batch.
+        slow_steps: Optimizer steps of methods that the list of methods calls slow.
+        min_epochs: Minimum number of passes over larger data.
+        chain_steps: Steps of a Markov chain, after the same number of warm-up steps.
+        max_chain_rows: Maximum number of rows that a Markov chain sees.
         num_draws: Draws of the weights in a training step.
     """
 
@@ -53,12 +53,12 @@ EFFORTS: dict[EffortName, Effort] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """An estimator's parameters once they are checked; the others are described there, and `None` is what suits the method.
+    """An estimator's checked parameters. The estimators describe the other ones; `None` means the default of the method.
 
     Args:
-        method: The method by name; `None` for the estimators' own.
+        method: Method by name; `None` for the estimators' own.
         temperature: Whether the method is `TEMPERATURE`.
-        options: Arguments of the method's posterior or function; the defaults for small problems fill what is missing.
+        options: Arguments of the method's posterior or function; the defaults for small problems fill in missing ones.
         epochs: Passes over the data in the main phase, or steps of the default method.
         owner: Name of the estimator, for messages.
     """
@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def method_name(self) -> str:
-        """The method as a user calls it."""
+        """The user's name of the method."""
         return TEMPERATURE if self.temperature else AUTO if self.method is None else self.method.name
 
     @property
@@ -100,12 +100,12 @@ class Settings:
         return self.num_draws or EFFORTS[self.effort].num_draws
 
     def batches(self, rows: Rows) -> Batches:
-        """The rows as a loader of a method by name."""
+        """A loader of the rows for a method by name."""
         size = self.batch_size or (len(rows) if len(rows) <= FULL_BATCH_ROWS else BATCH_ROWS)
         return Batches(rows, min(size, len(rows)))
 
     def count_epochs(self, num_batches: int) -> int:
-        """Epochs of the main phase of a method by name, for a number of batches per epoch."""
+        """Number of epochs of the main phase of a method by name, for a number of batches per epoch."""
         amount = EFFORTS[self.effort]
         if self.epochs is not None:
             return self.epochs

@@ -1,4 +1,4 @@
-"""The noise that methods by name start with: what the evidence of a plain network asks for."""
+"""The initial noise of methods by name, estimated by the evidence of a plain network."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ from bayesify.training.random_streams import derive_seed
 START_NOISE = 0.1
 """Noise variance of standardized targets before it is estimated or learned."""
 MIN_NOISE = 1e-4
-"""Smallest noise variance of standardized targets that is estimated."""
+"""Lower limit of the estimated noise variance of standardized targets."""
 MAX_ROUNDS, ROUND_EFFORT, MIN_LOG_CHANGE = 5, 0.3, 0.2
-"""Largest number of trainings that settle the noise, the share of the main phase's epochs that each has, and the change of the
-noise's logarithm below which no other one follows."""
+"""Maximum number of training rounds that settle the noise, share of the main phase's epochs in each round, and change of the
+noise's logarithm below which no further round follows."""
 MAX_FULL_WEIGHTS = 1000
-"""Weights up to which their correlations count in the evidence."""
+"""With at most this many weights, the evidence includes their correlations."""
 MAX_LEVERAGE = 0.95
-"""Largest share of its own target that a row's prediction holds in the rounds."""
+"""Upper limit of a row's leverage in the rounds: the share of its own target that its prediction holds."""
 HELD_LEVERAGE = 0.4
-"""Mean leverage above which it matters that a method may have less of it than the network it started from."""
+"""Above this mean leverage, a method may have clearly less leverage than the network that it started from."""
 DOUBTFUL_LEVERAGE = 0.5
-"""Mean leverage above which the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can take
-noise for signal, and both ends may hold themselves up."""
+"""Above this mean leverage, the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can
+mistake noise for signal, and both extremes may be stable."""
 ALL_NOISE = 1.0
 """Noise variance of standardized targets that leaves no signal."""
 
 
 def settle(starts: Sequence[Start]) -> list[Start]:
-    r"""Train plain networks with the noise that their evidence asks for: what each leaves of its own rows, counted without the
-    $\gamma$ parameters that it has fitted to them (MacKay 1992),
+    r"""Train plain networks with the noise that maximizes their evidence: the residuals of their own rows, corrected for the
+    $\gamma$ parameters that were fitted to them (MacKay 1992),
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
-    v the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise after the last;
-    where it then holds most of its rows' targets, once more from much noise, and the greater evidence decides.
+    where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise of the
+    round before. If it then reproduces most of its targets, it trains once more from a large noise, and the greater evidence
+    decides.
 
     Args:
-        starts: Start on each table; of more than `FULL_BATCH_ROWS` rows, as many stand for all in the evidence.
+        starts: Start on each table; if a table has more than `FULL_BATCH_ROWS` rows, that many rows represent all of them in the
+            evidence.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -63,12 +65,12 @@ def settle(starts: Sequence[Start]) -> list[Start]:
 
 
 def settle_further(start: Start) -> Start:
-    """`settle` from what an earlier one found, on other rows."""
+    """Continue an earlier `settle` on other rows."""
     return _settle_rounds([start], [_noise(start)])[0][0]
 
 
 def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
-    """Training and noise in turns from given noises, and the log evidence of the last turn."""
+    """Alternate training and noise estimation from given noises, and return the log evidence of the last round."""
     found = []
     for start, noise in zip(starts, noises, strict=True):
         part = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence"))
@@ -99,7 +101,7 @@ def _noise(start: Start) -> Tensor:
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
-    """The noise, leverage and residuals after a round of training, and the log evidence before it."""
+    """The noise, leverage and residuals after a round of training, and the log evidence under the old noise."""
     assert start.evidence is not None
     x, y, weights = start.evidence.rows.tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
@@ -115,16 +117,16 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
 
 
 def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
-    r"""Recalibration of a trained method's probabilities, by the rows' targets as they would be predicted without them.
+    r"""Recalibration of a trained method's probabilities, by leave-one-out predictions of the rows' targets.
 
-    For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
-    predictive is asked for its probability of a target that is as many of its standard deviations away. A method's mean may
-    hold less of its targets than the network that it started from. Where that holds much (`HELD_LEVERAGE`), the method's $1 - h$ is
-    the network's times the factor that makes the root mean square of $r / (1 - h)$ that of the network, if it is larger than 1.
+    In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$. The
+    predictive then gives the probability of a target that is equally many of its standard deviations away. A method's mean may
+    have less leverage than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is
+    multiplied by the factor that gives both the same root mean square of $r / (1 - h)$, if this factor is larger than 1.
 
     Args:
-        evidence: What settled the noise.
-        found: The method's predictive of the rows there.
+        evidence: Evidence that settled the noise.
+        found: Predictive of the method for the rows of the evidence.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -1,4 +1,4 @@
-"""How methods by name are trained, each alone or the same one on several tables at once."""
+"""Training of methods by name, alone or one method on several tables at once."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from bayesify.training.task import TrainingTask
 
 LEARNING_RATE = 0.03
 NUM_FOLDS, NUM_FOLDS_OF_FEW, MAX_FEW_ROWS = 3, 6, 200
-"""Parts of the rows that a temperature is fitted to, each predicted from the others; up to `MAX_FEW_ROWS` rows there are more. Of
-data that do not fit into a batch one part is predicted."""
+"""Number of folds for fitting a temperature; each fold is predicted from the others. With at most `MAX_FEW_ROWS` rows there are
+more folds. If the data do not fit into one batch, only one fold is predicted."""
 NUM_INDUCING_ROWS = 100
-"""Rows that global inducing inputs start at, where their number is not given."""
+"""Default number of rows at which global inducing inputs start."""
 MAX_SCALING = 5.0
-"""Largest factor between the standard deviations, or the logits, of the plain network with and without its temperature."""
+"""Upper limit of the factor that a temperature puts on the plain network's standard deviations or logits."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the evidence of a plain network says about the rows that its noise was settled by.
+    """Leverage and residuals of the rows that settled a plain network's noise.
 
     Args:
         rows: The rows.
-        leverage: How much of each row's own target its prediction holds, h in [0, 1), [N, O].
-        residuals: What the network leaves of the rows' targets, [N, O].
+        leverage: Share of each row's own target that its prediction holds, h in [0, 1), [N, O].
+        residuals: Residuals of the network, [N, O].
     """
 
     rows: Rows
@@ -55,15 +55,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Start:
-    """What a method by name trains from.
+    """The starting point of a method by name.
 
     Args:
-        network: The network, in float64.
-        likelihood: p(y | outputs) in the units of training. Noise that can be learned is what it is at most: variational posteriors
-            learn how much less, all other methods keep it.
+        network: Network in float64.
+        likelihood: p(y | outputs) in the units of training. The initial noise is an upper bound when it is learned. Variational
+            posteriors learn a smaller value; all other methods keep it.
         rows: Encoded rows, with targets in the units of training.
-        settings: The method and how it trains.
-        evidence: What settled the noise; `None` where that was not needed.
+        settings: Method, and how it trains.
+        evidence: Evidence that settled the noise; `None` if that was not needed.
     """
 
     network: nn.Module
@@ -74,25 +74,25 @@ class Start:
 
     @property
     def fixed_likelihood(self) -> Likelihood:
-        """The likelihood with noise that is not learned: under a point estimate it would shrink to what a network that fits every
-        row leaves."""
+        """The likelihood with fixed noise. A point estimate would shrink a learned noise to the residuals of a network that fits
+        every row."""
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
         return Gaussian(self.likelihood.noise.detach().tolist(), learn=False).double()
 
     def point(self) -> BayesianNetwork:
-        """The network at the maximum a posteriori, before training."""
+        """The untrained network of a search for the maximum a posteriori."""
         return bayesianize(self.network, Point(), likelihood=self.fixed_likelihood, prior=self.settings.prior)
 
     def task(self, point: BayesianNetwork | None = None) -> TrainingTask:
-        """The same for a method that is more than a posterior."""
+        """The training task of a method that is more than a posterior."""
         batches = self.settings.batches(self.rows)
         return TrainingTask(
             self.network,
             self.fixed_likelihood,
             batches,
             prior=self.settings.prior,
-            num_data=len(self.rows),  # with weights as they are, the data term of all batches is their weighted sum
+            num_data=len(self.rows),  # weights stay unscaled, so the data term of all batches is their weighted sum
             epochs=self.settings.count_epochs(len(batches)),
             seed=self.settings.seed,
             point=point,
@@ -105,13 +105,13 @@ def _method(start: Start) -> Any:
 
 
 def train_methods(starts: Sequence[Start]) -> list[Predictor]:
-    """Train one method on several tables from networks of one architecture, with the results that it has on each alone.
+    """Train one method on several tables from networks of one architecture. The results equal those of separate training runs.
 
-    Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the networks at the maximum a posteriori that
-    other methods start from; whatever else they do comes one after the other.
+    Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
+    which other methods start. Everything else runs one table after the other.
 
     Args:
-        starts: Their settings differ in nothing but seeds and priors.
+        starts: Starting points whose settings differ only in seeds and priors.
     """
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
@@ -142,7 +142,7 @@ def _train_one(start: Start, point: BayesianNetwork | None) -> Predictor:
 
 
 def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
-    """Models that a method makes and `fit` trains; `None` where they differ in size, as few rows have few inducing points."""
+    """Models that a method makes and `fit` trains; `None` if they differ in size, because few rows have few inducing points."""
     method, settings = _method(starts[0]), starts[0].settings
     options = {**method.options, **settings.options}
     rate = options.pop("learning_rate")
@@ -157,20 +157,20 @@ def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
 
 
 def _seeded(settings: Settings, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    """A function's result with the global generator at the seed of some settings."""
+    """A function's result with the global generator seeded by the settings."""
     with own_generators(seed=derive_seed(settings.seed, "training")):
         return function(*given, **more)
 
 
 def make_bayesian(start: Start) -> BayesianNetwork:
-    """The network of a method that is a posterior, before training."""
+    """The untrained network of a method that is a posterior."""
     method, settings = _method(start), start.settings
     options = {**method.options, **settings.options}
     likelihood = start.likelihood if method.learns_noise else start.fixed_likelihood
     if method.starts_at_rows is not None:
         count = settings.options.get(method.starts_at_rows, NUM_INDUCING_ROWS)
         if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
-            # Inputs start where the data are, as standard normal numbers do not.
+            # Start the inducing inputs at data, because standard normal numbers may be far from them.
             seed = derive_seed(settings.seed, "inducing inputs")
             count = torch.from_numpy(start.rows.thinned(count, seed).x)
         options[method.starts_at_rows] = count
@@ -192,28 +192,30 @@ def train_posteriors(
 
     $$ \sum_n \omega_n \mathbb{E}_q \log p(y_n | f(x_n)) - \mathrm{KL}(q \| p) $$
 
-    Networks whose rows fit into one batch train together, with the random numbers that each has alone; see `ModelStack`. The noise
+    Networks whose rows fit into one batch train together, with the same random numbers as alone; see `ModelStack`. The noise
     variance is capped at its initial value. Otherwise, on few rows, a factorized posterior attributes all target variance to noise.
 
     Args:
-        bnns: The networks, of one architecture, changed in place.
+        bnns: Networks of one architecture, changed in place.
         rows: Rows of each network, with weights $\omega$.
-        settings: Settings of each network; they differ in nothing but seeds, priors and options of the posterior.
+        settings: Settings of each network; they differ only in seeds, priors and options of the posterior.
         effort: Share of the epochs.
-        start: Whether a phase of a quarter as many epochs comes first, in which the posterior's mean goes to the maximum a
-            posteriori. The noise is kept there: learned, it would shrink with the residuals.
+        start: Whether a first phase, with a quarter as many epochs, moves the posterior's mean to the maximum a posteriori. It
+            keeps the noise fixed, because learned noise would shrink with the residuals.
     """
     one_batch = all(len(own.batches(part)) == 1 for own, part in zip(settings, rows, strict=True))
-    norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # they would see rows that pad a batch
+    norms = any(
+        isinstance(module, _BatchNorm) for module in bnns[0].modules()
+    )  # they would see the padding rows of a batch
     if len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch and not norms:
-        seeds = [derive_seed(own.seed, "draws", 0) for own in settings]  # those of `fit`
+        seeds = [derive_seed(own.seed, "draws", 0) for own in settings]  # the seeds that `fit` uses
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
         noises = [stack.stacked(name) for name, _ in _noise_parameters(bnns[0])]
         _train_phases(stack, [batch], noises, settings[0], effort, start, num_data=len(batch))
         stack.unstack()
         return
     for bnn, part, own in zip(bnns, rows, settings, strict=True):
-        # `fit` works with the mean over rows: weights of mean 1, and a KL divided by what the rows stand for.
+        # `fit` uses the mean over rows, so the weights get mean 1 and the KL is divided by the number of examples per row.
         share = len(part) / part.num_data
         batches = own.batches(Rows(part.x, part.y, part.weights * share))
         noises = [parameter for _, parameter in _noise_parameters(bnn)]
@@ -278,20 +280,20 @@ def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
 
 
 def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Trained plain networks with the temperature, or factor on the noise, that suits rows which networks like them have not seen.
+    """Trained plain networks with the temperature, or factor on the noise, that suits rows that such networks have not seen.
 
     Args:
         models: Networks that were trained on all rows.
-        starts: Where the training on every fold starts; rows count by their weights.
+        starts: Starting points of the training on every fold; rows count by their weights.
     """
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
-        # Outputs are all that a temperature sees.
+        # A temperature depends only on the outputs, so the identity stands in for the network.
         same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(outputs)
         nn.init.eye_(same.weight)
         batch = outputs, torch.from_numpy(held.y), torch.from_numpy(held.weights)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about bounds that are wider than the ones below
+            warnings.simplefilter("ignore")  # it warns about bounds that are wider than the ones below
             fitted = TemperatureScaling(same, start.fixed_likelihood).fit([batch])
         scaled = TemperatureScaling(model)
         # Clamp: with few rows, all of them right, the fit would diverge.
@@ -302,7 +304,7 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
 
 def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows, of each table."""
+    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows, for each table."""
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))

@@ -1,4 +1,4 @@
-"""Units of a regression's targets, and its predictive in them: transformed, scaled, recalibrated."""
+"""Units of a regression's targets, and the predictive in them: transformed, scaled, recalibrated."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bayesify.sklearn.recalibration import Recalibration
 from bayesify.tables.errors import check_magnitude
 
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
-"""What an estimator's `target_transform` takes; all act on each target."""
+"""Values of an estimator's `target_transform`; each acts on single targets."""
 MIN_PROBABILITY = 1e-12
-"""Probability that is left to targets that a distribution cannot have."""
+"""Probability reserved for targets that a distribution cannot produce."""
 
 
 @dataclass(frozen=True)
 class TargetUnits(Plain):
-    r"""What a network is trained on in place of targets y: $z = (t(y) - \text{shift}) / \text{scale}$, and the way back.
+    r"""The units of training, $z = (t(y) - \text{shift}) / \text{scale}$ for targets y, and the conversion back.
 
     Args:
-        transform: t, one of `TRANSFORMS`.
-        shift: [O].
-        scale: [O], positive.
+        transform: Transform t, one of `TRANSFORMS`.
+        shift: Shift of each target, [O].
+        scale: Scale of each target, [O], positive.
         recalibration: Recalibration of the probabilities.
-        floor: No quantile lies below it; `None` for none.
-        ceiling: What lies above it counts as the ceiling in means and variances; `None` for none.
+        floor: Lower limit of all quantiles; `None` for none.
+        ceiling: Values above the ceiling count as the ceiling in means and variances; `None` for none.
     """
 
     transform: str
@@ -45,11 +45,11 @@ class TargetUnits(Plain):
 
     @classmethod
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
-        """Units in which the rows' targets have mean 0 and variance 1, unless they are not to be scaled.
+        """Units in which the transformed targets have mean 0 and variance 1, or no scaling without `standardize`.
 
         Args:
             y: Targets, [N, O].
-            weights: How many examples each row stands for, [N].
+            weights: Number of examples that each row stands for, [N].
             transform: One of `TRANSFORMS`.
             standardize: Whether to scale.
         """
@@ -65,13 +65,13 @@ class TargetUnits(Plain):
         return replace(units, shift=shift.numpy(), scale=scale.numpy())
 
     def __call__(self, y: np.ndarray) -> Tensor:
-        """z of targets [N, O]."""
+        """The values z of targets [N, O]."""
         one = torch.ones(y.shape[1], dtype=torch.float64)
         t = TargetTransform.scaled(self.transform, 0 * one, one).forward(torch.from_numpy(y))
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
     def predictive(self, inner: RegressionPredictive) -> UnitsPredictive:
-        """The distribution of y for that of z."""
+        """The distribution of y, from the distribution of z."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
@@ -79,20 +79,20 @@ class TargetUnits(Plain):
 
 
 class UnitsPredictive(TransformedPredictive):
-    r"""The distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$ for z of a given predictive, recalibrated.
+    r"""The distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$ for z with a given predictive, recalibrated.
 
-    $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`; where all targets were above a floor, what lies below is put
-    at the floor. Tails beyond a ceiling that no training row came near do not decide a mean: mean and variance are those of
-    $\min(Y, c)$, with c the ceiling or, where it is larger, the median of Y. The rest is as for `TransformedPredictive`.
+    $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If all targets were above a floor, probability below it is
+    moved to the floor. Tails beyond a ceiling that no training row came near should not decide a mean: mean and variance are those
+    of $\min(Y, c)$, where c is the ceiling or, if larger, the median of Y. Everything else is as in `TransformedPredictive`.
 
     Args:
-        inner: The predictive of z, [B, O].
-        shift: [O].
-        scale: [O], positive.
-        transform: t, one of `TRANSFORMS`.
-        recalibration: G.
-        floor: No quantile lies below it.
-        ceiling: Limit of what counts in means and variances.
+        inner: Predictive of z, [B, O].
+        shift: Shift of each target, [O].
+        scale: Scale of each target, [O], positive.
+        transform: Transform t, one of `TRANSFORMS`.
+        recalibration: The map G.
+        floor: Lower limit of all quantiles.
+        ceiling: Upper limit of the values that count in means and variances.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class UnitsPredictive(TransformedPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs of each draw; in the targets' units where these are a shift and a scale away: [S, B, O]."""
+        """The network's outputs of each draw, [S, B, O]; in the targets' units if only a shift and a scale separate them."""
         outputs, own = self.inner.outputs, self.transform
         return own.shift + own.scale * outputs if outputs.shape[-1] == len(own.shift) else outputs
 
@@ -146,11 +146,11 @@ class UnitsPredictive(TransformedPredictive):
         return super()._least.clamp_min(self._floor)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, jointly with the probability of a floor where they lie at it: [B].
+        """Log-density of targets, jointly with the probability of a floor for targets at the floor: [B].
 
-        With the slopes of transform, scale and recalibration. For targets that the distribution cannot have, below the floor or
-        negative under a transform of positive numbers, `MIN_PROBABILITY` is left, spread by a Cauchy density around the
-        mean with the standard deviation as its scale: scores stay finite, and the integral is 1 to rounding.
+        It includes the slopes of transform, scale and recalibration. Targets that the distribution cannot produce (below the floor,
+        or negative under a transform of positive numbers) share `MIN_PROBABILITY`, spread by a Cauchy density around the mean with
+        the standard deviation as its scale. So scores stay finite, and the integral is 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf
@@ -170,7 +170,7 @@ class UnitsPredictive(TransformedPredictive):
         return super().censored_log_prob(y, censored).double()
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """The same for each output by itself: [B, O]."""
+        """The log-density of each output by itself: [B, O]."""
         found = super().marginal_log_prob(y, censored).double()
         if not self._recalibration.said:
             return found
@@ -178,6 +178,6 @@ class UnitsPredictive(TransformedPredictive):
         cdf = self.cdf(at)
         mass = torch.where(mask, cdf, cdf - self.below(at))
         whole = mask | self.family.discrete
-        # A difference of probabilities that is lost in rounding is the slope times the difference before.
+        # If the difference of probabilities is lost in rounding, use the slope times the difference before recalibration.
         sloped = found + self._recalibration.log_slope(self.inner.cdf(z))
         return torch.where(whole & (mass > 1e-9 * cdf), mass.log(), sloped)

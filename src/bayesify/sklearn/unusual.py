@@ -1,4 +1,4 @@
-"""Rows unlike those of training: far from all of these, or with predictions that draws of the network disagree on."""
+"""Detection of rows unlike the training rows: far from all of them, or with draws of the network that disagree."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 
 NUM_NEIGHBORS = 5
 MIN_TAIL_VALUES = 5
-"""Largest values at least from which a tail is estimated."""
+"""Minimum number of largest values from which a tail is estimated."""
 MAX_KEPT_ROWS = 2_000
-"""Training rows that are kept to compare with."""
+"""Maximum number of training rows that are kept for comparison."""
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    r"""How far rows lie from the training rows: the mean distance to the K nearest of these, K = 5 at most.
+    r"""Distances of rows from the training rows: the mean distance to the K nearest training rows, K = 5 at most.
 
-    Inputs that are numbers count in standard deviations, marks and levels (0 or 1) as they are. Each training row's own distance
-    leaves the row itself out, so that a new row like these exceeds the share s of them with probability s. Beside it stands
-    the epistemic uncertainty of predictions, in whatever unit the estimator has.
+    Numeric inputs count in standard deviations; marks and levels (0 or 1) are not scaled. The distance of a training row leaves
+    out the row itself, so that a new row of the same kind exceeds the share s of them with probability s. A second measure is the
+    epistemic uncertainty of predictions, in any unit of the estimator.
 
     Args:
         rows: Scaled training rows, [M, D].
-        center: [D].
-        scale: [D].
-        distances: Those of the training rows, in order, [M].
-        spreads: Epistemic uncertainty of the training rows, in order, [M].
+        center: Center of each input, [D].
+        scale: Scale of each input, [D].
+        distances: Distances of the training rows, sorted, [M].
+        spreads: Epistemic uncertainty of the training rows, sorted, [M].
     """
 
     rows: Tensor
@@ -40,11 +40,11 @@ class Neighbors:
 
     @classmethod
     def of(cls, inputs: np.ndarray, spreads: Tensor) -> Self:
-        """From training rows.
+        """Neighbors from training rows.
 
         Args:
-            inputs: [M, D], with M at least 2.
-            spreads: Epistemic uncertainty of their predictions, [M].
+            inputs: Inputs of the training rows, [M, D], with M at least 2.
+            spreads: Epistemic uncertainty of the training rows' predictions, [M].
         """
         x = torch.from_numpy(inputs).double()
         std = x.std(0, unbiased=False)
@@ -56,22 +56,22 @@ class Neighbors:
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
-        """The share of training rows that are at least as far from the others, or as uncertain, as each row is, [N].
+        """Share of training rows that are at least as far from the others, or as uncertain, as each row is, [N].
 
-        It is the smaller of the two `tails`: near 0 for an unusual row.
+        The share is the smaller of the two `tails`: near 0 for an unusual row.
         """
         far, unsure = self.tails(inputs, spreads)
         found: np.ndarray = np.minimum(far, unsure)
         return found
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Twice the share of training rows that are at least as far from the others, or as uncertain, 1 at most: [N] each."""
+        """Twice the share of training rows that are at least as far from the others, and as uncertain; 1 at most, [N] each."""
         found = _nearest(self.scaled(inputs), self.rows.double(), self._count)
         far, unsure = tail_share(found, self.distances), tail_share(spreads.double(), self.spreads)
         return (2 * far).clip(max=1.0), (2 * unsure).clip(max=1.0)
 
     def gaps(self, inputs: np.ndarray) -> np.ndarray:
-        """Mean squared difference of each input to the nearest training rows, in squared standard deviations: [N, D]."""
+        """Mean squared difference between each input and the nearest training rows, in squared standard deviations: [N, D]."""
         x, rows = self.scaled(inputs), self.rows.double()
         near = rows[torch.cdist(x, rows).topk(self._count, largest=False).indices]  # [N, K, D]
         found: np.ndarray = (near - x.unsqueeze(1)).square().mean(1).numpy()
@@ -89,15 +89,15 @@ class Neighbors:
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     r"""The share of known values that are at least as large as each value, with 1 added to both counts, [N].
 
-    Beyond the largest of M the share goes on as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's estimate of
-    $\alpha$ from the largest tenth, at least five: few rows too can tell what is far outside.
+    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's estimate of
+    $\alpha$ from the largest tenth, but at least five values. So even a few rows can show that a value is far outside.
 
     Args:
-        values: [N], at least 0.
-        known: In order, [M].
+        values: New values, [N], at least 0.
+        known: Known values, sorted, [M].
     """
     count = len(known)
-    values = values.double() * (1 - 1e-9)  # what is equal up to rounding is no larger
+    values = values.double() * (1 - 1e-9)  # values that are equal up to rounding are not larger
     share = (count - torch.searchsorted(known.double(), values) + 1).double() / (count + 1)
     top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
@@ -107,7 +107,7 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:
-    """Mean distance of each x to the nearest rows, [N]; without the row at distance 0 that x is itself."""
+    """Mean distance of each x to the nearest rows, [N]; with `skip_first`, without the row itself at distance 0."""
     found = []
     for part in x.split(max(1, 2**22 // max(1, len(rows)))):
         near = torch.cdist(part, rows).topk(count + skip_first, largest=False).values

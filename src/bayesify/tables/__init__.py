@@ -1,4 +1,4 @@
-"""Tables as people have them: reading of files, kinds of columns, and how they become inputs and targets of a network."""
+"""Tables as people have them: reading files, kinds of columns, and their conversion to a network's inputs and targets."""
 
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError

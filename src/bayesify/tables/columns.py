@@ -1,4 +1,4 @@
-"""Columns as numbers: what kind each one is, and how it enters a network."""
+"""Columns as numbers: the kind of each column, and its conversion to inputs of a network."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 MIN_FITTING_SHARE = 0.5
-"""Share of cells that are numbers (or dates) from which on the others are taken for mistakes."""
+"""If at least this share of cells are numbers (or dates), the other cells count as mistakes."""
 MAX_SURE_LEVELS = 50
-"""Different texts in a column above which it may be free text or an identifier."""
+"""A column with more different texts may be free text or an identifier."""
 MAX_CHANCE_TEXTS = 10
-"""Texts up to which it may be by chance that no two of them are the same."""
+"""With at most this many texts, they may all differ by chance."""
 IDENTIFIERS = re.compile(
     r"^(id|index|uuid|guid|pk|key|nr|no|number|account|row|row_?(id|nr|no|number)|unnamed: \d+|.*[_ ](id|nr|no|key|number))$",
     re.IGNORECASE,
 )
 DAYS = " (days)"
-"""Ends the name of the first number that is made of a date."""
+"""Suffix of the name of the first number that is made from a date."""
 MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 DATE = re.compile(
     r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
@@ -44,17 +44,17 @@ ORDERED = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
 
 @dataclass(frozen=True)
 class Features(Plain):
-    """All inputs of a table, not yet filled or scaled.
+    """All inputs of a table before filling and scaling.
 
     Args:
-        numbers: [N, D], NaN where a cell is missing.
-        number_names: D names.
-        codes: Positions in `levels`, [N, C]; -1 where a cell is missing.
-        code_names: C names.
-        levels: The texts of each category, C lists.
-        notes: What was left out and why, in sentences.
-        day_first: Columns of dates whose days come before their months, as in 23/11/2020.
-        sources: The table's column that each number is of, D names: several numbers are made of a date.
+        numbers: Numbers, [N, D]; NaN for an empty cell.
+        number_names: Names of the D numbers.
+        codes: Indices in `levels`, [N, C]; -1 for an empty cell.
+        code_names: Names of the C categories.
+        levels: Texts of each of the C categories.
+        notes: Sentences about what was left out and why.
+        day_first: Date columns that write the day before the month, as in 23/11/2020.
+        sources: For each of the D numbers, its column in the table; a date gives several numbers.
     """
 
     numbers: np.ndarray
@@ -70,7 +70,7 @@ class Features(Plain):
         return len(self.numbers)
 
     def schema(self) -> Features:
-        """The same columns and levels without rows: what `read_features` needs for a second table."""
+        """The columns and levels without rows, which `read_features` needs for a second table."""
         return Features.restore(self.config())
 
     def config(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Features(Plain):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kinds of the table's columns that are used: `"number"`, `"date"` or `"text"`."""
+        """Kinds of the used columns of the table: `"number"`, `"date"` or `"text"`."""
         made = zip(self.number_names, self.sources, strict=True)
         return {source: "number" if name == source else "date" for name, source in made} | dict.fromkeys(
             self.code_names, "text"
@@ -104,28 +104,28 @@ class Features(Plain):
 
     @property
     def num_columns(self) -> int:
-        """Columns of the table that are used; a date is one, however many numbers are made of it."""
+        """Number of used columns of the table; a date counts as one column."""
         return len(self.kinds)
 
 
 def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
-    """The sources in a file of an earlier version, which does not hold them."""
+    """The sources for a file of an earlier version, which does not store them."""
     dates = [name.removesuffix(DAYS) for name in names if name.endswith(DAYS)]
     return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in names)
 
 
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:
-    """The inputs of a table.
+    """Read the inputs of a table.
 
-    Numbers and truth values stay as they are; dates become days and, where they vary, season, weekday and hour as points on a
-    circle; other texts are categories. Those that are constant, empty, identifiers or free text are left out.
+    Numbers and booleans stay as they are. Dates become days and, if they vary, season, weekday and hour as points on a circle.
+    Other texts become categories. Columns that are constant, empty, identifiers or free text are left out.
 
     Args:
-        frame: The table without its target; its index holds the numbers of the rows in the file.
-        like: Inputs whose columns, levels and order of day and month are to be had, for a second table of the same kind.
+        frame: The table without its target; its index holds the row numbers in the file.
+        like: Inputs of a first table of the same kind, whose columns, levels and order of day and month are used.
 
     Raises:
-        InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or nothing is left.
+        InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or no column is left.
     """
     day_first: list[str] = []
     sources: dict[str, str] = {}
@@ -156,7 +156,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     if like is not None:
         return _alike(numbers, texts, like, len(frame))
     if not numbers and not texts:
-        raise InputError(f"no column is left to predict from. {' '.join(notes)}")
+        raise InputError(f"no usable column is left. {' '.join(notes)}")
     for name, values in numbers.items():
         check_magnitude(f"column {name!r}", values)
         infinite = int(np.isinf(values).sum())
@@ -179,7 +179,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 def _add_numbers(
     source: str, made: Mapping[str, np.ndarray], numbers: dict[str, np.ndarray], sources: dict[str, str]
 ) -> None:
-    """Add the numbers that are made of a column.
+    """Add the numbers that are made from a column.
 
     Raises:
         InputError: If a number of another column has the same name.
@@ -188,7 +188,7 @@ def _add_numbers(
         if name in numbers:
             column, date = (source, sources[name]) if name == source else (sources[name], source)
             raise InputError(
-                f"column {column!r} has the name of a number that is made of the dates in {date!r}; rename it, or leave it out "
+                f"column {column!r} has the name of a number that is made from the dates in {date!r}; rename it, or leave it out "
                 f"with --ignore {column}"
             )
         numbers[name], sources[name] = values, source
@@ -213,7 +213,7 @@ def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], l
 
 
 def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]], rows: int) -> np.ndarray:
-    """Positions in the levels; -2 for a text that is none of them."""
+    """Indices of the levels; -2 for an unknown text."""
     columns = []
     for name, cells in texts.items():
         position = {level: index for index, level in enumerate(levels[name])}
@@ -226,17 +226,17 @@ def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]
 
 @dataclass
 class Contents:
-    """What the cells of a column are, counted so that parts of a table add up.
+    """Counts of the kinds of a column's cells. A table can be counted part by part.
 
     Args:
         name: Name of the column.
         dated: Whether pandas knows that the column holds dates.
-        num_present: Cells that are not empty.
-        num_fitting: Cells that are numbers, and cells that are dates.
-        misfits: Row and cell of the first one that is no number, and of the first one that is no date.
-        day_first: The first date whose day comes before its month.
-        month_first: The first date whose month comes before its day.
-        ordered: The first date whose year comes last.
+        num_present: Number of nonempty cells.
+        num_fitting: Number of cells that are numbers, and of cells that are dates.
+        misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
+        day_first: First date that writes the day before the month.
+        month_first: First date that writes the month before the day.
+        ordered: First date that writes the year last.
     """
 
     name: str
@@ -249,7 +249,7 @@ class Contents:
     ordered: str | None = None
 
     def add(self, column: Series) -> Contents:
-        """Add the cells of one more part, whose index holds the numbers of the rows in the file.
+        """Add the cells of one more part; the index holds the row numbers in the file.
 
         Raises:
             InputError: If cells hold lists, bytes or complex numbers.
@@ -297,10 +297,10 @@ class Contents:
                     self.month_first = cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by most of the cells.
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells.
 
         Raises:
-            InputError: If the other cells do not fit.
+            InputError: If the other cells are of another kind.
         """
         if self.dated:
             return "date"
@@ -310,89 +310,89 @@ class Contents:
                     row, wrong = misfit
                     raise InputError(
                         f"column {self.name!r} holds {kind}s, but {str(wrong)[:40]!r} in row {row + 1} below the header "
-                        f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}s); correct or empty such "
+                        f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}); correct or empty these "
                         f"cells{_as_missing(wrong)}, or leave the column out with --ignore {self.name}"
                     )
                 return kind
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column of a second table that is not as in the first; a note about how its dates are read.
+        """Refuse a column of a second table that differs from the first table's, and return a note about how its dates are read.
 
         Args:
-            wanted: The kind of the first table's column.
-            day_first: Whether the day comes first in the first table's dates.
+            wanted: Kind of the first table's column.
+            day_first: Whether the first table's dates write the day first.
 
         Raises:
-            InputError: If the cells do not fit each other or the first table's kind, or dates its order of day and month.
+            InputError: If the cells contradict each other, the first table's kind, or its order of day and month.
         """
         if wanted == "text":
             return ""
         kind = self.kind()
         if kind != wanted:
             raise InputError(
-                f"column {self.name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
+                f"column {self.name!r} holds {kind}s, but the training rows have {wanted}s; give a table of the same kind"
             )
         return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether the day comes before the month in dates such as 23/11/2020, and a note about it; empty without such dates.
+        """Whether dates such as 23/11/2020 write the day before the month, and a note about it; empty without such dates.
 
-        01/02/2020 alone is January 2, and 01.02.2020 is February 1.
+        Without other evidence, 01/02/2020 is January 2, and 01.02.2020 is February 1.
 
         Args:
-            known: What a first table has, which then decides.
+            known: Order of the first table, which then decides; `None` if there is none.
 
         Raises:
-            InputError: If cells contradict each other, or the first table.
+            InputError: If the cells contradict each other or the first table.
         """
         if self.ordered is None:
             return bool(known), ""
         day, month = self.day_first, self.month_first
         if day is not None and month is not None:
             raise InputError(
-                f"column {self.name!r} holds {day!r}, where the day comes first, and {month!r}, where the month does; write dates "
+                f"column {self.name!r} holds {day!r}, with the day first, and {month!r}, with the month first; write dates "
                 f"as 2020-11-23, or leave the column out with --ignore {self.name}"
             )
         if known is not None:
             wrong = month if known else day
             if wrong is not None:
                 raise InputError(
-                    f"column {self.name!r} holds {wrong!r}, and in the training rows the {'day' if known else 'month'} of a date "
-                    "comes first; write dates as there, or as 2020-11-23"
+                    f"column {self.name!r} holds {wrong!r}, but in the training rows the {'day' if known else 'month'} of a date "
+                    "comes first; write dates in the same order, or as 2020-11-23"
                 )
             first, why = known, ", as in training"
         elif day is not None or month is not None:
             first, why = day is not None, ""
         else:
-            first, why = "." in self.ordered, "; no cell tells"
+            first, why = "." in self.ordered, "; no cell shows the order"
         example, order = (day or month or self.ordered).strip(), "day" if first else "month"
         return first, f"Column {self.name!r}: dates such as {example} were read with the {order} first{why}."
 
 
 def _as_missing(cell: object) -> str:
-    """What to do with a cell that may stand for "not known", such as `k.A.`; nothing for one that holds digits."""
+    """Advice about a cell that may stand for "not known", such as `k.A.`; empty for a cell with digits."""
     text = str(cell).strip()
     named = 0 < len(text) <= 40 and "," not in text and not any(sign.isdigit() for sign in text)
     return f", read them as empty with --missing {shlex.quote(text)}" if named else ""
 
 
 def without_options(message: str) -> str:
-    """A message of `Contents` for readers who have no command line."""
+    """A message of `Contents` without command-line options, for users of the estimators."""
     return re.sub(r" with --missing .*?(?=, or leave)", "", message).partition(" with --ignore ")[0]
 
 
 def kind_of(name: str, column: Series) -> str:
-    """`"number"`, `"date"` or `"text"`, by most of a column's cells.
+    """`"number"`, `"date"` or `"text"`, by the majority of a column's cells.
 
     Raises:
-        InputError: If the other cells do not fit, or cells hold lists, bytes or complex numbers.
+        InputError: If the other cells are of another kind, or cells hold lists, bytes or complex numbers.
     """
     return Contents(name).add(column).kind()
 
 
 def cells_of(column: Series) -> list[Any]:
-    """Cells with `None` for every kind of missing one; truth values among texts stay what they are."""
+    """Cells, with `None` for every kind of missing cell; booleans among texts stay booleans."""
     missing = column.isna().to_numpy()
     return [None if absent else cell for absent, cell in zip(missing, column.tolist(), strict=True)]
 
@@ -407,9 +407,9 @@ def _useless(name: str, column: Series, kind: str) -> str:
     if different == len(column) and IDENTIFIERS.match(name) and (kind == "text" or _whole(cells)):
         return "it numbers the rows"
     if kind == "text" and different == len(cells) > MAX_CHANCE_TEXTS:
-        return "it holds another text in every row, as names or free text do"
+        return "it holds a different text in every row, like names or free text"
     if kind == "text" and different > MAX_SURE_LEVELS and different > 0.5 * len(cells):
-        return f"it holds {different:,} different texts in {len(cells):,} rows, as names or free text do"
+        return f"it holds {different:,} different texts in {len(cells):,} rows, like names or free text"
     return ""
 
 
@@ -421,16 +421,16 @@ def _whole(cells: Sequence[Any]) -> bool:
 
 
 def as_numbers(column: Series) -> np.ndarray:
-    """A column's cells as numbers, NaN where one is missing: [N]."""
+    """Cells of a column as numbers, NaN for an empty cell: [N]."""
     return np.array([np.nan if cell is None else float(cell) for cell in cells_of(column)], dtype=np.float64)
 
 
 def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
-    """Dates as days and numbers as they are, NaN where a cell is missing: [N].
+    """Dates as days, and numbers unchanged, NaN for an empty cell: [N].
 
     Args:
-        column: The cells.
-        day_first: Whether days come before months, if that is known.
+        column: Cells of the column.
+        day_first: Whether dates write the day before the month; `None` if unknown.
 
     Raises:
         InputError: If the column holds texts.
@@ -439,19 +439,19 @@ def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
     found = Contents(name).add(column)
     kind = found.kind()
     if kind == "text":
-        raise InputError(f"column {name!r} holds texts; a time is a date or a number")
+        raise InputError(f"column {name!r} holds texts; a time must be a date or a number")
     if kind == "number":
         return as_numbers(column)
     return _date_parts(name, column, found.order(day_first)[0])[f"{name}{DAYS}"]
 
 
 def date_of(days: float) -> str:
-    """The date of a number of days as `times_of` has them, as text."""
+    """The date, as text, of a number of days from `times_of`."""
     return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(days), "D"))
 
 
 def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = False) -> dict[str, np.ndarray]:
-    """Days since 2000, and season, weekday and hour as points on a circle: those that vary, or every one of them."""
+    """Days since 2000, and season, weekday and hour as points on a circle; parts that do not vary are left out unless `every`."""
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):
@@ -463,7 +463,7 @@ def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = Fal
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
     parts = {f"{name}{DAYS}": days}
     present = times.dropna()
-    whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # whose weekdays mean nothing
+    whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # their weekdays mean nothing
     for part, values, period in (
         ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
         *([] if whole_months and not every else [("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0)]),
@@ -477,13 +477,13 @@ def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = Fal
 
 
 def _as_dates(column: Series, day_first: bool) -> Series:
-    """Texts as dates; the order of day and month is about those whose year comes last."""
+    """Texts as dates; `day_first` applies to dates that write the year last."""
     import pandas
 
     cells = column.astype(object)
     ordered = cells.map(lambda cell: isinstance(cell, str) and ORDERED.match(cell) is not None).to_numpy(bool)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about formats that differ from row to row
+        warnings.simplefilter("ignore")  # pandas warns about formats that differ between rows
         return pandas.concat(
             [
                 pandas.to_datetime(cells[rows], errors="coerce", format="mixed", dayfirst=first, utc=True)

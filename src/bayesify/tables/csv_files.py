@@ -1,4 +1,4 @@
-"""CSV in its dialects: encoding, separator and style of numbers are decided once for a file, however many parts it is read in."""
+"""CSV in its dialects: encoding, separator and style of numbers are decided once per file, also if it is read in parts."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-"""How pandas says that a line is too long."""
+"""Message of pandas for a line that is too long."""
 SEPARATORS = (",", ";", "\t", "|")
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
 START_BYTES, BLOCK_BYTES, MAX_HEADER_CHARS = 100_000, 1 << 20, 1 << 24
-"""Bytes by which an encoding is guessed, bytes that are decoded at a time, and signs of the longest first line."""
+"""Bytes that decide the encoding, bytes that are decoded at a time, and maximum number of characters of the header."""
 KNOWN_BINARIES = {
-    b"\xd0\xcf\x11\xe0": "an old spreadsheet; save the sheet as CSV",
-    b"%PDF": "a PDF; give the table as CSV or Parquet",
-    b"\x89PNG": "a picture; give a table as CSV or Parquet",
-    b"\xff\xd8\xff": "a picture; give a table as CSV or Parquet",
-    b"7z\xbc\xaf": "a 7z archive; unpack it, and give one table",
-    b"Rar!": "a rar archive; unpack it, and give one table",
+    b"\xd0\xcf\x11\xe0": "this is an old spreadsheet; save the sheet as CSV",
+    b"%PDF": "this is a PDF; give the table as CSV or Parquet",
+    b"\x89PNG": "this is a picture; give a table as CSV or Parquet",
+    b"\xff\xd8\xff": "this is a picture; give a table as CSV or Parquet",
+    b"7z\xbc\xaf": "this is a 7z archive; unpack it, and give one table",
+    b"Rar!": "this is a rar archive; unpack it, and give one table",
 }
-"""First bytes of files that are no tables, and what to do."""
+"""First bytes of files that are not tables, with the problem and the remedy."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text that can be read several times, in one encoding.
+    """A text file that can be read several times, in one encoding.
 
     Args:
-        where: What messages call it.
-        open_bytes: Opens it from its beginning.
-        encoding: Its encoding.
+        where: Name of the file in messages.
+        open_bytes: Function that opens the file at its beginning.
+        encoding: Encoding of the file.
     """
 
     where: str
@@ -51,44 +51,47 @@ class TextFile:
 
     @classmethod
     def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
-        """A text, and notes about its encoding, which all of its bytes fit.
+        """A text file whose bytes all fit its encoding, and notes about the encoding.
 
         Args:
-            where: What messages call it.
-            open_bytes: Opens it from its beginning.
-            given: The encoding, if it is known.
+            where: Name of the file in messages.
+            open_bytes: Function that opens the file at its beginning.
+            given: Encoding, if it is known.
 
         Raises:
-            InputError: If the file is binary, or not in the encoding that is given.
+            InputError: If the file is binary, or not in the given encoding.
         """
         with open_bytes() as file:
             start = file.read(START_BYTES)
         for known, what in KNOWN_BINARIES.items():
             if start.startswith(known):
-                raise InputError(f"{where}: is {what}")
+                raise InputError(f"{where}: {what}")
         for encoding in [given] if given else _encodings(start):
             text = cls(where, open_bytes, encoding)
             wrong = text._find_wrong()
             if given and wrong:
-                raise InputError(f"--encoding {given}: {where} is not in it: {wrong}")
+                raise InputError(
+                    f"--encoding {given}: {where} is not in this encoding: {wrong}; give another, or leave it out"
+                )
             if given or (not wrong and _is_readable(text.start(10_000))):
                 return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
         raise InputError(
-            f"{where}: is a binary file, or a text whose encoding is not known; give a table as CSV, Excel, Parquet or JSON, or "
-            "the encoding by --encoding"
+            f"{where}: this is a binary file, or a text in an unknown encoding; give a table as CSV, Excel, Parquet or "
+            "JSON, or give the "
+            "encoding with --encoding"
         )
 
     def open(self) -> io.TextIOWrapper:
-        """The text from its beginning, with the line ends that it has."""
+        """The text from its beginning, with unchanged line ends."""
         return io.TextIOWrapper(self.open_bytes(), encoding=self.encoding, newline="")
 
     def start(self, size: int) -> str:
-        """The first signs."""
+        """The first characters."""
         with self.open() as file:
             return file.read(size)
 
     def _find_wrong(self) -> str:
-        """What does not fit the encoding and where; empty if all does."""
+        """The first error of the encoding and its place; empty if there is none."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
         with self.open_bytes() as file:
             while True:
@@ -104,7 +107,7 @@ class TextFile:
 
 
 def _encodings(start: bytes) -> list[str]:
-    """Those to try, by the first bytes."""
+    """Encodings to try, by the first bytes."""
     if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
         return ["utf-32"]
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -128,12 +131,12 @@ class CsvFile:
     """A CSV file, read as a whole or in parts with the same result.
 
     Args:
-        text: The file.
-        names: The columns' names, as pandas has them.
-        options: Of `pandas.read_csv`.
+        text: The text file.
+        names: Names of the columns, as pandas reads them.
+        options: Options of `pandas.read_csv`.
         texts: Columns whose cells stay texts.
         commas: Columns that another table writes with a decimal comma.
-        comma_example: A number that the file writes with a decimal comma; empty where all have a point.
+        comma_example: A number that the file writes with a decimal comma; empty if all numbers have a point.
     """
 
     text: TextFile
@@ -148,7 +151,7 @@ class CsvFile:
         """A file with the dialect that its beginning shows.
 
         Raises:
-            InputError: If two columns have one name.
+            InputError: If two columns have the same name.
         """
         names, separator = _header(text)
         check_names(text.where, [name.strip() for name in names if name.strip()])
@@ -179,13 +182,13 @@ class CsvFile:
         return apply_styles(frame, styles, decimal_comma=self._decimal_comma), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
-        """A function that reads the table in parts of so many rows, and notes about its numbers.
+        """A function that reads the table in parts of `rows` rows, and notes about its numbers.
 
         Raises:
-            InputError: As `read`, with the same words.
+            InputError: The errors of `read`, with the same messages.
         """
         words, mixed = self._words(rows, ())
-        if mixed:  # numbers in some parts and texts in others: texts in the whole table
+        if mixed:  # texts in some parts make the whole column texts
             words |= self._words(rows, mixed)[0]
         styles, notes = decide_styles(words, self._decimal_comma, self.commas)
         chosen = [name for name in words if words[name].count]
@@ -197,7 +200,7 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
-        """What the columns of texts hold, and those of them that hold numbers alone in some parts."""
+        """Counts of the text columns, and those of them that hold only numbers in some parts."""
         words: dict[str, Words] = {}
         numeric: set[str] = set()
         count, columns = 0, ()
@@ -235,17 +238,17 @@ class CsvFile:
                 "put the columns' names in the first line"
             )
         if not rows:
-            raise InputError(f"{self.text.where}: has a header but no rows")
+            raise InputError(f"{self.text.where}: the table has a header but no rows")
         check_names(self.text.where, [name.strip() for name in columns])
 
     def _frames(self, rows: int | None, chosen: Sequence[str] = ()) -> Iterator[DataFrame]:
-        """The table as pandas reads it, in parts of so many rows; columns that are known for texts, or chosen, hold texts."""
+        """The table as pandas reads it, in parts of `rows` rows; columns in `texts`, `commas` or `chosen` hold texts."""
         from pandas.errors import EmptyDataError, ParserError, ParserWarning
 
         try:
             try:
                 yield from self._pandas_frames(rows, chosen, "error")
-            except ParserWarning:  # lines of different lengths are told first, also those of later parts
+            except ParserWarning:  # report lines of different lengths first, also in later parts
                 for _ in self._pandas_frames(rows, chosen, "ignore"):
                     pass
                 raise
@@ -271,30 +274,30 @@ class CsvFile:
 
 
 def _words_of(error: Exception) -> str:
-    """What is wrong with a table, and what to do."""
-    quotes = "correct it, and put texts with a separator in them in quotes"
+    """The problem with a table, and the remedy."""
+    quotes = "correct it, and put texts that contain a separator into quotes"
     if ragged := RAGGED.search(str(error)):
-        return f"line {ragged[2]} has {ragged[3]} cells where the lines before it have {ragged[1]}; {quotes}"
+        return f"line {ragged[2]} has {ragged[3]} cells, but the lines before it have {ragged[1]}; {quotes}"
     if isinstance(error, Warning):
         return f"the first row has more cells than the header has names; {quotes}"
-    return f"is no table: {first_line(error)}"
+    return f"this is not a table: {first_line(error)}"
 
 
 def _header(text: TextFile) -> tuple[list[str], str]:
-    """The names in the first line that is not empty, and the separator."""
+    """The names in the first nonempty line, and the separator."""
     with text.open() as file:
         line = next((line for line in iter(lambda: file.readline(MAX_HEADER_CHARS), "") if line.strip(" \r\n")), "")
         if not line:
-            raise InputError(f"{text.where}: is empty; give a table with a header and rows")
+            raise InputError(f"{text.where}: the file is empty; give a table with a header and rows")
         separator = max(SEPARATORS, key=line.count)
         try:
             return next(csv.reader(chain([line], file), delimiter=separator, skipinitialspace=True), []), separator
         except csv.Error as error:
-            raise InputError(f"{text.where}: is no table: {error} in its first line") from error
+            raise InputError(f"{text.where}: this is not a table: {error} in its first line") from error
 
 
 def _decimal_comma(start: str) -> str:
-    """The first number with a decimal comma, if there are more of these than of numbers with a point."""
+    """The first number with a decimal comma, if there are more such numbers than numbers with a point."""
     cells = [cell.strip() for line in LINE_ENDS.split(start)[1:-1] for cell in line.split(";")]
     with_comma = [cell for cell in cells if "," in cell and is_number(cell.replace(",", ".", 1))]
     return with_comma[0] if len(with_comma) > sum(is_number(cell) and "." in cell for cell in cells) else ""

@@ -1,4 +1,4 @@
-"""Inputs of a network on tables: scaled numbers, and for the default method their piecewise-linear encodings."""
+"""Inputs of a network for tables: scaled numbers, and for the default method also their piecewise-linear encodings."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from bayesify.arguments.plain import Plain
 from bayesify.tables.errors import check_magnitude
 
 NUM_BINS, NUM_BINS_OF_MANY, MAX_ROWS_FOR_FEW_BINS = 8, 16, 1_500
-"""Pieces of a number's encoding up to `MAX_ROWS_FOR_FEW_BINS` rows, and above."""
+"""Number of pieces of a number's encoding: up to `MAX_ROWS_FOR_FEW_BINS` rows, and above."""
 SOFT_LIMIT_STD = 3.0
-"""Standard deviations beyond which a number with a soft limit hardly grows."""
+"""Limit in standard deviations that numbers with a soft limit approach."""
 
 
 @dataclass(frozen=True)
 class Encoding(Plain):
-    r"""How inputs enter a network.
+    r"""Conversion of table inputs to inputs of a network.
 
-    A number x becomes $z = (x - \mu)/\sigma$ or, with a soft limit, $z / \sqrt{1 + (z/3)^2}$, which stays within (-3, 3). Beside it
-    may stand its piecewise-linear encoding (Gorishniy et al. 2022, eq. 1): with quantiles $b_0 < \dots < b_T$ of the training rows,
+    A number x becomes $z = (x - \mu)/\sigma$ or, with a soft limit, $z / \sqrt{1 + (z/3)^2}$, which stays within (-3, 3). Its
+    piecewise-linear encoding (Gorishniy et al. 2022, eq. 1) may be added: with quantiles $b_0 < \dots < b_T$ of the training rows,
     entry t is
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 
-    Inputs that are marks or levels, 0 or 1, are scaled alike and get no piecewise encoding.
+    Inputs that are marks or levels, 0 or 1, are scaled in the same way and get no piecewise encoding.
 
     Args:
-        mean: [D].
-        std: [D], 1 where an input does not vary.
-        bounds: For each input its bounds in order; empty where it gets no piecewise encoding.
-        soft_limit: Whether scaled numbers are limited.
-        left_out: Inputs that do not enter, because others stand for them; without any left, a single 0 enters.
+        mean: Mean of each input, [D].
+        std: Standard deviation of each input, [D]; 1 for a constant input.
+        bounds: Sorted bounds of each input; empty for an input without a piecewise encoding.
+        soft_limit: Whether scaled numbers have a soft limit.
+        left_out: Indices of inputs that are not used, because others replace them; if none is left, the network gets a single 0.
     """
 
     mean: np.ndarray
@@ -44,11 +44,11 @@ class Encoding(Plain):
 
     @classmethod
     def scaled(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
-        """Mean 0 and variance 1 over training rows, without a limit.
+        """An encoding with mean 0 and variance 1 over training rows, without a limit.
 
         Args:
-            inputs: [N, D].
-            weights: How many examples each row stands for, [N].
+            inputs: Inputs of the training rows, [N, D].
+            weights: Number of examples that each row stands for, [N].
 
         Raises:
             InputError: If numbers are too large, or their spread is too small, to be squared.
@@ -58,12 +58,12 @@ class Encoding(Plain):
         share = (weights / weights.sum())[:, None]
         mean = (share * inputs).sum(0)
         std = np.sqrt((share * np.square(inputs - mean)).sum(0))
-        # Rounding leaves a constant column with a spread of some 1e-16 of its size.
+        # Rounding leaves a constant column with a spread of about 1e-16 of its size.
         return cls(mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0))
 
     @classmethod
     def piecewise(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
-        """The same with a soft limit and bounds."""
+        """A scaled encoding with a soft limit and bounds."""
         bounds = tuple(_bounds(column, weights) for column in inputs.T)
         return replace(cls.scaled(inputs, weights), bounds=bounds, soft_limit=True)
 
@@ -81,7 +81,7 @@ class Encoding(Plain):
 
 
 def _bounds(column: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted quantiles of a column, without repeats; none where it has fewer than three different ones."""
+    """Weighted quantiles of a column, without repeats; empty if it has fewer than three different values."""
     values, place = np.unique(column, return_inverse=True)
     if len(values) < 3:
         return np.empty(0)

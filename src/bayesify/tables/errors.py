@@ -1,4 +1,4 @@
-"""What goes wrong with data or a folder that the user can mend."""
+"""Errors in data or a folder that the user can correct."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 LARGEST, SMALLEST_SPREAD = 1e150, 1e-150
-"""Numbers whose squares, and spreads whose squares, float64 still holds."""
+"""Limits within which float64 can hold the squares of numbers, and of their spreads."""
 
 
 class InputError(ValueError):
-    """Data, options or a folder that cannot be worked with; the message names the thing and the remedy.
+    """Unusable data, options or folder; the message names the thing and the remedy.
 
-    `for_command` is the message with options of the command line, where an estimator's message has none.
+    `for_command` is the message with options of the command line, if the estimator's message has none.
     """
 
     for_command: str = ""
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse a table that has two columns of one name.
+    """Refuse a table with two columns of the same name.
 
     Raises:
-        InputError: With the places of both.
+        InputError: If two columns have the same name; the message gives their positions.
     """
     if len(set(names)) == len(names):
         return
@@ -31,33 +31,33 @@ def check_names(where: str, names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         places.setdefault(name, []).append(str(place + 1))
     name, found = next(entry for entry in places.items() if len(entry[1]) > 1)
-    raise InputError(f"{where}: columns {' and '.join(found)} are both called {name!r}; rename one of them")
+    raise InputError(f"{where}: columns {' and '.join(found)} have the same name {name!r}; rename one of them")
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its kind where it has none."""
+    """The first line of an error's text, or its type if there is no text."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def check_magnitude(what: str, values: np.ndarray) -> None:
-    """Refuse numbers whose variance float64 cannot hold.
+    """Refuse numbers whose variance float64 cannot represent.
 
     Args:
-        what: What messages call them, with the remedy's object, such as `the target 'y'`.
-        values: Numbers, NaN and infinite ones aside, [N].
+        what: Name of the numbers in messages, such as `the target 'y'`.
+        values: Numbers, [N]; NaN and infinite values are ignored.
 
     Raises:
-        InputError: If one is larger than `LARGEST`, or all differ by less than `SMALLEST_SPREAD`.
+        InputError: If a number is larger than `LARGEST`, or all differ by less than `SMALLEST_SPREAD`.
     """
     known = values[np.isfinite(values)]
     if not len(known):
         return
     largest = known[np.abs(known).argmax()]
     if abs(largest) > LARGEST:
-        raise InputError(f"{what} holds {largest:g}, and numbers are taken up to {LARGEST:g}; give it in a larger unit")
+        raise InputError(f"{what} holds {largest:g}, but numbers may be at most {LARGEST:g}; use a larger unit")
     if 0 < known.max() - known.min() < SMALLEST_SPREAD:
         raise InputError(
-            f"{what} holds numbers that differ by {known.max() - known.min():g} at most, less than {SMALLEST_SPREAD:g}; give it "
-            "in a smaller unit"
+            f"{what} holds numbers that differ by at most {known.max() - known.min():g}, less than {SMALLEST_SPREAD:g}; use a "
+            "smaller unit"
         )

@@ -1,4 +1,4 @@
-"""Tables from files: CSV in its dialects, JSON, Parquet, spreadsheets, compressed or not."""
+"""Tables from files: CSV in its dialects, JSON, Parquet and spreadsheets, compressed or not."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ MISSING_MARKS = (
 )
 """Cells that stand for "not known"."""
 MAX_BYTES = 2 << 30
-"""Of a Parquet file when unpacked; a larger one is refused before it fills the memory."""
+"""Maximum size of an unpacked Parquet file; a larger one is refused before it fills the memory."""
 STDIN = "-"
 """The path that stands for standard input."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is to be read, where it does not say so itself.
+    """Instructions for reading a file, where the file itself is ambiguous.
 
     Args:
-        sheet: Of a spreadsheet (default: the first that holds anything).
-        encoding: Of text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, else Windows-1252).
+        sheet: Sheet of a spreadsheet (default: the first that is not empty).
+        encoding: Encoding of a text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, otherwise Windows-1252).
         missing: More cells that stand for "not known".
         texts: Columns whose cells stay texts, such as codes with leading zeros.
-        commas: Columns in which `1.234` is 1234, and `1,234` is not.
+        commas: Columns with decimal commas, in which `1.234` is 1234.
     """
 
     sheet: str = ""
@@ -59,33 +59,34 @@ class Reading:
             "".encode(self.encoding or "utf-8")
         except LookupError:
             raise InputError(
-                f"--encoding {self.encoding}: there is none of that name; try utf-8, latin-1 or shift_jis"
+                f"--encoding {self.encoding}: there is no such encoding; try utf-8, latin-1 or shift_jis"
             ) from None
 
 
 def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, list[str]]:
     """Read a table.
 
-    Text is taken for CSV, whatever its extension: separated by comma, semicolon, tab or bar, in UTF-8 or else Windows-1252, numbers
-    with a decimal point or, between semicolons, a decimal comma; or for JSON, a list of objects or one on each line. Parquet and
-    spreadsheets are known by their first bytes; what is compressed by gzip, bzip2, xz or zip is unpacked.
+    A text is read as JSON if it looks like JSON, a list of objects or one object per line. Otherwise it is read as CSV, whatever
+    its extension. CSV is separated by comma, semicolon, tab or bar, and in UTF-8 or otherwise Windows-1252; numbers have a decimal
+    point or, between semicolons, a decimal comma. Parquet and spreadsheets are recognized by their first bytes. Files that are
+    compressed by gzip, bzip2, xz or zip are unpacked.
 
     Args:
-        path: The file; `-` for standard input.
-        reading: What the file does not say.
+        path: Path of the file; `-` for standard input.
+        reading: Instructions for what the file leaves open.
 
     Returns:
         The table with one row per example, and notes about how it was read.
 
     Raises:
-        InputError: If the file is not there, cannot be read, is empty or binary, has two columns of one name, lines of different
-            lengths, or no rows; or if it unpacks to more than is allowed.
+        InputError: If the file does not exist, cannot be read, is empty or binary, has two columns of the same name, lines of
+            different lengths, or no rows, or if it is too large when unpacked.
     """
     reading = reading or Reading()
     where, content = read_bytes(path)
     content = unpack(where, content)
     if not content.strip():
-        raise InputError(f"{where}: is empty; give a table with a header and rows")
+        raise InputError(f"{where}: the file is empty; give a table with a header and rows")
     notes: list[str] = []
     if content[:4] == b"PAR1":
         frame = _read_parquet(where, content)
@@ -96,15 +97,15 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
         frame, more = _read_json(text, reading) if is_json(text) else csv_of(text, reading).read()
         notes += more
     if not len(frame):
-        raise InputError(f"{where}: has a header but no rows")
+        raise InputError(f"{where}: the table has a header but no rows")
     return with_names(where, frame), notes
 
 
 def with_names(where: str, frame: DataFrame) -> DataFrame:
-    """A table whose columns have texts for names, each of them once.
+    """A table whose column names are unique texts.
 
     Raises:
-        InputError: If two columns have one name.
+        InputError: If two columns have the same name.
     """
     frame.columns = [str(name).strip() for name in frame.columns]
     check_names(where, list(frame.columns))
@@ -117,48 +118,50 @@ def is_json(text: TextFile) -> bool:
 
 
 def csv_of(text: TextFile, reading: Reading) -> CsvFile:
-    """A text as CSV."""
+    """A text file as CSV."""
     return CsvFile.of(text, reading.marks, reading.texts, reading.commas)
 
 
 def is_path(data: str) -> bool:
-    """Whether a text means a file, or standard input, and not a data set by name."""
+    """Whether a text is a path or standard input, and not the name of a data set."""
     path = Path(data)
     return data == STDIN or path.exists() or bool(path.suffix) or len(path.parts) > 1
 
 
 def check_there(data: str) -> None:
-    """Refuse a file that is not there, or an address, without reading anything.
+    """Refuse a missing file or a web address, without reading anything.
 
     Raises:
-        InputError: With what to do.
+        InputError: If the file does not exist, or this is a web address.
     """
     if re.match(r"^(https?|ftp|s3):/", data):
-        raise InputError(f"{data}: is an address; download the table, and give its file (curl -O ... does it)")
+        raise InputError(
+            f"{data}: this is a web address; download the table (for example with curl -O), and give the file"
+        )
     if is_path(data) and data != STDIN and not Path(data).exists():
         raise InputError(f"{data}: there is no such file")
 
 
 def read_bytes(path: Path) -> tuple[str, bytes]:
-    """What a file is called in messages, and its bytes.
+    """The name of a file in messages, and its bytes.
 
     Raises:
-        InputError: If it is not there or cannot be read.
+        InputError: If the file does not exist or cannot be read.
     """
     if str(path) == STDIN:
         return "standard input", sys.stdin.buffer.read()
     check_there(str(path))
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a file with a table")
+        raise InputError(f"{path}: this is a folder; give a file with a table")
     with open_bytes(path) as file:
         return str(path), file.read()
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A file, open to be read.
+    """Open a file for reading.
 
     Raises:
-        InputError: If it cannot be opened.
+        InputError: If the file cannot be opened.
     """
     try:
         return path.open("rb")
@@ -168,7 +171,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 @contextmanager
 def _parquet_file(path: str, source: Any) -> Iterator[Any]:
-    """A Parquet file with each name once, and its errors in words."""
+    """Open a Parquet file with unique names, and reword its errors."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -180,18 +183,18 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
     except (OSError, ValueError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: is damaged or no Parquet file: {first_line(error)}") from error
+        raise InputError(f"{path}: the file is damaged or not Parquet: {first_line(error)}") from error
 
 
 def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:
-    """A Parquet file in parts of at most so many rows.
+    """A Parquet file in parts of at most `rows` rows.
 
     Raises:
-        InputError: As `read_table`.
+        InputError: The errors of `read_table`.
     """
     with _parquet_file(str(path), path) as file:
         if not file.metadata.num_rows:
-            raise InputError(f"{path}: has a header but no rows")
+            raise InputError(f"{path}: the table has a header but no rows")
         for batch in file.iter_batches(rows):
             yield batch.to_pandas()
 
@@ -203,7 +206,7 @@ def _read_parquet(path: str, content: bytes) -> DataFrame:
         groups = [about.row_group(index) for index in range(about.num_row_groups)]
         values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
         _check_size(path, max(8 * values, sum(group.total_byte_size for group in groups)))
-        # Texts come as numbers of entries of a list, so that one long text for all rows costs nothing before it is refused.
+        # Read texts as indices into a dictionary, so that one long text repeated in all rows uses no memory before it is refused.
         from pyarrow import BufferReader, parquet
 
         table = parquet.read_table(BufferReader(content), read_dictionary=list(texts))
@@ -221,7 +224,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _text_bytes(chunk: Any) -> int:
-    """Bytes of a column of texts, stored as numbers of entries of a list, when written out."""
+    """Bytes of a dictionary-encoded column of texts when written out."""
     from pyarrow import compute
 
     return compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
@@ -230,7 +233,8 @@ def _text_bytes(chunk: Any) -> int:
 def _check_size(path: str, size: int) -> None:
     if size > MAX_BYTES:
         raise InputError(
-            f"{path}: holds {size / 2**30:.1f} GiB when unpacked, more than {MAX_BYTES >> 30}; save fewer rows or columns"
+            f"{path}: the file has {size / 2**30:.1f} GiB when unpacked, more than the limit of {MAX_BYTES >> 30} GiB; "
+            "save fewer rows or columns"
         )
 
 
@@ -246,11 +250,11 @@ def _read_json(source: TextFile, reading: Reading) -> tuple[DataFrame, list[str]
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{source.where}: is no JSON of a table: {first_line(error)}; give a list of objects, or one object on each line"
+            f"{source.where}: this is not a table in JSON: {first_line(error)}; give a list of objects, or one object on each line"
         ) from error
     if not all(isinstance(row, dict) for row in rows):
         raise InputError(
-            f"{source.where}: is JSON without names of columns; give a list of objects, or one object on each line"
+            f"{source.where}: the JSON has no column names; give a list of objects, or one object on each line"
         )
     frame = pandas.DataFrame(rows).replace(list(reading.marks), None)
     words = {

@@ -1,26 +1,26 @@
-"""Texts of many levels as numbers: what the targets of each level's rows say about it."""
+"""Texts with many levels as numbers: each level becomes the mean target of its rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
 NUM_CROSS_FOLDS = 5
-"""Parts of the training rows; the rows of each part see the means of the other parts."""
+"""Number of parts of the training rows; the rows of each part see the means of the other parts."""
 MAX_ENCODED_CLASSES = 10
-"""Classes whose shares become numbers; these are the most frequent ones."""
+"""Maximum number of classes whose shares become numbers; the most frequent classes are used."""
 
 
 def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     r"""Targets as normal quantiles of their ranks, $\Phi^{-1}((r - \frac12) / N)$, each column with mean 0: [N, O].
 
-    Equal targets share the middle of their ranks. The scores do not change under a transform of the target, and no outlier
-    decides a mean of them.
+    Equal targets share the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
+    outlier dominates their mean.
 
     Args:
         y: Targets, [N, O].
-        weights: How many examples each row stands for, [N].
+        weights: Number of examples that each row stands for, [N].
     """
-    import torch  # not before a table is known to be one
+    import torch  # slow to import, so only once a table has been read
 
     share, found = weights / weights.sum(), np.empty(y.shape)
     for index, column in enumerate(y.T):
@@ -33,11 +33,11 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Which class each row has, 1 less the class's share of all rows or 0 less it: [N, K], one column for two classes.
+    """Indicator of each row's class minus the class's share of all rows: [N, K], one column for two classes.
 
     Args:
         y: Labels, [N].
-        weights: How many examples each row stands for, [N].
+        weights: Number of examples that each row stands for, [N].
     """
     classes, place = np.unique(y, return_inverse=True)
     share = np.bincount(place.reshape(-1), weights=weights) / weights.sum()
@@ -47,18 +47,18 @@ def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    r"""The mean score of each level, drawn to 0 as far as few rows ask for it: [num_levels + 1, K], empty cells last.
+    r"""The mean score of each level, shrunk toward 0 if the level has few rows: [num_levels + 1, K], empty cells last.
 
     $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
 
-    It is the best linear prediction of a random intercept (Robinson 1991, sec. 2). The variance $\sigma^2$ within levels and
-    $\tau^2$ between them are those of the analysis of variance (Searle et al. 1992, sec. 3.6).
+    This is the best linear prediction of a random intercept (Robinson 1991, sec. 2). The variances $\sigma^2$ within levels and
+    $\tau^2$ between levels come from the analysis of variance (Searle et al. 1992, sec. 3.6).
 
     Args:
         codes: Level of each row, -1 for an empty cell, [N].
         scores: Scores of mean 0, [N, K].
-        weights: How many examples each row stands for, [N].
-        num_levels: Levels, with or without rows; one without rows has the mean 0.
+        weights: Number of examples that each row stands for, [N].
+        num_levels: Number of levels, with or without rows; a level without rows has the mean 0.
     """
     place = codes % (num_levels + 1)
     counts = np.bincount(place, weights=weights, minlength=num_levels + 1)
@@ -74,16 +74,16 @@ def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_
 
 
 def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    """Means of each row's level over the rows of other folds, as a row meets them that has not been seen: [N, K].
+    """Means of each row's level over the rows of other folds, as for a new row: [N, K].
 
-    A network that were trained on means with the row's own target among them would trust them too much (Micci-Barreca 2001;
+    A network that is trained on means that include the row's own target would trust them too much (Micci-Barreca 2001;
     scikit-learn's `TargetEncoder` does the same).
 
     Args:
         codes: Level of each row, -1 for an empty cell, [N].
         scores: Scores of mean 0, [N, K].
-        weights: How many examples each row stands for, [N].
-        num_levels: Levels.
+        weights: Number of examples that each row stands for, [N].
+        num_levels: Number of levels.
     """
     folds = np.random.default_rng(0).permutation(len(codes)) % NUM_CROSS_FOLDS
     found = np.zeros(scores.shape)

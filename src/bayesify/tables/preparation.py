@@ -1,4 +1,4 @@
-"""From columns to a network's inputs, with statistics of the training rows alone."""
+"""Conversion of columns to a network's inputs, with statistics of the training rows only."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from bayesify.tables.columns import Features
 from bayesify.tables.level_means import cross_fitted, level_means
 
 MAX_FEW_LEVELS, MAX_LEVELS, MAX_LEVEL_CELLS = 20, 500, 2**24
-"""Levels of one category that get an input of their own: at most `MAX_LEVELS`, and no more than give `MAX_LEVEL_CELLS` numbers
-over all rows and categories, but `MAX_FEW_LEVELS` in any case. A category with more levels than these few also enters by the
-means of its levels."""
+"""Limits on the levels of one category that get their own input: at most `MAX_LEVELS`, and no more than give `MAX_LEVEL_CELLS`
+numbers over all rows and categories, but `MAX_FEW_LEVELS` in any case. A category with more than `MAX_FEW_LEVELS` levels is also
+encoded by the means of its levels."""
 MIN_LEVEL_ROWS = 3
-"""Training rows, by their weights, that a level needs for that; rarer ones share an input."""
+"""Minimum number of training rows, by their weights, of a level with its own input; rarer levels share an input."""
 MAX_RANGES_OUTSIDE = 3.0
-"""Ranges of the training rows by which a number may lie outside them before it is cut: a typing error in one cell of a test row
-else decides a whole score."""
+"""A number may lie outside of the training range by this many ranges before it is clipped. Otherwise a typing error in one
+test cell could decide a whole score."""
 
 
 @dataclass(frozen=True)
 class Preparation(Plain):
-    """How rows become inputs: medians for missing numbers with a mark, one input per frequent level, means of many levels.
+    """Rules that turn rows into inputs: medians and marks for missing numbers, one input per frequent level, means of many levels.
 
-    A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
-    A category of more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`; 0
-    for a level that was not in the training rows.
-    Numbers are cut at `MAX_RANGES_OUTSIDE` times the training rows' range beyond it. Inputs that are constant over the training
-    rows are left out. Scaling is the estimators' own.
+    A level that is rare, or did not occur in the training rows, sets the input "other"; a missing category sets none of its inputs.
+    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`; 0
+    for a level that did not occur in the training rows.
+    Numbers are clipped at `MAX_RANGES_OUTSIDE` times the training range beyond that range. Inputs that are constant over the
+    training rows are left out. The estimators do the scaling.
 
     Args:
-        medians: What a missing number becomes, [D].
+        medians: Replacement of a missing number, [D].
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
-        marked: Positions of numbers that get a mark where they are missing.
-        full: Positions of categories that no training row lacks.
-        levels: For each category the codes with an input of their own.
-        kept: Which inputs vary over the training rows.
-        means: For each category the means of its levels and of empty cells, [levels + 1, K]; empty for one of few levels.
+        marked: Indices of numbers with a mark that says whether they are missing.
+        full: Indices of categories without empty cells in the training rows.
+        levels: For each category, the codes that have their own input.
+        kept: Whether each input varies over the training rows.
+        means: For each category, the means of its levels and of empty cells, [levels + 1, K]; empty for a category with few levels.
     """
 
     medians: np.ndarray
@@ -55,13 +55,13 @@ class Preparation(Plain):
     def of(
         cls, features: Features, rows: np.ndarray, weights: np.ndarray | None = None, scores: np.ndarray | None = None
     ) -> Preparation:
-        """From the training rows.
+        """Learn the rules from the training rows.
 
         Args:
             features: Features of the whole table.
-            rows: Numbers of the training rows.
-            weights: How many examples each of these stands for, positive, [N]; 1 by default.
-            scores: What their targets are, [N, K], with mean 0; without them no category enters by means.
+            rows: Indices of the training rows.
+            weights: Number of examples that each of these rows stands for, positive, [N]; 1 by default.
+            scores: Scores of the rows' targets, [N, K], with mean 0; without them, no category is encoded by means.
         """
         weights = np.ones(len(rows)) if weights is None else weights
         numbers, codes = features.numbers[rows], features.codes[rows]
@@ -93,18 +93,18 @@ class Preparation(Plain):
         return replace(draft, kept=(inputs != inputs[:1]).any(0))
 
     def __call__(self, features: Features, rows: np.ndarray) -> np.ndarray:
-        """Inputs of rows: [N, inputs]; a single zero where none varies.
+        """Inputs of rows: [N, inputs]; a single zero if no input varies.
 
         Args:
-            features: Features of the table that was learned from, or of another with the same columns.
-            rows: Row numbers.
+            features: Features of the training table, or of another table with the same columns.
+            rows: Indices of rows.
         """
         return self._varying(self._all(features, rows))
 
     def training_inputs(
         self, features: Features, rows: np.ndarray, weights: np.ndarray, scores: np.ndarray | None
     ) -> np.ndarray:
-        """Inputs of the rows that were learned from, each with means of levels that its own target has no part in."""
+        """Inputs of the training rows; the level means of a row do not include its own target."""
         inputs, place = self._all(features, rows), len(self.kept) - self._num_means
         for index, known in enumerate(self.means):
             if len(known) and scores is not None:
@@ -122,7 +122,7 @@ class Preparation(Plain):
 
     @property
     def alternatives(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Two sets of inputs for categories of many levels, either of which may do: those of levels, and those of means."""
+        """Two alternative sets of inputs for categories with many levels: the inputs of levels, and the inputs of means."""
         of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)
         place = len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
@@ -133,7 +133,7 @@ class Preparation(Plain):
         return tuple(levels), tuple(means)
 
     def pooled(self, features: Features, rows: np.ndarray, weights: np.ndarray) -> tuple[str, ...]:
-        """Which texts of the training rows share an input, in sentences."""
+        """Sentences about texts of the training rows that share an input."""
         notes = []
         for index, own in enumerate(self.levels):
             codes = features.codes[rows, index]
@@ -142,13 +142,14 @@ class Preparation(Plain):
             if len(others) > 1:
                 held = weights[np.isin(codes, others)].sum()
                 notes.append(
-                    f"Column {features.code_names[index]!r}: {len(others):,} of its {count:,} texts are rare and share one input "
+                    f"Column {features.code_names[index]!r}: {len(others):,} of its {count:,} different texts are rare "
+                    "and share one input "
                     f"({held:,.0f} of {weights.sum():,.0f} rows)."
                 )
         return tuple(notes)
 
     def owners(self, features: Features) -> tuple[str, ...]:
-        """The table's column that each input is made of, in the order of the inputs."""
+        """The table's column from which each input is made, in the order of the inputs."""
         names = [*features.sources, *(features.sources[index] for index in self.marked)]
         for name, own in zip(features.code_names, self.levels, strict=True):
             names += [name] * (len(own) + 1)
@@ -157,7 +158,7 @@ class Preparation(Plain):
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
-        """Rows whose cell is empty, [N], by the names of columns that have such cells and had none in training."""
+        """By column name, the rows with an empty cell, [N], for columns that had no empty cell in training."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
         for index, name in enumerate(features.sources):
             if index not in self.marked:
@@ -165,7 +166,7 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that a column never had in training, or a gap where none was: [N]."""
+        """Rows with a text that did not occur in training, or with an empty cell in a column that had none in training: [N]."""
         found: np.ndarray = np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0)
         return found
 
@@ -185,7 +186,7 @@ class Preparation(Plain):
 
 
 def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """The median of values [N] that stand for several examples each, as if each were there so many times."""
+    """The median of values [N] in which each value counts as often as its weight says."""
     order = np.argsort(values, kind="stable")
     total = np.cumsum(weights[order])
     half = 0.5 * total[-1]

@@ -1,4 +1,4 @@
-"""The target column: which task it poses, and its values."""
+"""The target column: its task and its values."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 Task = Literal["regression", "classification"]
 MAX_CLASS_NUMBERS = 10
-"""Different whole numbers up to which a target is taken for classes."""
+"""A target with at most this many different whole numbers may be classes."""
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
-"""Different whole numbers that counts have at least, and rows of the largest per row of the most frequent, at most."""
+"""Counts have at least this many different values, and the largest value has at most this share of the most frequent one's rows."""
 MAX_CLASSES = 100
 MIN_CLASS_ROWS = 5
-"""Rows that a class needs, so that each part of a split can have some."""
+"""Minimum number of rows of a class, so that each part of a split can have some."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Values to predict.
+    """Values of the target.
 
     Args:
         name: Name of the column.
-        task: What they pose.
-        values: Numbers, or positions in `classes`, [N].
-        rows: Which rows of the table they belong to, [N]; those without a target are left out.
+        task: Task of the target.
+        values: Numbers, or indices of `classes`, [N].
+        rows: Indices of the table's rows that have a target, [N].
         classes: Labels; empty for a regression.
-        notes: What was assumed and left out, in sentences.
+        notes: Sentences about assumptions, and about what was left out.
     """
 
     name: str
@@ -47,37 +47,36 @@ class Target:
 
 
 def find_column(frame: DataFrame, name: str | None, where: str) -> str:
-    """The target's column.
+    """Find the target's column.
 
     Raises:
-        InputError: If none was named, or there is none of that name; the message suggests the nearest.
+        InputError: If no name is given, or no column has it; the message suggests the nearest name.
     """
     names = [str(column) for column in frame.columns]
     if name is None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-        raise InputError(f"{where}: say which column to predict with --target; there are {shown}")
+        raise InputError(f"{where}: say with --target which column to predict; the columns are {shown}")
     if name not in names:
         same = [column for column in names if column.lower() == name.lower()]
         hint = f"did you mean {same[0]!r}?" if same else suggest(name, names)
-        raise InputError(f"{where}: no column is called {name!r}; {hint}")
+        raise InputError(f"{where}: there is no column {name!r}; {hint}")
     if len(names) < 2:
         raise InputError(f"{where}: {name!r} is the only column; give at least one more to predict it from")
     return name
 
 
 def read_target(column: Series, task: Task | None = None) -> Target:
-    """The values of the target's column and the task.
+    """Read the values of the target's column, and detect the task.
 
-    Texts, truth values and up to ten different whole numbers, each of which occurs often, are classes; other numbers are a
-    regression.
+    Texts, booleans, and up to ten different whole numbers that each occur often are classes; other numbers are a regression.
 
     Args:
-        column: Named, one cell per row of the table.
-        task: If known.
+        column: Named column, one cell per row of the table.
+        task: Task; `None` to detect it.
 
     Raises:
-        InputError: If all cells are empty, all hold the same value, numbers hold text or are too large to be squared,
-            there are too many classes, or dates.
+        InputError: If all cells are empty or equal, numbers are mixed with text or too large to be squared, there are too many
+            classes, or the target holds dates.
     """
     name = str(column.name)
     try:
@@ -102,15 +101,15 @@ def read_target(column: Series, task: Task | None = None) -> Target:
     rows = np.flatnonzero(present)
     found = task or _detect(column, values, rows)
     if task is None:
-        what = "a number to predict" if found == "regression" else "classes to tell apart"
+        what = "numbers" if found == "regression" else "classes"
         if found == "regression" and values is not None and len(np.unique(values[rows])) <= MAX_CLASS_NUMBERS:
-            what = "a count"
+            what = "counts"
         other = "classification" if found == "regression" else "regression"
-        hint = "" if values is None else f"; if that is wrong, give --task {other}"
-        notes.append(f"{name} was taken for {what} ({found}){hint}.")
+        hint = "" if values is None else f"; if this is wrong, use --task {other}"
+        notes.append(f"{name} is treated as {what} ({found}){hint}.")
     if found == "regression":
         if values is None:
-            raise InputError(f"the target {name!r} holds texts, which is no regression; leave --task out")
+            raise InputError(f"the target {name!r} holds texts, so it cannot be a regression; leave --task out")
         numbers = values[rows]
         if numbers.max() == numbers.min():
             raise InputError(f"the target {name!r} is {numbers[0]:g} in every row; there is nothing to predict")
@@ -133,7 +132,7 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
 
 
 def _are_counts(numbers: np.ndarray) -> bool:
-    """Whether whole numbers are counts of something and not codes of classes: 0, 1, 2, ..., of which the large ones are rare."""
+    """Whether whole numbers are counts and not codes of classes: 0, 1, 2, ..., where large ones are rare."""
     values, counts = np.unique(numbers, return_counts=True)
     if len(values) < MIN_DIFFERENT_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
         return False
@@ -152,14 +151,14 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
         )
     if len(known) > MAX_CLASSES:
         raise InputError(
-            f"the target {name!r} has {len(known):,} different values; a classification takes up to {MAX_CLASSES} classes"
+            f"the target {name!r} has {len(known):,} different values; a classification may have at most {MAX_CLASSES} classes"
         )
     rare, classes = (known[chosen].tolist() for chosen in (counts < MIN_CLASS_ROWS, counts >= MIN_CLASS_ROWS))
     kept = np.isin(labels, classes)
     if rare:
         named = ", ".join(repr(label) for label in rare[:5])
         notes.append(
-            f"{int((~kept).sum())} rows were left out, of classes with fewer than {MIN_CLASS_ROWS} rows: {named}."
+            f"{int((~kept).sum())} rows were left out, because their class has fewer than {MIN_CLASS_ROWS} rows: {named}."
         )
     if len(classes) < 2:
         raise InputError(
@@ -173,7 +172,7 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
 
 
 def label_of(cell: object) -> str:
-    """What a class is called: whole numbers without a point, texts without space around them."""
+    """The label of a class: whole numbers without a point, texts without surrounding space."""
     if isinstance(cell, (float, np.floating)) and float(cell).is_integer():
         return str(int(cell))
     return str(cell).strip()

@@ -15,27 +15,27 @@ SIGNS = r"[$€£¥₹₽₩]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PL
 DRESS = re.compile(
     rf"^\s*(\(?)\s*([+-]?)\s*(?:{SIGNS})?\s*([+-]?)\s*([\d.,\u00a0\u202f\u2009'’ ]*\d)\s*(?:{SIGNS}|%)?\s*(\)?)\s*$"
 )
-"""A sign, a currency before or after, or a percent sign, or parentheses for a negative number, around digits and separators."""
+"""Digits and separators with an optional sign, currency or percent sign, or parentheses for a negative number."""
 SPACED = re.compile(r"^\d{1,3}([\u00a0\u202f\u2009'’ ]\d{3})+([.,]\d+)?$")
 SPACES = re.compile(r"[\u00a0\u202f\u2009'’ ]")
 ENGLISH = re.compile(r"^(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?$")
 EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
 STYLES = (ENGLISH, EUROPEAN)
 DECIMAL_COMMAS = "decimal_commas"
-"""Under which a frame's `attrs` name columns that the file writes with a decimal comma."""
+"""Key in a frame's `attrs` for the columns that the file writes with a decimal comma."""
 MIN_FITTING_SHARE = 0.5
-"""Share of the cells of a column that must be numbers."""
+"""Minimum share of a column's cells that must be numbers."""
 
 
 @dataclass
 class Words:
-    """What the texts of a column are, counted so that parts of a table add up.
+    """Counts of the texts of a column. A table can be counted part by part.
 
     Args:
-        count: Texts.
-        num_plain: Those that Python reads as numbers.
-        num_read: Those that are numbers in each of `STYLES`.
-        examples: The first text that is a number in each of `STYLES`, and is none for Python.
+        count: Number of texts.
+        num_plain: Number of texts that Python reads as numbers.
+        num_read: Number of texts that are numbers in each of `STYLES`.
+        examples: First text that is a number in each of `STYLES`, but not for Python.
     """
 
     count: int = 0
@@ -45,7 +45,7 @@ class Words:
 
     @classmethod
     def of(cls, column: Series) -> Words:
-        """Of one column."""
+        """Counts of one column."""
         found = cls()
         found.add(column)
         return found
@@ -66,16 +66,16 @@ class Words:
         )
 
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
-        """The style in which most texts are numbers, if most are, and an example.
+        """The style in which most texts are numbers, with an example; `None` if most texts are not numbers.
 
         Args:
             european: Whether texts that are numbers in both styles have a decimal comma.
-            known: Whether another table has decided that the column holds numbers with a decimal comma.
+            known: Whether the column has a decimal comma in another table, which decides.
         """
         if self.num_plain == self.count and not known:
             return None, None
         order = (1, 0) if european or known else (0, 1)
-        best = max(order, key=lambda place: self.num_read[place])  # the first of the order where both read as many
+        best = max(order, key=lambda place: self.num_read[place])  # in a tie, the first of the order
         if self.num_read[best] < MIN_FITTING_SHARE * self.count or (self.examples[best] is None and not known):
             return None, None
         return STYLES[best], self.examples[best]
@@ -86,12 +86,12 @@ def decide_styles(
 ) -> tuple[dict[str, re.Pattern[str]], list[str]]:
     """The style of each column of written numbers, and a note for each.
 
-    Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator.
+    If a whole column can be read either way, as in `1,234`, the comma is a thousands separator.
 
     Args:
-        words: What the columns of texts hold.
-        decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides such columns too.
-        commas: Columns that another table writes with a decimal comma, which decides them here; they are to be read as texts.
+        words: Counts of the text columns.
+        decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides ambiguous columns too.
+        commas: Columns that have a decimal comma in another table, and therefore here too; their cells must be texts.
     """
     styles, notes = {}, []
     for name, found in words.items():
@@ -105,9 +105,9 @@ def decide_styles(
 
 
 def apply_styles(frame: DataFrame, styles: Mapping[str, re.Pattern[str]], *, decimal_comma: bool = False) -> DataFrame:
-    """A table with columns of written numbers as numbers; cells that are none stay as they are.
+    """A table whose columns of written numbers are converted to numbers; cells that are not numbers stay as they are.
 
-    Names of columns with decimal commas are left in the frame's `attrs`, as `DECIMAL_COMMAS`.
+    The frame's `attrs` list the columns with decimal commas, under `DECIMAL_COMMAS`.
     """
     import pandas
 
@@ -127,12 +127,12 @@ def apply_styles(frame: DataFrame, styles: Mapping[str, re.Pattern[str]], *, dec
 
 
 def is_text(kind: object) -> bool:
-    """Whether a column of a type may hold texts."""
+    """Whether a column of this type may hold texts."""
     return str(kind) in ("object", "str", "string")
 
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:
-    """The number that a text is in a style, or the text itself."""
+    """The number that a text means in a style, or the text itself."""
     if is_number(text) and style is ENGLISH:
         return float(text)
     dress = DRESS.match(text)
@@ -146,7 +146,7 @@ def parse(text: str, style: re.Pattern[str]) -> float | str:
 
 
 def significant(value: float) -> str:
-    """A result for people: three digits that count, separated thousands, and no exponent unless it is needed."""
+    """A readable result: three significant digits, separated thousands, and an exponent only if needed."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))
@@ -154,7 +154,7 @@ def significant(value: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A cell for people: a number with six digits at most, separated thousands from 10,000 on; anything else as it is."""
+    """A readable cell: a number with at most six digits, with separated thousands from 10,000 on; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.6g}"
