@@ -60,7 +60,7 @@ def test_captured_steps_are_the_steps(name):
     captured, plain = network(POSTERIORS[name]()), network(POSTERIORS[name]())
     history, other = fit(captured), fit(plain, capture=False)
     assert history.notes["capture"] == "steps were captured"
-    assert other.notes["capture"] == "steps were not captured: not asked for"
+    assert other.notes["capture"] == "steps were not captured: Steps(capture=False)"
     same(captured, plain)
     for row, expected in zip(history, other, strict=True):
         assert {**row, "seconds": 0} == {**expected, "seconds": 0}

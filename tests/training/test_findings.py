@@ -439,7 +439,7 @@ def test_fit_judges_what_predict_says(data, trained, monkeypatch):
         raise MemoryError("too many weights")
 
     monkeypatch.setattr(loop, "keep_draws", fail)
-    with pytest.warns(UserWarning, match="no batch statistics of their own .too many weights"):
+    with pytest.warns(UserWarning, match="cannot have their own batch statistics .too many weights"):
         assert wrong <= findings(leave)
 
 

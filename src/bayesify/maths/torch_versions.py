@@ -1,4 +1,4 @@
-"""Attributes of torch that differ between the versions that bayesify supports: the one place that knows about them."""
+"""All code that depends on the version of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules (torch 2.6 has no function that tells)."""
+    """Whether hooks are registered for all modules (torch 2.6 has no function for this)."""
     hooks = nn.modules.module
     return bool(
         hooks._global_forward_pre_hooks
@@ -20,10 +20,10 @@ def has_global_hooks() -> bool:
 
 
 def cpu_float32_precisions() -> list[str]:
-    """Names of the precisions that float32 products on the CPU may be rounded to.
+    """Names of the precisions to which float32 products on the CPU may be rounded.
 
-    `"none"` and `"ieee"` keep all digits. torch before 2.9 has one setting for all products of matrices; later ones
-    have a setting per library and operation.
+    `"none"` and `"ieee"` keep all digits. Before version 2.9, torch has one setting for all matrix products; later versions have
+    a setting per library and operation.
     """
     backends: Any = torch.backends
     if not hasattr(backends, "fp32_precision"):

@@ -25,8 +25,8 @@ class CapturedSteps:
 
     A graph works on fixed memory: a batch is copied to where its graph reads it, and everything else that changes between steps
     must be a tensor that changes in place. Steps that wait for the device, or whose batches contain more than tensors, are not
-    captured; `reason` says why. Graphs are captured again when parameters, buffers or modes of the module change, or when
-    numeric options of the optimizer change. If these options change in every step, capturing stops.
+    captured; `reason` says why. Graphs are captured again when parameters or buffers move in memory, when modes of the module
+    change, or when numeric options of the optimizer change. If these options change in every step, capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -40,7 +40,7 @@ class CapturedSteps:
         self.replayed = 0
 
     def begin(self) -> None:
-        """Begin an epoch: drop graphs if the module's tensors or modes have changed."""
+        """Begin an epoch: drop graphs if the module's tensors have moved or its modes have changed."""
         tensors = [*self._module.parameters(), *self._module.buffers()]
         place = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
         modes = tuple(module.training for module in self._module.modules())

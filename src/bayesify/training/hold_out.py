@@ -144,7 +144,7 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: products this small are slower on several threads, ten times so next to other work."""
+    """Use one thread: more threads cost time for products this small, and ten times as much next to other work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

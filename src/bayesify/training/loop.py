@@ -178,7 +178,7 @@ class TrainingLoop:
                 keep_draws(bnn, self.loader, num_draws, max_examples=count, seed=seed, read_batch=self.plan.reader)
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
-                f"fit: draws have no batch statistics of their own ({error}); predictions use averages over draws",
+                f"fit: draws cannot have their own batch statistics ({error}); predictions use averages over draws",
                 stacklevel=2,
             )
 

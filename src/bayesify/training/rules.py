@@ -123,8 +123,8 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble", u
     if not behind:
         return []
     sentence = (
-        f"{behind} of {len(nll)} {what} have not converged: their NLL is up to {max(nll):.3g} nats per example, that of the "
-        f"best is {best:.3g}"
+        f"{behind} of {len(nll)} {what} have not converged: their NLL is up to {max(nll):.3g} nats per example, and the "
+        f"best one has {best:.3g}"
     )
     remedy = "train for more epochs (members that start at random need as many as a single network), or start all members at a "
     how = " with Ensemble(init='network')" if what.endswith("ensemble") else ""

@@ -148,7 +148,7 @@ class Step:
         falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
         self._highest = [float(group["lr"]) for group in falls]
         if not run.capture:
-            self._captured.reason = "not asked for"
+            self._captured.reason = "Steps(capture=False)"
         self._kl_weight = torch.zeros((), device=self.device)
         self._number = torch.zeros((), dtype=torch.int64, device=self.device)
         self._earlier: dict[int, Any] = {}

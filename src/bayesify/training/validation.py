@@ -51,7 +51,7 @@ class Totals:
     Args:
         seen: Whether the model was trained on the examples. A fitted row lies closer to its prediction than a new row. In a linear
             model the factor is $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the
-            noise. Coverage is then that of $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+            noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
     """
 
     def __init__(self, seen: bool = False) -> None:
