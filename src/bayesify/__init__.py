@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Names are loaded when asked for: the command line, which imports this package too, says that a file is not there before
-    # torch is read.
+    # Names are loaded lazily so that the command line, which also imports this package, can report a missing file before it
+    # imports torch.
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if find_spec(f"{__name__}.{name}") is not None:

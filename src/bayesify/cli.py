@@ -39,11 +39,11 @@ app.command()(predict)
 
 REPORT_NAME = "report.html"
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Of an output stream whose disk takes no more."""
+"""Error numbers of an output stream whose disk is full or fails."""
 
 
 def main() -> None:
-    """Run the command line; where its reader has left, as `head` does, it ends quietly, and on a full disk with a sentence."""
+    """Run the command line. A closed pipe, as `head` leaves it, ends the command quietly; a full disk ends it with a message."""
     try:
         try:
             app()
@@ -60,14 +60,14 @@ def main() -> None:
             with suppress(OSError):
                 stream.flush()
                 continue
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush at Python's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush when Python exits
         sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from bayesify.version import __version__
@@ -78,7 +78,7 @@ def _root(
 
 @app.command()
 def methods() -> None:
-    """List every method: its name in code, paper, what it stores, and whether it is ready."""
+    """List every method: its name in code, its paper, how many parameters it stores, and whether it is ready."""
     from bayesify.methods import all_methods
 
     known = all_methods().values()
@@ -93,9 +93,10 @@ def methods() -> None:
     console = Console()
     console.print(listing)
     console.print(
-        "\nparameters: what is stored for P weights; a layer has d_in inputs and d_out outputs; k, K and M are options of "
-        'the method. slow: in the demo only with --all.\nUse one by name: bayesify.bayesianize(net, "mean_field", ...). '
-        f"These are called themselves, below bayesify: {own}.",
+        "\nparameters: the number stored for P weights; a layer has d_in inputs and d_out outputs; k, K and M are options of "
+        "the method. slow: runs in the demo only with --all.\n"
+        'Use a method by name: bayesify.bayesianize(net, "mean_field", ...). '
+        f"These methods have functions or classes of their own below bayesify: {own}.",
         style="dim",
         highlight=False,
     )
@@ -103,22 +104,24 @@ def methods() -> None:
 
 @app.command()
 def demo(
-    everything: Annotated[bool, typer.Option("--all", help="Run slow methods too, and lift the time budget.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also run slow methods, and lift the time budget.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Train briefly, for a first look: bands are not converged.")
+        bool, typer.Option("--quick", help="Train briefly for a first look; the bands have not converged.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of data, networks, training and prediction.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the report; it is made if there is none.")] = Path(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data, networks, training and prediction.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the report; it is created if it does not exist.")] = Path(
         "bayesify-demo"
     ),
     only: Annotated[
-        str, typer.Option("--methods", help="Run these only: names from 'bayesify methods', separated by commas.")
+        str,
+        typer.Option("--methods", help="Run only these methods: names from 'bayesify methods', separated by commas."),
     ] = "",
 ) -> None:
     """Fit every method to two small problems and write an HTML report with all predictions side by side.
 
-    A regression with a gap in its data, and two moons. It takes about a minute. Each method has a time budget; one that
-    fails is named with its reason, and Ctrl-C keeps what is finished. The last line printed is the path of the report.
+    The problems are a regression with a gap in its data, and two moons. The demo takes about a minute. Each method has a
+    time budget. A method that fails is listed with the reason, and Ctrl-C keeps the finished methods. The last line
+    printed is the path of the report.
     """
     chosen = _choose(only, everything)
     path = _report_path(out)
@@ -150,28 +153,32 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="Experiments: paper/experiment, a paper, or a pattern such as '*/uci'.")
     ] = None,
-    show: Annotated[bool, typer.Option("--list", help="List the experiments and leave.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="What was published and what came out here; of a paper, every number.")
+        bool, typer.Option("--status", help="Show published results and ours; for a single paper, every number.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every experiment of the five papers.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny synthetic data, seconds for each.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
-    engine: Annotated[str, typer.Option(help="local, dask or ray.")] = "local",
+    everything: Annotated[bool, typer.Option("--all", help="Run every experiment of the five papers.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Use tiny synthetic data; each experiment takes seconds.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.")] = None,
+    engine: Annotated[str, typer.Option(help="Engine that runs the experiments: local, dask or ray.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="Only these runs of the experiment, such as a data set.")
+        list[str] | None, typer.Option(help="Run only these parts of the experiment, such as one dataset.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Folder of the data sets (default: BAYESIFY_DATA).")] = None,
-    arguments: Annotated[str, typer.Option(help="More for the experiment's own program: '--splits 2'.")] = "",
+    data: Annotated[str | None, typer.Option(help="Folder of the datasets (default: BAYESIFY_DATA).")] = None,
+    arguments: Annotated[
+        str, typer.Option(help="Extra arguments for the experiment's own program, such as '--splits 2'.")
+    ] = "",
 ) -> None:
-    """Run experiments of the five papers and put our numbers beside the published ones.
+    """Run experiments of the five papers and compare our numbers with the published numbers.
 
-    Runs that are finished are not run again; what Ctrl-C cut short continues with the same command. All results are in
-    results.jsonl of the folder.
+    Finished runs are not repeated. After Ctrl-C, the same command continues the interrupted runs. The file results.jsonl
+    in the folder holds all results.
     """
     if find_spec("bayesify_papers") is None:
-        needed = "the experiments, a package of their own; clone the repository: pip install ./papers"
+        needed = "the package of experiments; clone the repository and run pip install ./papers"
         refuse(f"bayesify reproduce needs {needed}", 1)
     from bayesify_papers.command import run_command
 
@@ -215,7 +222,7 @@ def _report_path(folder: Path) -> Path:
 
 
 def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tuple[list[Outcome], bool]:
-    """Outcomes of the methods, and whether Ctrl-C cut them short; progress goes to the error stream."""
+    """Outcomes of the methods, and whether Ctrl-C interrupted them. Progress goes to the error stream."""
     from bayesify.demo.run import BUDGET_SECONDS, run_all
     from bayesify.running.progress import Display
 

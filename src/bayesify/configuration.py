@@ -35,7 +35,7 @@ CALLED_AS = {
     **dict.fromkeys(("function_space", "fsvi"), "FunctionSpaceVI"),
     **dict.fromkeys(("laplace", "subnetwork", "subnetwork_laplace"), "Laplace"),
 }
-"""What to call, below `bayesify`, for the methods that are more than a posterior: for messages, and for the list of methods."""
+"""What to call below `bayesify` for each method that is more than a posterior. Messages and the list of methods use it."""
 
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
 PriorChoice = Prior | str | Mapping[str, Any] | None
@@ -47,7 +47,7 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
 
     Raises:
         ValueError: If a name is unknown or an option does not exist.
-        TypeError: If the choice is of a kind that means nothing here.
+        TypeError: If the type of the choice is not one that `bayesianize` accepts.
     """
     if isinstance(choice, (str, Path)) and str(choice).endswith(".json"):
         choice = read_json(choice)
@@ -67,7 +67,7 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
 
 @dataclass(frozen=True)
 class Choices:
-    """What a Bayesian network is made of, besides the network; see `bayesianize`."""
+    """Everything that a Bayesian network is made of, apart from the network itself; see `bayesianize`."""
 
     posteriors: list[tuple[str | nn.Module | None, Posterior]]
     likelihood: Likelihood | None
@@ -84,10 +84,12 @@ def make_choices(
     output: str | int | None = None,
     batch_statistics: BatchStatistics = "auto",
 ) -> Choices:
-    """The objects from the arguments of `bayesianize`. What is given besides a whole configuration wins over it.
+    """The objects that the arguments of `bayesianize` describe.
+
+    `posterior` may be a whole configuration. Any other argument then takes precedence over the configuration's entry.
 
     Raises:
-        ValueError: If a file is not JSON, or the configuration has a key that means nothing.
+        ValueError: If a file is not JSON, or the configuration has an unknown key.
     """
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
@@ -107,15 +109,15 @@ def make_choices(
 
 
 def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
-    """Whether the key `"posterior"` is a selector: the network has a module of that name, and no other key is a configuration's."""
+    """Whether the key `"posterior"` is a selector: the network has a module of that name, and no other key is one of `KEYS`."""
     return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
 
 
 def restore_choices(net: nn.Module, config: Any) -> Choices:
-    """The objects from the `config()` of a Bayesian network; a path in place of plain data is an error.
+    """The objects that the `config()` of a Bayesian network describes. A path in place of plain data is an error.
 
     Raises:
-        ValueError: If it is not such a configuration.
+        ValueError: If `config` is not plain data with a posterior.
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
         raise ValueError("the configuration of a Bayesian network is not plain data with a posterior")
@@ -133,16 +135,16 @@ def make_posterior(entry: Choice) -> Posterior:
     if not isinstance(entry, Mapping):
         raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
     if not isinstance(entry.get("name"), str):
-        raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
+        raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; add the posterior's name to its options")
     made: Posterior = _construct(find_posterior(entry["name"]), entry)
     return made
 
 
 def find_posterior(name: str) -> type[Posterior]:
-    """A posterior's class by name or alias: one of the library, or one that an entry point of another package offers.
+    """A posterior's class by name or alias, from the library or from an entry point of another package.
 
     Raises:
-        ValueError: If there is none, or if several packages offer one of this name.
+        ValueError: If no posterior has this name, or if several packages offer one.
     """
     wanted = plain_name(name)
     for kind in posteriors.REGISTRY.values():
@@ -170,13 +172,13 @@ def find_posterior(name: str) -> type[Posterior]:
 
 
 def _names(thing: object) -> list[str]:
-    """Name and aliases of a posterior's class or of a method; none where an entry point names something else."""
+    """Name and aliases of a posterior class or of a method; empty if an entry point names something else."""
     names = (getattr(thing, "name", None), *getattr(thing, "aliases", ()))
     return [plain_name(name) for name in names if isinstance(name, str)]
 
 
 def make_prior(entry: PriorChoice, scale: float = Posterior.prior_scale) -> Prior:
-    """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's with a scale."""
+    """A prior from an instance, a name, a dict with its name and arguments, or `None` for `Neal(scale)`."""
     if entry is None:
         return priors.Neal(scale)
     if isinstance(entry, Prior):
@@ -194,10 +196,10 @@ def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
 
 
 def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
-    """A likelihood from its configuration and the entries of a state below `likelihood`, on the device of a tensor.
+    """A likelihood from its configuration and the entries of `state` below `likelihood`, on the device of `like`.
 
     Raises:
-        ValueError: If the configuration is no likelihood's, or the state does not fit.
+        ValueError: If the configuration does not describe a likelihood, or the state does not fit.
     """
     likelihood = make_likelihood(config)
     if likelihood is None:

@@ -64,32 +64,34 @@ def bayesianize(
     output: str | int | None = None,
     batch_statistics: BatchStatistics = "auto",
 ) -> BayesianNetwork[Any]:
-    """Make a network Bayesian: take weights out of a copy of it and put them under a posterior.
+    """Make a network Bayesian: copy it, take weights out of the copy, and put them under a posterior.
 
     Args:
         net: Any module. It is copied, not changed.
-        posterior: An instance such as `MeanField()`; a name such as `"mean_field"`; a dict from selector to posterior; or the
-            same as plain data: a dict, or the path of a JSON file, with `{"name": ..., options}` in place of an instance, or
-            all that `BayesianNetwork.config()` returns. Selectors (dotted name, glob whose `*` crosses dots, class name,
-            module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
-            stay point estimates. Normalization layers stay point estimates unless a selector names them.
+        posterior: An instance such as `MeanField()`, a name such as `"mean_field"`, or a dict from selector to posterior.
+            Plain data works too: a dict or the path of a JSON file, with `{"name": ..., options}` in place of each instance,
+            or everything that `BayesianNetwork.config()` returns. A selector is a dotted name, a glob whose `*` crosses dots,
+            a class name or a module object. Selectors are tried in order, and a matching module takes all weights below it.
+            Weights that no selector takes stay point estimates, and so do normalization layers unless a selector names them.
         likelihood: p(y | outputs); needed by `elbo` and `predict`.
-        prior: p(weights); `Neal(8.0)` by default, `Neal()` for posteriors that draw from the prior between inducing points.
-        output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
-            Left out, it is the only tensor, or the one called `logits`.
-        batch_statistics: What the running statistics of BatchNorm layers do while the posterior trains. `"frozen"`: they stay as
-            they are and normalize training batches too, so that training and prediction are one function; `"train"`: each draw is
-            normalized by its own batch in training, and by averages over draws in prediction. `"auto"` freezes those of layers
-            that were trained, under posteriors that vary around the network's weights; names of layers freeze these.
+        prior: p(weights). The default is `Neal(8.0)`, or `Neal()` for posteriors that draw from the prior between inducing
+            points.
+        output: Key or position of the output that the likelihood describes, for a network that returns several outputs.
+            The default is the only tensor, or the output called `logits`.
+        batch_statistics: How BatchNorm layers use running statistics while the posterior trains. With `"frozen"`, the running
+            statistics stay fixed and also normalize training batches, so that training and prediction use one function.
+            With `"train"`, batch statistics normalize each draw in training, and averages over draws do so in prediction.
+            `"auto"` freezes layers that were trained if the posterior varies around the network's weights.
+            Names of layers freeze these layers.
 
     Returns:
         The Bayesian network, in the mode (train or eval) of `net`.
 
     Raises:
-        ValueError: If a selector matches nothing, a name is unknown, or the network has no weights or float16 ones.
+        ValueError: If a selector matches nothing, a name is unknown, the network has no weights, or a weight is float16.
     """
     if isinstance(net, BayesianNetwork):
-        raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
+        raise TypeError("bayesianize: net is already a BayesianNetwork; give the plain network, or its mean_network()")
     chosen = configuration.make_choices(net, posterior, likelihood, prior, output, batch_statistics)
     return BayesianNetwork(
         net,

@@ -25,16 +25,16 @@ from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 MAX_KNOWN_COSTS = 32
-"""Kinds of inputs whose cost is known for a network at a time."""
+"""The number of kinds of inputs whose cost a network remembers."""
 
 
 class Draw:
-    """One function from the posterior; every argument is an attribute too.
+    """One function from the posterior. Every argument is also an attribute.
 
     Args:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name.
-        kl: KL in nats of the draw, a scalar.
+        kl: KL of the draw in nats, a scalar.
         buffers: Per-draw buffers, by name.
     """
 
@@ -52,12 +52,12 @@ class Draw:
 
 
 class Draws:
-    """S functions from the posterior, the same S for every input; every argument is an attribute too.
+    """S functions from the posterior, the same S for every input. Every argument is also an attribute.
 
     Args:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name, each [S, *shape], a tensor or a structured weight.
-        kl: KL in nats of each draw, [S].
+        kl: KL of each draw in nats, [S].
         buffers: Per-draw buffers (an ensemble's batch statistics), one dict per draw.
     """
 
@@ -78,11 +78,11 @@ class Draws:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with each draw's weights.
 
-        Takes what the network takes. Whether draws run together or one after the other is chosen by the kind of
-        network and changes only the speed.
+        The arguments are the network's. The kind of network decides whether draws run together or one after the other. This
+        choice changes only the speed.
 
         Returns:
-            [S, B, ...]; a dict, tuple or dataclass of outputs keeps its type and gets the axis of draws in every tensor.
+            [S, B, ...]. A dict, tuple or dataclass of outputs keeps its type, and each of its tensors gets the axis of draws.
         """
         return self.runner.run(self.weights, args, kwargs, buffers=self.buffers)
 
@@ -102,13 +102,13 @@ class Draws:
         Args:
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
-            output: Which of several outputs; see `bayesianize`.
-            keep: Whether to hold all outputs; by default the budget decides.
-            memory: Budget for activations, and for the outputs that are kept: bytes, or text such as `"1GiB"`.
-            split_batch: Whether the batch may be cut to stay within the budget; see `BayesianNetwork.predict`.
+            output: Key or position of the output to select; see `bayesianize`.
+            keep: Whether to keep all outputs in memory. By default the budget decides.
+            memory: Budget for activations and for kept outputs, in bytes or as text such as `"1GiB"`.
+            split_batch: Whether the batch may be split to stay within the budget; see `BayesianNetwork.predict`.
 
         Raises:
-            ValueError: If the batch is empty, or may be cut and cannot be.
+            ValueError: If the batch is empty, or if `split_batch` is true and the inputs cannot be split.
         """
         budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
         rows = total = batch_size(args, kwargs)
@@ -128,7 +128,7 @@ class Draws:
                 yield found
 
         with self.runner.evaluating().alone(hooks=False) as runner:
-            if split_batch and total > 1:  # a single example cannot be cut
+            if split_batch and total > 1:  # a single example cannot be split
                 check_lengths(args, kwargs)
                 rows, cost, few = self._rows_within(runner, args, kwargs, budget, output)
                 size = len(self) * total * cost.output
@@ -141,13 +141,13 @@ class Draws:
     def _rows_within(
         self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
-        """How many examples fit into a budget of activation memory, with all draws at once where they run so.
+        """The number of examples that fit into a budget of activation memory; all draws count if they run together.
 
-        The cost of an example is measured once for a network and a kind of inputs, by a pass of one draw over a few examples. It is
-        measured again where the batch must be cut.
+        One draw over a few examples measures the cost of an example, once for each network and kind of inputs. The cost is
+        measured again whenever the batch must be split.
 
         Returns:
-            The number of examples, the cost of one, and the output of the first few examples if the cost was measured now.
+            The number of examples; the cost of one; the output of the first few examples if this call measured the cost.
         """
         total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
         together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1
@@ -205,20 +205,20 @@ class Draws:
         return Draws(self.runner, weights, self.kl, self.buffers)
 
     def detach(self) -> Draws:
-        """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
+        """The same draws, detached from the posterior's parameters and from later training of the point estimates."""
         plain = self.materialize()._copied(self.runner.snapshot())
         weights = {name: weight.detach() for name, weight in plain.weights.items()}
         return Draws(plain.runner, weights, self.kl.detach(), plain.buffers)
 
     def _copied(self, runner: Runner) -> Draws:
-        """The same draws through another runner, with what training changes in place copied."""
+        """The same draws through another runner. Tensors that training changes in place are copied."""
         weights = {name: _copy(weight) for name, weight in self.weights.items()}
         buffers = self.buffers and [{name: value.clone() for name, value in part.items()} for part in self.buffers]
         return Draws(runner, weights, self.kl, buffers)
 
 
 def _copy(weight: Tensor) -> Tensor:
-    """The same draws, copied where they are a view of a parameter, which training changes in place."""
+    """The drawn weight, copied if it is a view of a parameter, because training changes parameters in place."""
     base = weight._base
     if base is None or not base.is_leaf or not base.requires_grad:
         return weight

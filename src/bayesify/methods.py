@@ -1,4 +1,4 @@
-"""The one list of methods: posteriors, and methods that are more than a posterior of a network."""
+"""The list of all methods: posteriors, and methods that are more than a posterior of a network."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Method:
         name: The name in code, configuration files and on the command line.
         title: A short name for tables and figures.
         paper: Author and year of the source.
-        cost: Parameters it stores, relative to P weights, in words.
+        cost: Number of stored parameters for P weights, as text.
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
-        fit: A function that trains the method from a `TrainingTask`. `None` for posteriors, which all train alike.
+        fit: A function that trains the method from a `TrainingTask`. `None` for posteriors, which all train the same way.
         options: Arguments of the posterior, or of `fit`, that suit small networks.
         aliases: Other names by which it is known in papers.
-        slow: Whether its steps are slow, so that it gets fewer of them by default.
+        slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
-        is_point: Whether its weights, or most of them, are point estimates: its training is the search for the maximum a posteriori
-            already, and one before it would make the members of an ensemble alike.
-        is_chain: Whether it is a Markov chain: its steps are draws, and it is too slow to be run several times.
-        starts_at_point: Whether `fit` first trains by `training.maximum_a_posteriori.train_point`.
-        make: A function that makes the `Trainable` that `fit` trains, for those that a `ModelStack` takes.
-        draws_in_steps: Whether `fit` takes `num_draws`, the number of draws of the weights in a training step.
-        starts_at_rows: Name of an option that takes rows of the training data.
+        is_point: Whether most or all of its weights are point estimates. Its training already searches for the maximum a
+            posteriori, and a separate search before training would make the members of an ensemble alike.
+        is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
+        starts_at_point: Whether `fit` first calls `training.maximum_a_posteriori.train_point`.
+        make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
+        draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.
+        starts_at_rows: Name of an option whose value is rows of the training data.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Method:
 
     @classmethod
     def of_posterior(cls, kind: type[Posterior]) -> Method:
-        """The method that is a posterior, with the facts that its class states."""
+        """The method for a posterior class, with the facts that the class states."""
         return cls(
             kind.name,
             kind.title or kind.__name__,
@@ -91,12 +91,12 @@ class Method:
 
     @property
     def learns_noise(self) -> bool:
-        """Whether it learns noise soundly; under a point estimate it would shrink to what a network that fits every row leaves."""
+        """Whether the method can learn the noise. Under a point estimate the noise would shrink to the training residuals."""
         return self.fit is None and not self.is_point
 
     @property
     def option_names(self) -> tuple[str, ...] | None:
-        """Names of the options of its posterior, or of its `fit` after the task; `None` where it takes any."""
+        """Names of the options of its posterior, or of its `fit` without the task; `None` if it accepts any option."""
         function: Callable[..., Any] | None = self.fit or self.posterior
         takes = [] if function is None else [*inspect.signature(function).parameters.values()]
         takes = takes[self.fit is not None :]
@@ -139,16 +139,16 @@ METHODS: dict[str, Method] = {
                fit=fit_subnetwork, aliases=("subnetwork_laplace",), starts_at_point=True),
     )
 }  # fmt: skip
-"""The library's methods by name; `all_methods` adds those of other packages."""
+"""The library's methods by name; `all_methods` adds the methods of other packages."""
 
 
 def all_methods() -> dict[str, Method]:
-    """The library's methods and those that other packages add by entry points of the group `bayesify.methods`, by name.
+    """All methods by name: the library's, and those that other packages add by entry points of the group `bayesify.methods`.
 
-    An entry point's object is a `Method` or a subclass of `Posterior`; anything else is skipped with a warning.
+    An entry point's object is a `Method` or a subclass of `Posterior`. Any other object is skipped with a warning.
 
     Raises:
-        ValueError: If a name or an alias of an entry point is taken.
+        ValueError: If another method already has the name or an alias of an entry point's method.
     """
     return {**METHODS, **_other_methods()}
 
@@ -157,7 +157,7 @@ def get_method(name: str) -> Method:
     """A method by name or alias.
 
     Raises:
-        ValueError: If there is none; the message suggests the nearest name.
+        ValueError: If no method has this name. The message suggests the nearest name.
     """
     wanted = plain_name(name)
     method = _find(METHODS, wanted) or _find(_other_methods(), wanted)

@@ -1,4 +1,4 @@
-"""What a user holds: a network without its weights, and a posterior that draws them."""
+"""The Bayesian network: a network without its weights, and a posterior that draws them."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, summarize
 
 Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
-"""What the likelihood makes of a network's outputs: a classification or a regression."""
+"""Type of the predictive distribution, which the likelihood decides: classification or regression."""
 
 
 class Road:
-    """How the draws of one network are made and run, decided once and kept by the network.
+    """The code path that makes and runs the draws of one network. The network decides it once and keeps it.
 
-    On a CPU a posterior is asked itself; on a GPU a posterior whose draws can be captured is asked through its CUDA graphs. What
-    concerns the network's own modules (copies, `vmap` or a loop, rows within a memory budget) is decided by the runner. The road is
-    decided anew when the network or one of its posteriors is another object, or on a device of another type; copies and pickles
-    of a network start without one.
+    On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs. The
+    runner decides everything about the network's own modules: copies, `vmap` or a loop, rows within a memory budget. A new
+    road is made if the module or a posterior is replaced, or if the type of the device changes. Copies and pickles of a network
+    have no road at first.
 
     Args:
         bnn: The network.
@@ -68,9 +68,9 @@ class Road:
         device: Type of the posteriors' device.
         captured: CUDA graphs of draws.
         runner: The network without its weights.
-        ways: What draws from each posterior, those that run the network last.
+        ways: The drawing function of each posterior. Posteriors that run the network come last.
         has_buffers: Whether draws may have buffers of their own.
-        num_draws: Draws of a prediction unless told otherwise.
+        num_draws: Default number of draws of a prediction.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Road:
         "num_draws",
         "runner",
         "ways",
-    )  # hides the modules from copies
+    )  # slots hide the modules from copies
 
     def __init__(self, bnn: BayesianNetwork[Any]) -> None:
         self._parts = list(bnn.posteriors)
@@ -98,25 +98,27 @@ class Road:
         return partial(self.captured.draw, part) if part.capturable else partial(_draw_settled, part)
 
     def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
-        """Whether these are the network and the posteriors that it was decided for."""
+        """Whether the road was decided for this network and these posteriors."""
         return self.runner.network is network and list(posteriors) == self._parts
 
 
 def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-    """A draw that compares the parameters once: on a GPU each comparison waits for the device."""
+    """A draw that compares the parameters once, because each comparison on a GPU waits for the device."""
     with settled():
         return part.draw(request)
 
 
 @dataclass(frozen=True)
 class Start:
-    """How posteriors have started; see `training.restarts`.
+    """The settings with which the posteriors started; see `training.restarts`.
 
     Args:
-        noise: States of torch's generators before they took random numbers, by device; empty where they never start again.
-        powers: k of the units $10^k$ of weights, by name; 0 for others.
-        keep_function: Whether the network's function is as it was given; otherwise these weights are $10^k$ times as large.
-        narrowing: Factor on standard deviations that nobody has given.
+        noise: States of torch's generators, by device, before the posteriors drew their random start. Empty if the posteriors
+            never restart.
+        powers: Exponent k of the unit $10^k$ of each weight, by name. Weights that are not listed have k = 0.
+        keep_function: Whether the units leave the network's function unchanged. Otherwise the listed weights become $10^k$
+            times as large.
+        narrowing: Factor on the standard deviations that the user has not set.
     """
 
     noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
@@ -126,27 +128,27 @@ class Start:
 
 
 class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
-    """A network without its weights, and a posterior that draws them; made by `bayesianize`.
+    """A network without its weights, and a posterior that draws them. `bayesianize` makes it.
 
     Args:
         net: The network to copy.
         posteriors: Pairs of selector and posterior; a selector of `None` takes everything.
         likelihood: p(y | outputs), or `None`.
         prior: p(weights).
-        output: Which of several outputs the likelihood is about.
-        share_frozen: Whether frozen parameters are those of `net` itself and not copies.
+        output: Key or position of the output that the likelihood describes; see `bayesianize`.
+        share_frozen: Whether to share frozen parameters with `net` instead of copying them.
         batch_statistics: See `bayesianize`.
 
     Attributes:
-        network: The copy; the slots of weights under the posterior are empty.
+        network: The copy of `net`. The slots of weights under the posterior are empty.
         posteriors: The bound posteriors, one per selector.
-        likelihood: A copy of the given one, on the network's device.
+        likelihood: A copy of the given likelihood, on the network's device.
         prior: The bound prior.
-        given_weights: The weights of `net`, kept where a posterior starts elsewhere, or `fit` may start it again, until `fit` has
-            compared with them; else empty.
-        start: How the posteriors have started.
-        frozen_statistics: Names of the network's layers whose running statistics stay as they are in training mode.
-        kept_statistics: Draws with running statistics of their own, which `predict` uses; `None` without. See `keep_draws`.
+        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every posterior
+            starts at these weights and `fit` cannot restart it.
+        start: The settings with which the posteriors started.
+        frozen_statistics: Names of the layers whose running statistics stay fixed in training mode.
+        kept_statistics: Draws with running statistics of their own, which `predict` uses, or `None`; see `keep_draws`.
     """
 
     remedy = "; bayesianize makes one"
@@ -209,7 +211,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; layers with frozen statistics are in evaluation mode in both, and their scale and shift train."""
+        """Set the mode. Layers with frozen statistics always stay in evaluation mode, while their scale and shift train."""
         super().train(mode)
         for path in self.frozen_statistics:
             self.network.get_submodule(path).eval()
@@ -233,10 +235,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior, where one spans all selected weights.
+        """The posterior, if a single one spans all selected weights.
 
         Raises:
-            ValueError: If there are several; use `posteriors` then.
+            ValueError: If there are several posteriors. Use `posteriors` instead.
         """
         if len(self.posteriors) > 1:
             raise ValueError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
@@ -248,7 +250,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return dict(self._weights)
 
     def _decided(self) -> Road:
-        """How draws are made and run, decided once; see `Road`."""
+        """The current `Road`, or a new one if the old one no longer fits."""
         road, device = self._road, first_parameter(self.posteriors).device.type
         if road is None or road.device != device or not road.leads_through(self.network, self.posteriors):
             road = Road(self)
@@ -272,14 +274,15 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """Draw functions from the posterior.
 
         Args:
-            num_draws: S.
-            generator: Source of randomness, on any device; the global one by default.
-            antithetic: Draw Gaussian noise in pairs of opposite sign: half the random numbers, less Monte Carlo error.
-            local: Whether noise may differ between examples: for a training objective only, never for prediction.
-            num_data: N, where the draws are for a bound over a dataset of that size.
+            num_draws: S, the number of draws.
+            generator: Source of randomness, on any device. The default is torch's global generator.
+            antithetic: Whether to draw Gaussian noise in pairs of opposite sign. This halves the random numbers and reduces
+                the Monte Carlo error.
+            local: Whether noise may differ between examples. Use it for a training objective only, never for prediction.
+            num_data: N, the size of the dataset, if the draws are for a bound over a dataset.
 
         Returns:
-            The draws; differentiable by the posterior's parameters.
+            The draws, differentiable with respect to the posterior's parameters.
         """
         road, noise = self._decided(), source_of(generator)
         weights: MutableMapping[str, Tensor] = {}
@@ -318,12 +321,12 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def training_draws(self) -> int:
-        """The most that one of the posteriors recommends."""
+        """Draws per training step: the largest number that any of the posteriors recommends."""
         return max(posterior.training_draws for posterior in self.posteriors)
 
     @property
     def noise_per_example(self) -> bool:
-        """Whether a posterior draws noise at the outputs of layers in place of weights."""
+        """Whether any posterior draws noise at the outputs of layers instead of drawing weights."""
         return any(posterior.local_reparameterization for posterior in self.posteriors)
 
     def check_ready(self) -> None:
@@ -333,7 +336,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of `map_objective`, each [1], or of `elbo`, each [S], for a batch of `fit`."""
+        """The two terms of `map_objective`, each [1], or of `elbo`, each [S], for a batch of `fit`."""
         if phase == "map":
             return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
         return self.elbo_terms(
@@ -366,9 +369,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             y: Targets.
             num_data: N, the number of examples in the dataset.
-            num_draws: S.
-            kl_weight: $\beta$.
-            example_weights: $\omega$, [B].
+            num_draws: S, the number of draws.
+            kl_weight: $\beta$, the weight of the KL.
+            example_weights: $\omega$, the weights of the examples, [B].
             generator: Source of randomness.
             antithetic: See `draw`.
 
@@ -401,7 +404,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
+        """The two terms of `elbo` separately: the data term and the KL of each draw, both [S] and in nats."""
 
         def compute() -> tuple[Tensor, Tensor]:
             draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
@@ -422,7 +425,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def map_terms(
         self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
+        r"""The two terms of `map_objective` separately: the data term and $-\log p$ of the mean, each [1]."""
         with full_precision(self._decided().device):
             means = self.posteriors.means(self.layout)
             prior = self.prior.typical()
@@ -449,7 +452,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
+        """KL(q || p) in nats, summed over all weights, a scalar. Without a closed form it is an estimate from one draw."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
         with full_precision(self._decided().device):
@@ -459,7 +462,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """Make q equal to the prior, in place.
 
         Raises:
-            ValueError: If a posterior cannot be the prior; nothing is changed then.
+            ValueError: If a posterior cannot equal the prior. In this case nothing changes.
         """
         self.posteriors.set_to_prior(self.prior)
 
@@ -482,23 +485,28 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     ) -> Kind:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
-        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are kept while they
-        fit in it; above it they are reduced chunk by chunk, and what needs them later (quantiles, `log_prob`) runs again.
+        The batch may have any size: it is split so that activations stay within a memory budget. The outputs of all draws are
+        kept if they fit into the budget. Otherwise they are reduced chunk by chunk, and quantiles and `log_prob` run the
+        network again.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; by default 32, or each member of an ensemble once, or all that `keep_draws` has kept.
+            num_draws: S, the number of draws. The default is all draws that `keep_draws` has kept, each member of an ensemble
+                once, or 32.
             generator: Source of randomness. Kept draws are fixed and do not use it.
-            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
+            memory: The budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
-            keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            split_batch: Whether the batch may be cut. False where outputs depend on other rows, or inputs are the whole batch's.
-            draws: Draws of this network to use in place of fresh ones: for many requests, `draw(16).detach()` once.
-            method: `"moments"` carries means and variances through the network once, without draws, for posteriors of independent
-                Gaussians (`MeanField`, `KTied`, `Point`); see `bayesify.moments`.
+            keep_outputs: Whether to keep all outputs regardless of their size. By default the budget decides.
+            split_batch: Whether the batch may be split. Use false if outputs depend on other rows, or if an input, such as a
+                graph, belongs to the whole batch.
+            draws: Draws of this network to use instead of fresh draws. To serve many requests, call `draw(16).detach()` once.
+            method: `"draws"`, or `"moments"` to propagate means and variances through the network in one pass without draws.
+                `"moments"` works for posteriors of independent Gaussians (`MeanField`, `KTied`, `Point`); see
+                `bayesify.moments`.
 
         Raises:
-            ValueError: If there is no likelihood, draws are another network's, inputs do not fit, or moments have no rule.
+            ValueError: If there is no likelihood, if `draws` belong to another network, if the inputs do not fit, or if a
+                module has no rule for moments.
         """
         likelihood = self.likelihood or self.require_likelihood("predict")
         args, kwargs = checked_inputs(x)
@@ -511,7 +519,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             fresh = partial(self.draw, count, generator=generator, antithetic=antithetic)
             draws = fresh() if antithetic else self._kept_draws(num_draws) or fresh()
         elif draws.runner.network is not self.network:
-            raise ValueError("predict: draws are another network's; give those of this network's draw(...)")
+            raise ValueError("predict: draws belong to another network; call draw(...) of this network")
         with explain_shape_errors(args, kwargs):
             outputs = draws.outputs(
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
@@ -524,8 +532,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             return None
         if num_draws is not None and num_draws > len(kept):
             warnings.warn(
-                f"predict: num_draws={num_draws}, and {len(kept)} draws have batch statistics of their own; averages over draws "
-                "normalize these draws, which is worse; keep more draws with bayesify.keep_draws",
+                f"predict: num_draws={num_draws}, but only {len(kept)} draws have batch statistics of their own, so averages over "
+                "draws normalize this prediction, which is worse; keep more draws with bayesify.keep_draws",
                 stacklevel=4,
             )
             return None
@@ -534,7 +542,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return Draws(drawn.runner, drawn.weights, drawn.kl, kept.buffers(count))
 
     def _valid_statistics(self) -> KeptStatistics | None:
-        """The kept statistics, where nothing has changed since that they were computed from."""
+        """The kept statistics if nothing that they were computed from has changed since, otherwise `None`."""
         kept = self.kept_statistics
         return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
 
@@ -562,7 +570,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """See `Posteriors`."""
+        """The number of different draws, or `None` if draws cannot be counted; see `Posteriors`."""
         return self.posteriors.num_distinct_draws
 
     @torch.no_grad()
@@ -579,7 +587,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     # -- description -----------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data: `bayesianize(net, config)` makes the same kind of network again."""
+        """All choices as plain data, from which `bayesianize(net, config)` makes the same kind of network again."""
         parts = [part.config() for part in self.posteriors]
         posterior: Any = parts[0] if self._selectors == [None] else dict(zip(self._selectors, parts, strict=True))
         return {
@@ -591,7 +599,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by dotted name, masks of pruned ones packed, and statistics of kept draws."""
+        """Parameters and buffers by dotted name, packed masks of pruned parameters, and statistics of kept draws."""
         kept = self._valid_statistics()
         return tensors_of(self) | (prefixed(kept_statistics=kept.state()) if kept is not None else {})
 
@@ -616,24 +624,24 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return made
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the network as it was given."""
+        """Fingerprint of the network that was given to `bayesianize`."""
         return fingerprint(self.mean_network())
 
     def summary(self) -> Summary:
-        """Each weight, its posterior or why it was left alone, and parameters before and after."""
+        """Each weight with its posterior, or the reason why it has none, and the parameter counts before and after."""
         points = {name for name, value in self.network.named_parameters() if value.requires_grad}
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         return summarize(self._catalog.weights, self._left, self.posteriors, points, total)
 
     def extra_repr(self) -> str:
-        """How many weights are under a posterior."""
+        """The number of weights under a posterior."""
         return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
 
 
 def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
-    """Take over from a state what `fit` finds out before the first step, in place: the posterior's units, and rates of dropout.
+    """Set, in place, what `fit` found before its first step and a state holds: the posteriors' units, and rates of dropout.
 
-    A unit, $10^k$, is what a posterior's weight is multiplied by to be the network's; `unit_powers` has k of each weight.
+    A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds k of each weight.
     """
     if "unit_powers" in state:
         powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)

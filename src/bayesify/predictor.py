@@ -1,4 +1,4 @@
-"""The two contracts: what predicts, and what trains on a batch."""
+"""The two contracts: `Predictor` predicts, and `Trainable` trains on a batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding
 
 Phase = Literal["map", "variational"]
-"""Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
+"""The objective that a step maximizes: the log posterior at the mean, or the evidence lower bound."""
 
 DEFAULT_NUM_DRAWS = 32
-"""Draws of a prediction unless told otherwise, where draws cannot be counted."""
+"""Default number of draws of a prediction, if distinct draws cannot be counted."""
 
 
 class Serializable(ABC):
-    """What `save` writes and `load` gives back: choices as plain data, and tensors by name."""
+    """An object that `save` writes and `load` returns: choices as plain data, and tensors by name."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -38,26 +38,26 @@ class Serializable(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The object that `config` and `state` describe, over a copy of the network, whose code is in no file.
+        """The object that `config` and `state` describe, over a copy of `net`. The network's code is not stored.
 
-        Both may come from a stranger: no other file is opened, and what they say wrongly is an error.
+        Both arguments may come from an untrusted file: no other file is opened, and wrong contents raise an error.
         """
 
     def fingerprint(self) -> dict[str, str]:
-        """What the user's network was made of, by name, with which `load` compares the one it is given; empty without one."""
+        """Description of the user's network, by name. `load` compares it with the network it is given. Empty without a network."""
         return {}
 
 
 class Predictor(Serializable):
-    """What gives a predictive distribution for inputs: networks under a posterior, Laplace, SWAG, ensembles, processes.
+    """An object that gives a predictive distribution for inputs: a Bayesian network, Laplace, SWAG, a Gaussian process.
 
-    Adapters, estimators, metrics, conformal prediction and reports know this contract and nothing else. Options of one method
-    only are further keyword arguments of its `predict`.
+    Adapters, estimators, metrics, conformal prediction and reports rely on this contract alone. Options that belong to one
+    method are extra keyword arguments of its `predict`.
 
     Attributes:
-        likelihood: p(y | outputs), or `None` where none was given yet.
-        output: Which of several outputs of the network the likelihood is about; see `bayesianize`.
-        findings: What its making has to say; see `check`.
+        likelihood: p(y | outputs), or `None` if it has not been set.
+        output: Key or position of the output that the likelihood describes; see `bayesianize`.
+        findings: Findings from the construction of this predictor; see `check`.
     """
 
     likelihood: Likelihood | None
@@ -66,11 +66,11 @@ class Predictor(Serializable):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """How many different draws there are, where they can be counted: by default a prediction takes each once."""
+        """The number of different draws, or `None` if they cannot be counted. By default a prediction uses each draw once."""
         return None
 
     def require_likelihood(self, what: str) -> Likelihood:
-        """The likelihood; a `ValueError` that names `what` needs it where there is none."""
+        """The likelihood, or a `ValueError` saying that `what` needs one."""
         if self.likelihood is None:
             raise ValueError(
                 f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
@@ -90,12 +90,12 @@ class Predictor(Serializable):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; what suits the method by default. A predictor that draws nothing ignores it.
-            generator: Source of randomness. A predictor that draws nothing ignores it.
-            memory: Budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
+            num_draws: S, the number of draws. The default depends on the method. A predictor without draws ignores it.
+            generator: Source of randomness. A predictor without draws ignores it.
+            memory: Budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
 
-        Where draws run through the user's network, `split_batch=False` is the promise that the batch is never cut: for networks
-        whose outputs depend on other rows of the batch, or on inputs such as a graph that belong to the whole of it.
+        Predictors that run draws through the user's network also take `split_batch`. With `split_batch=False` the batch is
+        never split. Use it if outputs depend on other rows, or if an input, such as a graph, belongs to the whole batch.
         """
 
 
@@ -103,7 +103,7 @@ class Drawable(Predictor):
     """A predictor from which functions can be drawn.
 
     Attributes:
-        remedy: How to get one, for messages.
+        remedy: Advice in messages on how to get a drawable predictor.
     """
 
     remedy: ClassVar[str] = ", such as a BayesianNetwork; bayesianize makes one"
@@ -113,11 +113,11 @@ class Drawable(Predictor):
         """Draw functions, the same for every input."""
 
     def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """The draws that `predict` uses with the same arguments; for many batches, give them to it as `draws`.
+        """The draws that `predict` uses with the same arguments. For many batches, pass them to `predict` as `draws`.
 
-        Where `keep_draws`, or `fit` at its end, has kept draws of a network with BatchNorm, these are the first of them,
-        each with statistics of its own. More draws than were kept, and all draws once a parameter has changed, are fresh, and
-        running averages normalize them.
+        For a network with BatchNorm, `keep_draws` or the end of `fit` may have kept draws. The result is then the first
+        `num_draws` kept draws, each with statistics of its own. All draws are fresh if `num_draws` exceeds the kept draws or
+        if a parameter has changed. Running averages normalize fresh draws.
         """
         kept = self._kept_draws(num_draws)
         if kept is not None:
@@ -125,7 +125,7 @@ class Drawable(Predictor):
         return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
 
     def _kept_draws(self, num_draws: int | None) -> Draws | None:
-        """Draws that are kept for predictions, all by default; `None` without so many."""
+        """The first `num_draws` draws that are kept for predictions, or all of them; `None` if fewer are kept."""
         return None
 
 
@@ -148,11 +148,11 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """How much each example counts, [B], float64 on the CPU: its weight, else 1."""
+        """The weight of each example, [B], float64 on the CPU; 1 if there are no weights."""
         return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
-        """Inputs, targets and weights with a function of each tensor in its place."""
+        """Inputs, targets and weights after applying a function to each tensor."""
         if isinstance(self.x, Tensor):
             return function(self.x), function(self.y), None if self.weights is None else function(self.weights)
         found: tuple[Any, Tensor, Tensor | None]
@@ -164,7 +164,7 @@ class Batch:
         return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
     def weighed(self) -> Batch:
-        """Without the examples of weight 0, which may leave none.
+        """The batch without examples of weight 0. The result may be empty.
 
         Raises:
             ValueError: If a weight is negative or not finite.
@@ -175,16 +175,16 @@ class Batch:
         return self if bool((self.weights > 0).all()) else self.rows(self.weights > 0)
 
     def rows(self, index: slice | Tensor) -> Batch:
-        """Some of the examples; inputs that do not have the batch's length are kept whole."""
+        """Some of the examples. Inputs whose length differs from the batch size are kept whole."""
         return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
 class Trainable(ABC):
-    """What `fit` can train: parameters, and an objective in two terms.
+    """A model that `fit` can train: parameters, and an objective with two terms.
 
     Attributes:
-        phases: Which phases it has; `"map"` is for those with a posterior mean to train first.
-        remedy: How to get one, for messages.
+        phases: The phases of training. Models with a posterior mean that can train first have the phase `"map"`.
+        remedy: Advice in messages on how to get a trainable model.
     """
 
     phases: ClassVar[tuple[Phase, ...]] = ("variational",)
@@ -192,28 +192,28 @@ class Trainable(ABC):
 
     @property
     def module(self) -> nn.Module:
-        """What holds parameters, buffers and modes; itself, where it is a module."""
+        """The module that holds parameters, buffers and modes. By default it is the object itself."""
         assert isinstance(self, nn.Module)
         return self
 
     @property
     @abstractmethod
     def training_draws(self) -> int:
-        """Draws per step that `fit` uses by default."""
+        """Default number of draws per step in `fit`."""
 
     @property
     def num_models(self) -> int | None:
-        """R where it is R models that train together, each with its own row of every parameter; `None` for one model."""
+        """R, the number of models that train together, each with its own row of every parameter; `None` for one model."""
         return None
 
     @property
     def keeps_mode(self) -> bool:
-        """Whether it trains in the mode (train or eval) that it is in."""
+        """Whether training leaves the current mode (train or eval) unchanged."""
         return False
 
     @property
     def noise_per_example(self) -> bool:
-        """Whether examples have noise of their own, which must differ between the parts of a batch."""
+        """Whether each example has its own noise. Parts of a batch must then use different noise."""
         return False
 
     def check_ready(self) -> None:  # noqa: B027 (most are ready)
@@ -223,17 +223,17 @@ class Trainable(ABC):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective for a batch in nats of the whole dataset: what is maximized is `first - beta * second`.
+        """The two terms of the objective for a batch, in nats of the whole dataset. `fit` maximizes `first - beta * second`.
 
         Returns:
-            Expected log-likelihood and KL (or what stands in for it), each [S], or [R, S] for R models whose objectives add up;
-            1 in place of S for what all draws have in common.
+            The expected log-likelihood, and the KL or its substitute. Each is [S], or [R, S] for R models whose objectives add
+            up. The last axis has length 1 if all draws share the value.
         """
 
     def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
-        """Scale the gradients, in place, to a norm of at most `max_norm`; `norm` is that of all of them.
+        """Scale the gradients, in place, to a norm of at most `max_norm`. `norm` is the norm of all gradients together.
 
-        Where there are several models, each one's gradient has the norm that counts for it, as if it trained alone.
+        With several models, each model is clipped by the norm of its own gradients, as if it trained alone.
         """
         if self.num_models is None:
             torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
@@ -245,10 +245,10 @@ class Trainable(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """All choices as plain data and tensors, which a run that is continued must have in common with the interrupted one."""
+        """All choices as plain data and tensors. A resumed run must have the same choices as the interrupted run."""
 
 
 def norms_by_model(grads: Sequence[Tensor], num_models: int) -> Tensor:
-    """Norm of each model's gradients, [R], where each has its own row of every one of them."""
+    """Norm of each model's gradients, [R]. Each model has its own row of every gradient."""
     norms: Tensor = torch.stack([grad.reshape(num_models, -1).norm(dim=1) for grad in grads]).norm(dim=0)
     return norms

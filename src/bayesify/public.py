@@ -1,4 +1,4 @@
-"""Everything that a user finds below `bayesify`; the package itself loads it when a name is asked for."""
+"""All public names of `bayesify`. The package loads this module when a name is first used."""
 
 from bayesify import (
     acquisition,
@@ -35,7 +35,7 @@ from bayesify.training.schedules import KLSchedule
 from bayesify.version import __version__
 from bayesify.weights.catalog import count_parameters
 
-# Scikit-learn is optional: its estimators are imported when a file holds one.
+# Scikit-learn is optional, so its estimators are imported only when a file holds one.
 serializers.MODULES_BY_KIND.update(BayesianRegressor="bayesify.sklearn", BayesianClassifier="bayesify.sklearn")
 
 __all__ = [

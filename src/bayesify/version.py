@@ -1,3 +1,3 @@
-"""The version of bayesify, the one place where it is written."""
+"""The version of bayesify. No other file states it."""
 
 __version__ = "0.1.0"

@@ -23,7 +23,7 @@ def test_existing_draws_give_what_they_would_by_themselves(rows):
     torch.testing.assert_close(bnn.predict(x, draws=draws).probs, expected)
     fresh = bnn.predict(x, 16, generator=torch.Generator().manual_seed(1)).probs
     torch.testing.assert_close(bnn.predict(x, draws=draws).probs, fresh)
-    with pytest.raises(ValueError, match="predict: draws are another network's"):
+    with pytest.raises(ValueError, match="predict: draws belong to another network"):
         make(likelihoods.Categorical()).predict(x, draws=draws)
 
 
@@ -45,11 +45,9 @@ def test_a_single_example_is_not_measured_before_it_is_run(monkeypatch):
 def test_names_of_the_other_kind_of_prediction():
     classes, values = make(likelihoods.Categorical()), make(likelihoods.Gaussian(0.1))
     x = torch.randn(2, 4)
-    with pytest.raises(AttributeError, match=r"interval is of a regression; this is a classification, which has probs"):
+    with pytest.raises(AttributeError, match=r"interval is for regression; this is a classification, which has probs"):
         classes.predict(x).interval(0.9)
-    with pytest.raises(
-        AttributeError, match=r"probs is of a classification; this is a regression, which has mean, std"
-    ):
+    with pytest.raises(AttributeError, match=r"probs is for classification; this is a regression, which has mean, std"):
         _ = values.predict(x).probs
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = values.predict(x).nonsense

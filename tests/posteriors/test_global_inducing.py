@@ -534,26 +534,28 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
 @pytest.mark.parametrize(
     ("net", "made", "message"),
     [
-        (Mixing, lambda: GlobalInducing(X), r"what second sees of an example depends on the other examples; .*GroupNorm"),
-        (TimeFirst, lambda: GlobalInducing(torch.randn(5, 2, 3)), r"layer sees inputs of shape \(2, 5, 3\) for 5 inducing.*; .*"),
-        (Unused, lambda: GlobalInducing(X), r"idle is not called when the network runs; give it another posterior"),
-        (shared, lambda: GlobalInducing(X), r"0.weight is tied to 2.weight.*; give it another posterior"),
+        (Mixing, lambda: GlobalInducing(X), r"the input of second for an example depends on the other examples; .*GroupNorm"),
+        (TimeFirst, lambda: GlobalInducing(torch.randn(5, 2, 3)), r"layer gets inputs of shape \(2, 5, 3\) for 5 inducing.*; .*"),
+        (Unused, lambda: GlobalInducing(X), r"idle is not called when the network runs; give this layer another posterior"),
+        (shared, lambda: GlobalInducing(X), r"0.weight is tied to 2.weight.*; give this weight another posterior"),
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), lambda: GlobalInducing(X),
-         r"1 \(BatchNorm1d\) normalizes by the batch.*; use GroupNorm, or .*batch_statistics='frozen'"),
-        (mlp, lambda: GlobalInducing(X, torch.zeros(5, 3)), r"targets of shape \(5, 3\); the last layer 2 makes \(5, 2\)"),
-        (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets of shape \(4, 2\).*: give 5 rows, and 2 numbers"),
+         r"1 \(BatchNorm1d\) normalizes by batch statistics.*; use GroupNorm, or .*batch_statistics='frozen'"),
+        (mlp, lambda: GlobalInducing(X, torch.zeros(5, 3)),
+         r"targets have shape \(5, 3\), but the last layer 2 has outputs of shape \(5, 2\)"),
+        (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets have shape \(4, 2\).*; give 5 rows, and 2 numbers"),
         (mlp, lambda: GlobalInducing(X, torch.tensor([0, 1, 2, 0, 1])), r"the label 2, but the last layer 2 has 2 outputs; "),
-        (lambda: nn.Linear(3, 2), lambda: GlobalInducing(X, torch.zeros(5, 1)), r"the last layer \(the network\) makes \(5, 2\)"),
+        (lambda: nn.Linear(3, 2), lambda: GlobalInducing(X, torch.zeros(5, 1)),
+         r"the last layer \(the network\) has outputs of shape \(5, 2\)"),
         (mlp, lambda: GlobalInducing(torch.zeros(5, 4)), r"does not run on inducing inputs of shape \(5, 4\) .*; give inputs"),
         (mlp, lambda: GlobalInducing(X.where(X > 0, math.nan)), r"inputs hold nan at index \[0, 0\]; give finite numbers"),
         (mlp, lambda: GlobalInducing(X, X[:, :2].log()), r"targets hold NaN or infinity; give finite numbers"),
-        (mlp, lambda: GlobalInducing(X[:0]), r"inputs of shape \(0, 3\); give at least one"),
+        (mlp, lambda: GlobalInducing(X[:0]), r"inputs have shape \(0, 3\); give at least one"),
         (mlp, lambda: GlobalInducing(0), r"inputs=0; give an integer of at least 1"),
         (mlp, lambda: GlobalInducing(X, precision=0.0), r"precision=0.0; give a positive number"),
         (mlp, lambda: GlobalInducing(X, covariance="dense"), r"covariance='dense'; give 'diagonal' or 'full'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, learned="first"), r"learned='first'; give 'all' or 'last'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, kl_form="exact"), r"kl_form='exact'; give 'closed' or 'sampled'"),  # type: ignore[arg-type]
-        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs is a count, and .* first layer is not linear; "),
+        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs is a count, but .* first layer is not linear; "),
         (mlp, lambda: LocalInducing(0), r"LocalInducing: points=0; give an integer of at least 1"),
         (mlp, lambda: LocalInducing(3, precision=-1.0), r"LocalInducing: precision=-1.0; give a positive number"),
         (mlp, lambda: LocalInducing(3, kl_form="exact"), r"LocalInducing: kl_form='exact'; give"),  # type: ignore[arg-type]
@@ -598,14 +600,14 @@ def test_a_factorization_that_fails_names_the_layer() -> None:
 
 def test_two_that_run_the_network_are_refused() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": GlobalInducing(X), "2": GlobalInducing(X)})
-    with pytest.raises(ValueError, match=r"2.weight is not drawn yet .*; put all layers .* under one GlobalInducing"):
+    with pytest.raises(ValueError, match=r"2.weight is not yet drawn .*; put all layers .* under one GlobalInducing"):
         bnn.draw()
 
 
 def test_noise_for_each_example_is_refused() -> None:
     choice = {"2": GlobalInducing(X), "*": MeanField(local_reparameterization=True)}
     bnn = bayesify.bayesianize(mlp(), choice, likelihood=likelihoods.Gaussian(0.1))
-    with pytest.raises(ValueError, match="use local_reparameterization=False there"):
+    with pytest.raises(ValueError, match="use local_reparameterization=False in the other posterior"):
         bnn.elbo(X, torch.zeros(5, 2), num_data=5)
     bnn.predict(X, 3)
 

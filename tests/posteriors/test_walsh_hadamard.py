@@ -557,7 +557,7 @@ def test_a_residual_is_around_the_network(covariance: str) -> None:
     again = BayesianNetwork.restore(other, bnn.config(), bnn.state())
     assert torch.equal(again.draw(1, generator=generator()).weights["0.weight"],
                        bnn.draw(1, generator=generator()).weights["0.weight"])  # fmt: skip
-    with pytest.raises(ValueError, match="around the network's weights"):
+    with pytest.raises(ValueError, match="centered on the network's weights"):
         bnn.set_to_prior()
 
 
@@ -602,7 +602,7 @@ def test_bad_options() -> None:
     ):
         with pytest.raises(ValueError, match=f"WalshHadamard: .*{message}"):
             posteriors.WalshHadamard(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"a block of 8192 has .* use 'diagonal' or 'flow'"):
+    with pytest.raises(ValueError, match=r"a block of size 8192 needs .* use 'diagonal' or 'flow'"):
         bayesify.bayesianize(nn.Linear(4097, 4097, bias=False), posteriors.WalshHadamard("full"))
 
 

@@ -1,4 +1,4 @@
-"""Posteriors over the weights of a network, one file a family."""
+"""Posteriors over the weights of a network, one file per family."""
 
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.dropout import Dropout

@@ -13,7 +13,7 @@ from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 DEFAULT_RATE = 0.05
-"""Probability that an input is dropped, where nobody gives one; with 0.1 the ECE of a CNN was 0.055."""
+"""Default probability that an input is dropped. With 0.1 the ECE of a CNN was 0.055."""
 
 
 class Dropout(Posterior):
@@ -22,17 +22,21 @@ class Dropout(Posterior):
     $$ W = M \operatorname{diag}(z) / (1 - \text{rate}), \qquad z_j \sim \text{Bernoulli}(1 - \text{rate}) $$
 
     with one $z_j$ per input feature or input channel. A draw is one mask for all examples, so a draw is a function of the
-    input; biases, embeddings and custom parameters are not masked. Nor is, unless asked for, the network's first layer, since
-    that would drop inputs of the data. Nor are layers before the last BatchNorm of a network, in the order of `named_modules()`,
-    whose statistics suit no single mask (Li et al. 2019), unless all selected layers come before it. q has no density; what
-    stands in for the KL is $-\mathbb{E}_q \log p(W)$, so that a rate of 0 is `Point`. Stored: `value` (M), starting at the
-    network's weights. Noise is one number for each input of a layer: on a GPU there is no kernel of its own for it, and repeated
+    input. These weights are not masked:
+
+    - biases, embeddings and custom parameters;
+    - the network's first layer, unless `first_layer` is true, because a mask would drop inputs of the data;
+    - layers before the last BatchNorm layer, in the order of `named_modules()`, unless all selected layers come before it,
+      because BatchNorm statistics suit no single mask (Li et al. 2019).
+
+    q has no density. $-\mathbb{E}_q \log p(W)$ replaces the KL, so that a rate of 0 equals `Point`. Stored: `value` (M),
+    starting at the network's weights. The noise is one number per input of a layer, so a GPU needs no special kernel. Repeated
     draws are captured as CUDA graphs.
 
     Args:
-        rate: Probability that an input is dropped. By default 0.05, or less where `fit` sees that draws would lose much of what
-            a trained network has learned.
-        first_layer: Whether the network's first layer is masked too.
+        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers the default if draws would lose much of
+            what a trained network has learned.
+        first_layer: Whether to mask the network's first layer too.
 
     Raises:
         ValueError: If `rate` is not in [0, 1).
@@ -53,7 +57,7 @@ class Dropout(Posterior):
         self._rate, self.starts_wide = DEFAULT_RATE if rate is None else rate, rate is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start at the network's weights. The variance is in proportion to `rate / (1 - rate)`."""
+        """Start at the network's weights. The variance is proportional to `rate / (1 - rate)`."""
         if self.rate is None and self.narrowing < 1:
             odds = self.narrowing**2 * DEFAULT_RATE / (1 - DEFAULT_RATE)
             self.set_rate(odds / (1 + odds))
@@ -61,7 +65,7 @@ class Dropout(Posterior):
         self.past_norms = any(self._can_mask(weight) and not weight.normalized for weight in self.weights)
 
     def set_rate(self, rate: float) -> None:
-        """Use a rate that was found, and keep it with the state."""
+        """Use the rate that `fit` has found, and store it with the state."""
         self._rate = rate
         self.register_buffer("found_rate", torch.tensor(rate, dtype=torch.float64))
 
@@ -93,13 +97,13 @@ class Dropout(Posterior):
         return dict(self.value.items())
 
     def variance(self) -> dict[str, Tensor]:
-        """`M^2 rate / (1 - rate)` where masked, else 0."""
+        """`M^2 rate / (1 - rate)` for masked weights, 0 for others."""
         factor = self._rate / (1 - self._rate)
         masked = {weight.name for weight in self.weights if self.masked(weight)}
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """`rate / (1 - rate)` of the mean's own product where masked: a mask takes or leaves a filter as a whole."""
+        """`rate / (1 - rate)` times the mean's outer product for masked weights, because a mask drops or keeps a whole filter."""
         filters = self.value[weight.name].reshape(-1, positions)
         return (self._rate / (1 - self._rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 

@@ -20,19 +20,22 @@ from bayesify.weights.named_parameters import NamedParameters
 class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
-    It has no density, so `kl` is the mean over members of $-\log p(m_k)$: with it the ELBO is the mean of the members' MAP
-    objectives. The members are the draws, and they share one likelihood, so `fit` runs them as it runs draws, together by `vmap`
-    for small networks. A `ModelStack` is for models with a likelihood and data of their own.
-    Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers. Several
-    ensembles of one network, of $K_1, K_2, \dots$ members, are $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks: the n-th takes
-    member n mod $K_i$ of each and has its own statistics. With equal sizes these are K networks.
+    q has no density, so `kl` is the mean over members of $-\log p(m_k)$, and the ELBO is the mean of the members' MAP
+    objectives. The members are the draws and share one likelihood. `fit` runs them as it runs draws, together by `vmap` for
+    small networks. For models with their own likelihood and data, use a `ModelStack`.
+    Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers.
+
+    A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
+    $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
+    ensemble i. Ensembles of equal size K form K networks.
     Stored: `value`, with a leading axis of members.
 
     Args:
-        members: K.
-        init: `"reset"` starts the first member at the network's weights and each other one again, by `reset_parameters()` of
-            the module that owns the weight (a module without it: normal numbers with the weight's own mean and
-            spread); `"network"` starts all at the network's weights plus noise of 10 % of the weight's spread.
+        members: K, the number of members.
+        init: How the members start. With `"reset"`, the first member starts at the network's weights. The module that owns a
+            weight initializes the other members by its `reset_parameters()`. Without that method, they are normal numbers with
+            the weight's own mean and spread. With `"network"`, the others start at the network's weights plus noise of 10 % of
+            the weight's spread.
 
     Raises:
         ValueError: If `members` is below 1 or `init` is unknown.
@@ -53,10 +56,10 @@ class Ensemble(Posterior):
         self.training_draws = self.num_networks = members
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start the members apart."""
+        """Start each member at different weights."""
         stacked = {weight.name: [values[weight.name].clone()] for weight in self.weights}
         for _ in range(self.members - 1):
-            # One new start per module, so that its weights belong together.
+            # Reset each module once, so that all its weights come from the same initialization.
             fresh: dict[nn.Module, nn.Module | None] = {}
             for weight in self.weights:
                 value, module = values[weight.name], modules[weight.name]
@@ -74,7 +77,7 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often; several ensembles of one network take those of the same networks."""
+        """Members in random order, each equally often. Several ensembles of one network choose the same networks."""
         if self.num_networks not in request.networks:
             device = self.value.values()[0].device
             drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)
@@ -84,11 +87,14 @@ class Ensemble(Posterior):
 
     @property
     def num_distinct_draws(self) -> int:
-        """The members, or the networks that this and other ensembles make together."""
+        """The number of networks that all ensembles form together; K for a single ensemble."""
         return self.num_networks
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Give each network batch statistics of its own, kept by the first ensemble: unrelated ones have no meaningful average."""
+        """Give each network its own batch statistics, because unrelated networks have no meaningful average.
+
+        The first ensemble keeps the statistics.
+        """
         ensembles = [part for part in posteriors if isinstance(part, Ensemble)]
         self.num_networks = math.lcm(*(part.members for part in ensembles))
         for name, value in buffers.items() if self is ensembles[0] else ():
@@ -137,7 +143,7 @@ def _spread(value: Tensor) -> Tensor:
 
 
 def _reset(module: nn.Module) -> nn.Module | None:
-    """A copy of one module (without its children) with new random parameters, or `None` where it cannot do that."""
+    """A copy of one module with new random parameters of its own (not its children's), or `None` if it cannot be reset."""
     for method in ("reset_parameters", "_reset_parameters"):
         if callable(getattr(module, method, None)):
             again: Any = copy.deepcopy(module)

@@ -16,22 +16,22 @@ from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 MAX_LAYER_WEIGHTS = 20_000
-"""Scalars in one layer above which a dense covariance is refused: 20,000 of them take 1.6 GB in float32."""
+"""Largest number of scalars in one layer for a dense covariance. With 20,000 scalars it takes 1.6 GB in float32."""
 
 
 class FullCovariance(Posterior):
-    r"""One dense Gaussian over weight and bias of each layer together (FCG-W).
+    r"""One dense Gaussian per layer, over its weight and bias together (FCG-W).
 
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
     with $w_l$ the layer's weights in the order weight, bias, each row-major. Layers are independent of each other.
     Stored: `mean_value` freely, starting at the network's weights; the diagonal of each factor, `raw_diagonal`, through
-    softplus; its strictly lower part relative to that, $L_{ij} = L_{ii}\,\text{lower}_{ij}$, freely, packed row by row: a step of
-    the optimizer then changes a row by a share of its own size, however many entries it has. P weights in a layer need
-    P + P (P + 1) / 2 numbers.
+    softplus; its strictly lower part relative to the diagonal, $L_{ij} = L_{ii}\,\text{lower}_{ij}$, freely, packed row by row.
+    A step of the optimizer then changes a row in proportion to its own size, regardless of its length. P weights in a layer
+    need P + P (P + 1) / 2 numbers.
 
     Args:
-        init_std: Diagonal of every factor before training; by default a tenth (less before BatchNorm) of the root mean
+        init_std: Diagonal of every factor before training. The default is a tenth (less before BatchNorm) of the root mean
             square of the layer's weights.
 
     Raises:
@@ -50,11 +50,11 @@ class FullCovariance(Posterior):
         self.init_std = init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, covariances multiples of the identity."""
+        """Start means at the network's weights, and covariances at multiples of the identity."""
         for layer in self.layers:
             if layer.numel > MAX_LAYER_WEIGHTS:
                 raise ValueError(
-                    f"FullCovariance: layer {layer.name} has {layer.numel} weights, a covariance of "
+                    f"FullCovariance: layer {layer.name} has {layer.numel} weights, so its covariance takes "
                     f"{4 * layer.numel**2 / 2**30:.1f} GiB; select smaller layers, or use MatrixNormal or KTied here"
                 )
         flat = {layer.name: _flatten(layer, values) for layer in self.layers}
@@ -74,7 +74,7 @@ class FullCovariance(Posterior):
         noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
         weights, variance = dict[str, Tensor](), dict[str, Tensor]()
         for layer, eps in zip(self.layers, noise, strict=True):
-            diagonal, lower = self._factor(layer)  # L = diag(s) (I + N): its product needs no L
+            diagonal, lower = self._factor(layer)  # L = diag(s) (I + N), so L is never formed
             flat = self.mean_value[layer.name] + diagonal * (eps + eps @ lower.T)  # [S, P]
             weights.update(_unflatten(layer, flat))
             variance.update(_unflatten(layer, _row_squares(diagonal, lower)))
@@ -114,7 +114,7 @@ class FullCovariance(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Means to 0, each covariance to the prior's diagonal."""
+        """Set means to 0, and each covariance to the prior's diagonal."""
         stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()

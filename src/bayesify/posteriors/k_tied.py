@@ -27,13 +27,13 @@ class KTied(Posterior):
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
     Stored: `mean_value` freely, starting at the network's weights; `raw_row` [rows, rank] and `raw_col` [cols, rank] through
-    softplus, about half the numbers of a mean-field posterior. With a rank above 1 the factors start 10 % apart, since
-    equal ones would stay equal.
+    softplus. This is about half the numbers of a mean-field posterior. With a rank above 1 the factors start 10 % apart,
+    because equal factors would stay equal.
 
     Args:
         rank: k, the rank of each layer's matrix of standard deviations.
-        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of the root mean square of its
-            layer's weights.
+        init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
+            of the layer's weights.
 
     Raises:
         ValueError: If `rank` is below 1 or `init_std` is not positive.
@@ -52,7 +52,7 @@ class KTied(Posterior):
         self.rank, self.init_std = rank, init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation near `start_std`."""
+        """Start means at the network's weights, and standard deviations near `start_std`."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
         stds = {layer.name: self.start_std(layer, values) for layer in self.layers}
@@ -84,7 +84,7 @@ class KTied(Posterior):
         return weights, self._kl(request.prior, stds)
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`: where all weights are of one type and a matrix is a weight and at most its bias."""
+        """See `Posterior`. The kernel needs weights of one type, and layers of one weight and at most a bias."""
 
         def are_pairs() -> bool:
             of_one_type = len({request.dtype(weight.name) for weight in self.weights}) == 1
@@ -94,7 +94,7 @@ class KTied(Posterior):
         return suits and self.results.constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same numbers by a kernel for all layers."""
+        """The same draws by one kernel for all layers."""
         parts = [part.values() for part in (self.mean_value, self.raw_row, self.raw_col)]
 
         def make(stds: list[float]) -> DrawPlan | None:
@@ -116,7 +116,7 @@ class KTied(Posterior):
         return {layer.name: self.std_matrix(layer.name) for layer in self.layers}
 
     def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
-        """KL with the standard deviations that a draw has computed already."""
+        """KL, given the standard deviations that a draw has already computed."""
         moments = self.second_moments(prior, by_layer(self.layers, lambda layer: stds[layer.name].square()))
         return prior.cross_entropy(moments, self.sizes()) - self._entropy(stds)
 
@@ -138,7 +138,7 @@ class KTied(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Means to 0, u to 1, v to the prior's standard deviations over the rank."""
+        """Set means to 0, u to 1, and v to the prior's standard deviations divided by the rank."""
         stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()

@@ -1,4 +1,4 @@
-"""Local inducing points: Bayesian linear regression in every layer, from inputs of the layer's own."""
+"""Local inducing points: Bayesian linear regression in every layer, on the layer's own inducing inputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.regression import Regression, RegressionFactors
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer
-from bayesify.posteriors.global_inducing.likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale
+from bayesify.posteriors.global_inducing.likelihood import (
+    NEGLIGIBLE_LOG_PRECISION,
+    NETWORK_PRECISION,
+    HalfPrecision,
+    PriorScale,
+)
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 
 class LocalInducing(Posterior):
-    r"""Bayesian linear regression in every layer on learned inputs and outputs of that layer alone (Ober & Aitchison 2021; li).
+    r"""Bayesian linear regression in every layer, on learned inputs and outputs of this layer (Ober & Aitchison 2021; li).
 
     $$ q(W_l) = \prod_r \mathcal{N}(w_r;\, \Sigma Z_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + Z_l^\top \Lambda_l Z_l)^{-1} $$
 
-    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$: eq. 11 with inducing inputs $Z_l$ of the layer's own in
-    place of propagated ones. Layers are independent and q is Gaussian, with everything in closed form given the prior. An
-    inducing input is one row that the layer's matrix multiplies: for a convolution a patch, and a 1 for the bias. Takes
-    every kind of weight.
+    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs $Z_l$ that belong
+    to the layer instead of propagated inputs. Layers are independent and q is Gaussian, so everything has a closed form given
+    the prior. An inducing input is one row that the layer's matrix multiplies: a patch for a convolution, with a 1 for the
+    bias. Every kind of weight is supported.
 
     Stored, by layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
 
@@ -38,15 +43,15 @@ class LocalInducing(Posterior):
         points_value: [M, d_in]; pseudo_outputs: [M, d_out]; log_precision: [M].
 
     Args:
-        points: M, in every layer.
-        precision: Where the diagonal of $\Lambda$ starts; by default, 1, and `NETWORK_PRECISION` where V starts at the network's.
-        kl_form: `"closed"`, or `"sampled"`: $\log q - \log p$ at the draw.
-        init: Where V starts: `"random"`, standard normal numbers; or `"network"`, what the network's own `[W b]` makes of the
-            inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. With at least as many points as columns the mean of q then starts close
+        points: M, the number of inducing points in every layer.
+        precision: Initial diagonal of $\Lambda$. The default is 1, or `NETWORK_PRECISION` with `init="network"`.
+        kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
+        init: Initial V. With `"random"`, V is standard normal. With `"network"`, V is the network's own outputs at the inducing
+            inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns, the mean of q then starts close
             to the network.
 
     Raises:
-        ValueError: If an argument is not as said.
+        ValueError: If an argument is out of its range.
     """
 
     name = "local_inducing"
@@ -56,7 +61,7 @@ class LocalInducing(Posterior):
     small_options = {"points": 60, "precision": 3000.0, "init": "network"}
     slow = True
     prior_means = False
-    prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
+    prior_scale = 1.0  # far from inducing points, draws come from the prior and are as large as its activations
     correlated_priors = True
 
     @checked
@@ -72,7 +77,7 @@ class LocalInducing(Posterior):
         self.shares_statistics = self.starts_at_network = init == "network"
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Standard normal inputs, and outputs as `init` says."""
+        """Start with standard normal inputs, and with outputs by `init`."""
         like = next(iter(values.values()))
         log_precision = math.log(self.precision or (NETWORK_PRECISION if self.init == "network" else 1.0))
         inputs, outputs, logs = {}, {}, {}
@@ -87,15 +92,15 @@ class LocalInducing(Posterior):
 
     @staticmethod
     def _has_ones(layer: Layer) -> bool:
-        """Whether the last column of `[W b]` is a bias beside a weight, and multiplies a 1."""
+        """Whether the last column of `[W b]` is a bias next to a weight, so that it multiplies a 1."""
         return len(layer.weights) > 1 and layer.weights[-1].is_bias
 
     def _design(self, layer: Layer, points: Tensor) -> Tensor:
-        """Inducing inputs with their ones, [M, D]."""
+        """Inducing inputs, with a column of ones for the bias, [M, D]."""
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
     def problem(self, layer: Layer, scale: PriorScale) -> RegressionFactors:
-        """The regression of one layer's whitened rows, for each draw of the prior, [*S, 1, D, R]; in float64."""
+        """The regression of one layer's whitened rows for each draw of the prior, [*S, 1, D, R], in float64."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
@@ -125,7 +130,10 @@ class LocalInducing(Posterior):
         return weights, self._stored(sum(kls[1:], kls[0]))
 
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs; all at once where no value is looked at."""
+        """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs.
+
+        The layers are drawn in one batch unless values are checked, because errors name single layers.
+        """
         if should_check(noise[0]):
             found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
             return [drawn for drawn, _, _ in found], sum(kl for _, kl, _ in found)  # type: ignore[return-value]
@@ -136,11 +144,11 @@ class LocalInducing(Posterior):
         return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
-        """In the type of the parameters."""
+        """The value in the type of the parameters."""
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
-        """The weights by name from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
+        """The weights by name, from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
         scale = self._typical()
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 
@@ -149,11 +157,11 @@ class LocalInducing(Posterior):
         return PriorScale(self.bound_prior, self.layers, 1).first()
 
     def mean(self) -> dict[str, Tensor]:
-        """The regression's means; where the prior draws its scales, with these at their means."""
+        """The regression's means. A prior that draws its scales is used with the scales at their means."""
         return self._each(lambda layer, found, scale: scale.push(layer, found.mean.mT).squeeze(0))
 
     def variance(self) -> dict[str, Tensor]:
-        """The diagonal of Sigma, the same for every row; where the prior draws its scales, with these at their means."""
+        """The diagonal of Sigma, the same for every row. A prior that draws its scales is used with the scales at their means."""
 
         def spread(layer: Layer, found: Regression, scale: PriorScale) -> Tensor:
             return scale.push(layer, found.root).square().sum(-2).expand(layer.rows, -1)
@@ -167,7 +175,7 @@ class LocalInducing(Posterior):
         return self._stored(root.mT @ root)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Sum of Sigma's diagonal blocks that belong to filters, times the rows."""
+        """Sum of Sigma's diagonal blocks that belong to filters, times the number of rows."""
         layer = next(layer for layer in self.layers if weight in layer.weights)
         blocks = self.covariance(layer)[: weight.matrix_shape[1], : weight.matrix_shape[1]]
         blocks = blocks.unflatten(0, (-1, positions)).unflatten(-1, (-1, positions))  # [c, K, c, K]
@@ -175,7 +183,7 @@ class LocalInducing(Posterior):
         return found
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """Closed form; a scalar, or [S] for S draws of the prior."""
+        """KL in closed form: a scalar, or [S] for S draws of the prior."""
         scale = PriorScale(prior, self.layers, 1 if prior.fixed else _draws(prior)).aligned()
         parts = [self.regression(layer, scale).closed_kl() for layer in self.layers]
         return self._stored(sum(parts[1:], parts[0]))
@@ -191,10 +199,10 @@ class LocalInducing(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Pseudo-outputs to 0, their precision to almost none."""
+        """Set pseudo-outputs to 0 and their precision almost to 0."""
         for name in self.pseudo_outputs:
             self.pseudo_outputs[name].zero_()
-            self.log_precision[name].fill_(AT_PRIOR)
+            self.log_precision[name].fill_(NEGLIGIBLE_LOG_PRECISION)
 
 
 def _draws(prior: PriorDraw) -> int:

@@ -31,20 +31,21 @@ class MeanField(Posterior):
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
     Stored: `mean_value` freely, starting at the network's weights, in the given units; `raw_std`, the log of the standard
-    deviation, or under a cap what a scaled sigmoid takes to it. Weights and biases both; a draw of the whole network takes its
-    noise in one call.
+    deviation, or with `max_std` the input of a scaled sigmoid. Both weights and biases are Gaussian. A draw of the whole
+    network takes its noise in one call.
 
     Args:
-        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of the root mean square of its
-            layer's weights.
+        init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
+            of the layer's weights.
         max_std: Upper bound on every standard deviation.
-        local_reparameterization: Draw noise at the outputs of linear layers that see each example once, in the training
-            objective (see `LocalGaussian`); other layers and predictions draw weights. Gradients have less noise; a step
-            takes more time than with a draw of the weights, not less.
-        units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (what is typical at
-            the start, where the prior draws it). A step of Adam then moves each mean by the learning rate times that, in
-            layers of any width, as in the code of Ober & Aitchison (2021). With weights' own units a rate of 0.01 moves the
-            means of a layer with 288 inputs by 0.17 of it, and global inducing points above diverge.
+        local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each
+            example once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients have less noise, but a
+            step takes more time than with a draw of the weights.
+        units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the mean divided
+            by the prior's standard deviation, or by the initial typical value if the prior draws its standard deviation. A step
+            of Adam then moves each mean by the learning rate times this standard deviation, in layers of any width, as in the
+            code of Ober & Aitchison (2021). With `"weight"`, a learning rate of 0.01 moves the means of a layer with 288 inputs
+            by 0.17 prior standard deviations, and global inducing points in the layers above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.
@@ -73,7 +74,7 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation at `start_std`, half the cap at most by default."""
+        """Start means at the network's weights and standard deviations at `start_std`, by default at most half of `max_std`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}
@@ -90,7 +91,7 @@ class MeanField(Posterior):
         return float(torch.as_tensor(self.bound_prior.std[name]).detach().mean())
 
     def _means(self) -> list[Tensor]:
-        """m of each weight, without what is pruned."""
+        """m of each weight, without pruned entries."""
         if self.units == "weight":
             return self.mean_value.values()
         return [value * self.unit[name] for name, value in self.mean_value.items()]
@@ -105,7 +106,7 @@ class MeanField(Posterior):
         return {name: math.log(self.max_std) + F.logsigmoid(raw) for name, raw in self.raw_std.items()}
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-        """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
+        """`m + s * noise`, or local Gaussians inside the training objective with `local_reparameterization`."""
         if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
             return fused
         names, means, logs = list(self.mean_value), self._means(), list(self.log_std().values())
@@ -124,12 +125,12 @@ class MeanField(Posterior):
         else:
             stds = list(torch._foreach_exp(logs))
             kl = self.kl(request.prior) if prior_stds is None else diagonal_kl(prior_stds, means, logs, stds)
-            # The noise is ours alone: no second buffer.
+            # Nobody else holds the noise, so it serves as the output buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
+        """See `Posterior`. A kernel needs parameters without a cap, a unit or pruned entries."""
         return (
             kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None
@@ -139,7 +140,7 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same numbers by a kernel for all weights of a type, which a bfloat16 network's weights are written in at once."""
+        """The same draws by one kernel per type of weights. The kernel writes bfloat16 directly for a bfloat16 network."""
         means, log_stds = self.mean_value.values(), self.raw_std.values()
 
         def make(stds: list[float]) -> DrawPlan | None:
@@ -169,12 +170,12 @@ class MeanField(Posterior):
         return weights, kl
 
     def mean(self) -> dict[str, Tensor]:
-        """m, 0 where pruned."""
+        """m, with 0 at pruned entries."""
         names = list(self.mean_value)
         return {name: self.mean_value.scatter(name, mean) for name, mean in zip(names, self._means(), strict=True)}
 
     def variance(self) -> dict[str, Tensor]:
-        """s squared, 0 where pruned."""
+        """s squared, with 0 at pruned entries."""
         return {name: self.mean_value.scatter(name, (2 * log_std).exp()) for name, log_std in self.log_std().items()}
 
     def entropy(self) -> Tensor:
@@ -183,17 +184,17 @@ class MeanField(Posterior):
         return torch.stack([log_std.sum() for log_std in self.log_std().values()]).sum() + constant
 
     def sizes(self) -> dict[str, int]:
-        """Scalars of each weight that are not pruned, by name."""
+        """Number of scalars of each weight that are not pruned, by name."""
         return {name: mean.numel() for name, mean in self.mean_value.items()}
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:
-        """Keep the weights with the largest |mean| / std of the whole network; the others become 0 for good (Graves 2011)."""
+        """Keep the weights with the largest |mean| / std in the network. The others become 0 permanently (Graves 2011)."""
         prior = self.bound_prior
         if prior is not None and any(name in prior.factor or name in prior.mean for name in self.sizes()):
             raise ValueError(
-                "prune: the prior correlates the positions of a kernel, of which some would go, or is around other weights than "
-                "the 0 of those that go; use a fixed prior around 0, such as Neal()"
+                "prune: pruned weights are 0, which does not fit a prior that correlates the positions of a kernel or has a mean "
+                "other than 0; use a fixed prior with mean 0, such as Neal()"
             )
         log_std = self.log_std()
         scores = {
@@ -206,7 +207,7 @@ class MeanField(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Means to 0, standard deviations to the prior's."""
+        """Set means to 0 and standard deviations to the prior's."""
         stds = fixed_stds(self, prior)
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
@@ -219,7 +220,7 @@ class MeanField(Posterior):
 
 
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:
-    """See [S, numel] noise as [S, *shape] with the memory layout of `like`, so that elementwise kernels stay fast."""
+    """View [S, numel] noise as [S, *shape] with the memory layout of `like`, so that elementwise kernels stay fast."""
     size = (flat.shape[0], *like.shape)
     if like.is_contiguous() or flat.stride(0) not in (like.numel(), -(-like.numel() // TILE) * TILE):
         return flat.view(size)

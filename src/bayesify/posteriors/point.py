@@ -14,7 +14,7 @@ from bayesify.weights.named_parameters import NamedParameters
 class Point(Posterior):
     r"""A point estimate: $q(w) = \delta(w - m)$.
 
-    It has no density, so `kl` is $-\log p(m)$ and the ELBO is the MAP objective. Every draw is $m$. Stored: `value`,
+    q has no density, so `kl` is $-\log p(m)$ and the ELBO is the MAP objective. Every draw is $m$. Stored: `value`,
     starting at the network's weights.
     """
 

@@ -22,22 +22,21 @@ class RankOne(Posterior):
     $$ [W\,b] = \bar W \circ r s^\top, \qquad q(r, s) = \frac1K \sum_k \mathcal{N}(r; m^r_k, \operatorname{diag}) \,
        \mathcal{N}(s; m^s_k, \operatorname{diag}), \qquad p(r) = p(s) = \mathcal{N}(1, \text{factor\_prior\_std}^2) $$
 
-    $\bar W$ is a point estimate. W has a density on a thin set only, so what stands in for the KL is
-    $-\log p(\bar W)$ plus the KL of the factors, averaged over components; by convexity that average is at least the KL
-    of the mixture, so the bound stays a bound. Stored: `value` freely, starting at the network's weights;
-    `row_mean`, `col_mean` freely, starting at 1 (10 % apart if there are several
-    components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
+    $\bar W$ is a point estimate. W has a density on a thin set only, so `kl` is $-\log p(\bar W)$ plus the KL of the
+    factors, averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a
+    lower bound. Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (10 %
+    apart if there are several components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
 
-    Noise is two vectors for a matrix, so that a draw takes what writing the weights takes: there is no kernel of its own on a GPU,
-    where repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
+    The noise of a matrix is two vectors, so writing the weights dominates the cost of a draw. A GPU therefore needs no special
+    kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
     Args:
-        components: K.
-        init_std: Standard deviation of the factors, which are near 1, before training; 0.1 by default, 0.03 in networks with
-            BatchNorm, and less where `fit` sees that draws would lose much of what a trained network has learned.
+        components: K, the number of components.
+        init_std: Standard deviation of the factors before training; the factors are near 1. The default is 0.1, or 0.03 in
+            networks with BatchNorm. `fit` lowers the default if draws would lose much of what a trained network has learned.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -64,7 +63,7 @@ class RankOne(Posterior):
         self.training_draws, self.starts_wide = components, init_std is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Shared weights at the network's, factors near 1."""
+        """Start shared weights at the network's weights, and factors near 1."""
         shared = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.value = NamedParameters(shared)
         stds = {layer.name: self.relative_std(layer) for layer in self.layers}
@@ -96,7 +95,7 @@ class RankOne(Posterior):
         return self.row_mean[layer].mT @ self.col_mean[layer] / self.components
 
     def variance(self) -> dict[str, Tensor]:
-        """Second moment, from the factors' second moments, less the squared mean."""
+        """Second moment, from the factors' second moments, minus the squared mean."""
 
         def variances(layer: Layer) -> Tensor:
             name = layer.name

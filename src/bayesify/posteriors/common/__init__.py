@@ -1,1 +1,1 @@
-"""What the methods in the folder above share: the base class, kernels of draws, starts, several posteriors in one network."""
+"""Code that all posteriors share: the base class, fused draws, initial scales, and several posteriors in one network."""

@@ -1,4 +1,4 @@
-"""What every posterior is: a module that spans all its weights and draws them together with their KL."""
+"""The base class of posteriors: a module that spans all its weights and draws them together with their KL."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from bayesify.weights.named_parameters import decode
 
 @dataclass(frozen=True, kw_only=True)
 class DrawRequest:
-    """What a posterior is asked for.
+    """A request for draws from a posterior.
 
     Args:
-        num_draws: S.
-        prior: The prior's scales, for KL and for posteriors that are built on the prior.
+        num_draws: S, the number of draws.
+        prior: The prior's scales, for the KL and for posteriors that are built on the prior.
         noise: Source of the random numbers.
-        antithetic: Draw noise in pairs of opposite sign, which halves the random numbers and cancels odd errors.
-        local: Whether noise may differ between examples: true inside the training objective only.
+        antithetic: Whether to draw noise in pairs of opposite sign, which halves the random numbers and cancels odd errors.
+        local: Whether noise may differ between examples. It is true only inside the training objective.
         runner: The network, for posteriors that run it in order to draw.
-        weights: The draws of other posteriors of the same network, for those that run it.
-        num_data: Examples in the dataset, where the draw is for a bound over it.
-        networks: Which of the networks that ensembles make together each draw is, [S], by their number; whoever draws first
-            chooses.
-        layout: How the network's own weights lie in memory; who draws may write them so at once.
-        autocast: Type in which the network runs under autocast, which is off while a posterior draws.
+        weights: The draws of the network's other posteriors, for posteriors that run the network.
+        num_data: N, the number of examples in the dataset, if the draw is for a bound over the dataset.
+        networks: Index of the ensemble network that each draw uses, [S], by the number of such networks. The first ensemble
+            that draws fills it.
+        layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
+        autocast: Type in which the network runs under autocast. Autocast is off while a posterior draws.
     """
 
     num_draws: int
@@ -55,19 +55,20 @@ class DrawRequest:
     autocast: torch.dtype | None = None
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a weight in the network, where that is not the posterior's; else float32."""
+        """Type of a weight in the network if it differs from the posterior's type, otherwise float32."""
         return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
 
         Args:
-            sizes: Numbers per draw for each weight.
-            like: A tensor whose type and device the noise takes.
-            tile: What each draw of a weight starts at a multiple of, in the source's numbers.
+            sizes: Count of numbers per draw for each weight.
+            like: A tensor with the type and device that the noise will have.
+            tile: Alignment: each draw of a weight starts at a multiple of `tile` in the source's sequence of numbers.
 
         Returns:
-            One [S, size] tensor per entry of `sizes`, each aligned for vector loads; contiguous where a draw is whole tiles.
+            One [S, size] tensor per entry of `sizes`, each aligned for vector loads. A tensor is contiguous if its size is a
+            multiple of `tile`.
         """
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         rows = [-(-size // tile) * tile for size in sizes]
@@ -86,7 +87,7 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """Numbers of the source that `normals` takes for each weight, given those of a draw: multiples of 64."""
+        """Count of random numbers that `normals` takes for each weight, a multiple of 64, given the count per draw."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -94,13 +95,13 @@ class DrawRequest:
 class Posterior(nn.Module):
     """A distribution q over weights of a network.
 
-    A user makes one with its options; `bayesianize` binds a copy to the weights it selected. A subclass writes
+    A user constructs a posterior with its options, and `bayesianize` binds a copy to the selected weights. A subclass defines
 
-    - `__init__`, which keeps every argument under its own name and checks it,
+    - `__init__`, which checks every argument and keeps it under its own name,
     - `build(values)`, which makes parameters, starting from the network's weights,
     - `draw(request)`, which returns weights with a leading axis of draws, and the KL of each draw,
-    - `mean()` and `variance()`, and `entropy()` where q has a density: the KL to any Gaussian prior follows from them,
-    - `set_to_prior(prior)`, if q can be the prior.
+    - `mean()` and `variance()`, and `entropy()` if q has a density: the KL to any Gaussian prior follows from them,
+    - `set_to_prior(prior)`, if q can equal the prior.
     """
 
     name: ClassVar[str]
@@ -110,52 +111,53 @@ class Posterior(nn.Module):
     paper: ClassVar[str] = ""
     """Author and year of the source."""
     cost: ClassVar[str] = ""
-    """Number of stored parameters for P weights, in words."""
+    """Number of stored parameters for P weights, as text."""
     aliases: ClassVar[tuple[str, ...]] = ()
-    """Other names by which it is known in papers."""
+    """Other names of the method in papers."""
     small_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Arguments that suit small networks, for the estimators, the demonstration and comparisons."""
     is_point: ClassVar[bool] = False
-    """Whether its weights, or most of them, are point estimates; see `methods.Method`."""
+    """Whether most or all of its weights are point estimates; see `methods.Method`."""
     slow: ClassVar[bool] = False
-    """Whether its steps are slow, so that it gets fewer of them by default."""
+    """Whether a step is slow. A slow method takes fewer steps by default."""
     starts_at_rows: ClassVar[str | None] = None
-    """Name of an argument that takes rows of the training data."""
+    """Name of an argument whose value is rows of the training data."""
     runs_network: ClassVar[bool] = False
-    """Whether drawing runs the network; such posteriors are drawn after all others."""
+    """Whether drawing runs the network. Posteriors that run the network draw after all others."""
     capturable: bool = False
     """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can capture."""
     training_draws: int = 1
-    """Draws per step that `fit` uses unless told otherwise."""
+    """Default number of draws per step in `fit`."""
     local_reparameterization: bool = False
     """Whether noise differs between examples in the training objective."""
     looked: bool
-    """Whether the training objective was computed before, so that `materialized` is known."""
+    """Whether the training objective has been computed before, so that `materialized` is known."""
     materialized: set[str]
-    """Weights that are drawn whole in the training objective too, since the network was seen to use them more than once."""
+    """Weights that the training objective also draws whole, because the network uses them more than once."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
     prior_scale: ClassVar[float] = 8.0
-    """Scale of Neal's prior by default. With 1, three epochs pull a trained network down by 1 to 4 points of accuracy, even as a
-    point estimate; of 4, 8, 16 and 32 a rule that was fixed before chose 8 (`benchmarks/prior_widths.py`)."""
+    """Default scale of Neal's prior. With scale 1, three epochs cost a trained network 1 to 4 points of accuracy, even as a
+    point estimate. A rule that was fixed in advance chose 8 out of 4, 8, 16 and 32 (`benchmarks/prior_widths.py`)."""
     independent: ClassVar[bool] = False
-    """Whether weights are independent Gaussians, so that `mean()` and `variance()` say all of q."""
+    """Whether weights are independent Gaussians, so that `mean()` and `variance()` describe q completely."""
     init_std: float | None = None
-    """Standard deviations before training, where a user gives them."""
+    """Standard deviations before training, if the user has set them."""
     shares_statistics: bool = True
-    """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
+    """Whether draws vary around the network's weights, so that the network's own batch statistics suit all draws."""
     starts_at_network: bool = True
-    """Whether it starts at the network's weights, as far as it can be there."""
+    """Whether the posterior starts at the network's weights, as closely as its family allows."""
     narrowing: float = 1.0
-    """Factor on standard deviations before training that nobody has given."""
+    """Factor on the initial standard deviations that the user has not set."""
     starts_wide: bool = False
-    """Whether its noise is for whole inputs or outputs of layers, so that `fit` looks at what draws of a classifier lose."""
+    """Whether its noise acts on whole inputs or outputs of layers. `fit` then checks how much the draws of a classifier lose."""
     keeping_init: ClassVar[str] = "network"
     """The `init` that starts at the network's weights, for posteriors that have this option."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
-    """Standard deviations before training by default, as shares of a layer's root mean square; `RELATIVE_STD` for others."""
+    """Default initial standard deviations by layer, relative to the layer's root mean square. Layers that are not listed use
+    `RELATIVE_STD`."""
     prior_means: ClassVar[bool] = True
-    """Whether the KL is known under a prior around other weights than 0; families that are built on the prior have none."""
+    """Whether the KL is known under a prior whose mean is not 0. Families that are built on the prior have no such KL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,15 +187,15 @@ class Posterior(nn.Module):
         """A copy of this posterior over the given layers.
 
         Args:
-            layers: What it spans.
-            values: The network's weights by name, where means start.
-            modules: The module that owns each weight, by weight name; for posteriors that initialize again.
+            layers: The layers that the posterior spans.
+            values: The network's weights by name. Means start at these values.
+            modules: The module that owns each weight, by weight name, for posteriors that reinitialize modules.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
             runner: The network without its weights, kept as `runner` by posteriors that run it.
             relative_stds: See the attribute.
 
         Raises:
-            ValueError: If the prior correlates the positions of a kernel and this family has no KL for that.
+            ValueError: If the prior correlates the positions of a kernel or has a mean, and this family has no KL for that.
         """
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
@@ -203,7 +205,7 @@ class Posterior(nn.Module):
                 )
         if prior is not None and len(prior.mean) and not self.prior_means:
             raise ValueError(
-                f"{type(self).__name__}: it is built on a prior around 0; use priors.Neal(), or MeanField() with this prior"
+                f"{type(self).__name__}: this family needs a prior with mean 0; use priors.Neal(), or MeanField() with this prior"
             )
         bound = copy.deepcopy(self)
         bound.layers, bound.bound_prior, bound.relative_stds = layers, prior, dict(relative_stds or {})
@@ -212,7 +214,7 @@ class Posterior(nn.Module):
         return bound
 
     def relative_std(self, layer: Layer) -> float:
-        """Standard deviations of a layer before training by default, as a share of its root mean square."""
+        """Default initial standard deviation of a layer's weights, relative to their root mean square."""
         return self.narrowing * self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
 
     def start_std(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
@@ -228,15 +230,15 @@ class Posterior(nn.Module):
     # -- buffers that differ between draws -------------------------------------------------------------------------
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Take charge of buffers that are not the same in every draw; called once all posteriors of the network are bound.
+        """Take over buffers that differ between draws. The network calls this once all its posteriors are bound.
 
         Args:
             buffers: Running statistics of the network's normalization layers, by name.
-            posteriors: All posteriors of the network, this one among them.
+            posteriors: All posteriors of the network, including this one.
         """
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """The buffers of each draw of a request that was drawn, which the network reads and updates; `None`: has none."""
+        """The buffers of each draw of a finished request, which the network reads and updates; `None` if there are none."""
         return None
 
     def average_buffers(self, network: nn.Module) -> None:
@@ -244,10 +246,10 @@ class Posterior(nn.Module):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """How many different draws there are, where they can be counted: a prediction then takes each once."""
+        """The number of different draws, or `None` if they cannot be counted. By default a prediction uses each draw once."""
         return None
 
-    # -- what the network asks -------------------------------------------------------------------------------------
+    # -- drawing and moments ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
@@ -255,7 +257,7 @@ class Posterior(nn.Module):
 
         Returns:
             Weights by name, each [S, *shape] (a tensor or a structured weight), and the KL in nats: [S], or a scalar
-            where it is the same for every draw.
+            if all draws have the same KL.
         """
 
     @abstractmethod
@@ -263,7 +265,7 @@ class Posterior(nn.Module):
         """E_q[w] by name."""
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """E_q[w] by name, for posteriors that run the network given the means of the other posteriors' weights."""
+        """E_q[w] by name. Posteriors that run the network use the given means of the other posteriors' weights."""
         return self.mean()
 
     @abstractmethod
@@ -271,7 +273,7 @@ class Posterior(nn.Module):
         """Var_q[w] of each entry, by name."""
 
     def entropy(self) -> Tensor | float:
-        """Differential entropy of q in nats; 0 stands in for it where q has no density."""
+        """Differential entropy of q in nats; 0 if q has no density."""
         return 0.0
 
     def kl(self, prior: PriorDraw) -> Tensor:
@@ -282,8 +284,8 @@ class Posterior(nn.Module):
         r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, and for kernels with correlated positions (`prior.factor`) the
         matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
 
-        Here with independent positions in q; families that correlate them write `spatial_covariance`. The variance is taken as
-        given where a draw has computed it already.
+        Positions are independent in q by default. Families that correlate positions override `spatial_covariance`. A draw that
+        has already computed the variance passes it as `variance`.
         """
         mean, variance = self.mean(), self.variance() if variance is None else variance
         found = {}
@@ -301,8 +303,8 @@ class Posterior(nn.Module):
 
         Args:
             weight: The kernel.
-            variance: Of each entry, [*shape].
-            positions: K.
+            variance: Variance of each entry, [*shape].
+            positions: K, the number of positions.
         """
         return torch.diag(variance.reshape(-1, positions).sum(0))
 
@@ -313,15 +315,15 @@ class Posterior(nn.Module):
             ValueError: If this family does not contain the prior.
         """
         raise ValueError(
-            f"{type(self).__name__}: q cannot be the prior; use MeanField or another Gaussian family for that"
+            f"{type(self).__name__}: q cannot equal the prior; use MeanField or another Gaussian family for that"
         )
 
     def prune(self, keep: float) -> None:
-        """Keep a fraction of the stored numbers, in place; see `bayesify.prune`."""
+        """Keep a fraction of the stored parameters, in place; see `bayesify.prune`."""
         raise ValueError(f"prune: {type(self).__name__} cannot be pruned; MeanField and InducingWeights can")
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """Whether a draw is a few launches already, so that to capture it as a CUDA graph gains nothing."""
+        """Whether a draw needs so few kernel launches that capturing it as a CUDA graph gains nothing."""
         return False
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -332,11 +334,14 @@ class Posterior(nn.Module):
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters, done once per state of them where gradients are off; see `Results`."""
+        """The result of a computation on the parameters. Without gradients it is cached until they change; see `Results`."""
         return self.results.cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""
+        """Number of trainable scalars by weight name. Parameters of a whole layer count with its first weight.
+
+        The layer's other weights have `None` unless they have parameters of their own.
+        """
         counts: dict[str, int | None] = {}
         stored: dict[str, int] = {}
         for key, parameter in self.named_parameters():
@@ -350,16 +355,16 @@ class Posterior(nn.Module):
         return counts
 
     def remarks(self) -> dict[str, str]:
-        """What a user should know of single weights, by name, for the summary."""
+        """Remarks on single weights, by name, which the summary shows to the user."""
         return {}
 
     def sizes(self) -> dict[str, int]:
-        """Scalars in each weight, by name."""
+        """Number of scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
 
 
 def _correlated() -> list[str]:
-    """Names of the families that take a prior with correlated positions."""
+    """Names of the families that accept a prior with correlated positions."""
     return sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors)
 
 
@@ -372,13 +377,13 @@ def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
     """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is fixed.
 
     Raises:
-        ValueError: If the prior draws its scales, or correlates a weight's entries: q does not depend on these draws.
+        ValueError: If the prior draws its scales, correlates a weight's entries or has a mean. q depends on none of these.
     """
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(
-                f"{type(posterior).__name__}: q of {name} cannot be a prior that draws its own scales or is around a network; "
-                "use one such as Neal()"
+                f"{type(posterior).__name__}: q of {name} cannot equal a prior that draws its own scales, correlates positions or "
+                "is centered on a network; use a prior such as Neal()"
             )
     return {name: float(prior.std[name]) for name in posterior.sizes()}
 

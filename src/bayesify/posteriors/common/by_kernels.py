@@ -1,4 +1,4 @@
-"""Draws of a whole posterior by a few kernels, where its parameters are what they read."""
+"""Draws of a whole posterior by a few kernels that read its parameters directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_suit(request: DrawRequest, like: Tensor) -> bool:
-    """Whether kernels can make what is asked for: their own noise, and a KL to a prior with fixed scales around 0."""
+    """Whether kernels can serve a request. They need their own noise and a prior with fixed scales and mean 0."""
     return (
         type(request.noise) is NoiseSource
         and request.noise.by_kernel(like)
@@ -32,14 +32,15 @@ def draw_by_kernels(
     parameters: Sequence[Tensor],
     make: Callable[[list[float]], DrawPlan | None],
 ) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-    """The numbers that `posterior.draw` has for the same seed, or `None` where there is no plan.
+    """The same draws as `posterior.draw` for the same seed, or `None` if there is no plan.
 
     Args:
-        posterior: Whose draws.
-        request: What is asked for.
+        posterior: The posterior to draw from.
+        request: The request for draws.
         names: Names of the weights, in the plan's order.
-        parameters: In the order of the plan's gradients.
-        make: The plan for prior standard deviations of the names; made once for each place of the parameters and kind of request.
+        parameters: Parameters, in the order of the plan's gradients.
+        make: Function that makes the plan from the prior standard deviations of the names. It is called once for each memory
+            address of the parameters and each kind of request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))
@@ -50,7 +51,7 @@ def draw_by_kernels(
     if not torch.is_grad_enabled():
         places, kl = plan.draw(seed)
         return PlacedWeights(names, places), kl
-    # What the backward pass keeps must not hold the draws, which the request does: a cycle would outlive its step.
+    # The backward pass must not hold the request's draws, because the reference cycle would outlive the step.
     alone = replace(request, weights=None, networks={}, runner=None)
 
     def reference(seed: Tensor) -> tuple[list[Tensor], Tensor]:

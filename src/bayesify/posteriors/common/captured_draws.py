@@ -24,28 +24,28 @@ from bayesify.weights.named_parameters import MASK, first_parameter, tensors_in
 from bayesify.weights.placed import PlacedWeights
 
 MAX_MEMORY_SHARE = 1 / 16
-"""Largest share of a device's memory that the draws of a captured request may take in float32: a graph keeps that memory."""
+"""Largest share of a device's memory that the draws of a captured request may take in float32. A graph keeps this memory."""
 
 MAX_KINDS = 16
-"""Kinds of requests that are known for a posterior, those that were asked for last: each generator is a kind of its own."""
+"""Number of recent kinds of requests that a posterior remembers. Each generator is a kind of its own."""
 
 MAX_PARAMETERS_TO_FOLLOW = 2**23
-"""Up to this many parameters, the graph of a single draw computes what draws share from the parameters each time. That costs the
-device some time, but to compare the parameters with those of a graph that keeps it, the host must wait for the device. On an H200
-a draw of a ResNet-50 (6 million) and its pass took 1.23 passes in place of 1.45, of a ViT-B/16 (13 million) 1.29 in place of 1.17
-(see `in_turns` in benchmarks/results/networks_gpu.json)."""
+"""Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing costs device time. A
+graph that keeps these values must compare the parameters first, and the host must wait for this comparison. On an H200, a draw and
+a pass of a ResNet-50 (6 million parameters) took 1.23 forward passes with recomputing and 1.45 without. A ViT-B/16 (13 million)
+took 1.29 with and 1.17 without (see `in_turns` in benchmarks/results/networks_gpu.json)."""
 
 Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 """Weights by name, and their KL."""
 
 
 class CapturedDraws:
-    """Draws of the posteriors of one network, by captured CUDA graphs where that is possible and pays; held by the network.
+    """Draws of the posteriors of one network, by CUDA graphs if a graph is possible and faster. The network holds this object.
 
     A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
-    objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
-    one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph. Graphs belong to the
-    memory of one network, so copies and pickles of this object are empty.
+    objective, where nobody keeps the draws) the results are used in place. A second bound that is made before the backward
+    pass of the first therefore draws without a graph. The random numbers are the same with and without a graph. Graphs belong
+    to the memory of one network, so copies and pickles of this object are empty.
     """
 
     def __init__(self) -> None:
@@ -71,10 +71,11 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the graph that served last, made while the parameters are compared with those it was captured with.
+        """A draw by the most recent graph, made while the parameters are compared with those at the time of the capture.
 
-        Nothing where they differ, and as if nothing was drawn: what is cached of the parameters is part of the graph. Only where
-        another thread has taken numbers from the same generator meanwhile, none is given out twice: this draw takes later ones.
+        The graph contains values that were computed from the parameters. If the parameters differ, the result is `None` and the
+        generator is reset as if nothing had been drawn. The generator is not reset if another thread has used it in the
+        meantime, so that no random number is used twice.
         """
         known = self.of(posterior).known(kind)
         if known is None or known.made is None:
@@ -98,9 +99,9 @@ class CapturedDraws:
     def _find(
         self, posterior: Posterior, request: DrawRequest, kind: tuple[Any, ...], addresses: tuple[int, ...]
     ) -> CapturedDraw | None:
-        """The graph for a request, captured now if it has been asked for often enough."""
+        """The graph for a request. It is captured now if requests of this kind have been frequent enough."""
         training, generator = torch.is_grad_enabled(), request.noise.generator
-        # A graph reads the parameters where they are, but not what was computed from them before it was captured.
+        # A graph reads the current parameters, but values computed from them before the capture stay fixed in it.
         keeps = not training and not _follows(posterior, request) and posterior.results.values()
         frozen = posterior.results.state(posterior) if keeps else None
         return self.of(posterior).find(
@@ -112,7 +113,7 @@ class CapturedDraws:
 
 
 def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """What a graph is captured for, and where the parameters are that it reads."""
+    """The kind of request that a graph serves, and the addresses of the parameters that the graph reads."""
     asked = (request.num_draws, request.antithetic, request.num_data, request.autocast)
     scales, stream = tuple(request.prior.std.values()), torch.cuda.current_stream().cuda_stream
     key = (torch.is_grad_enabled(), *asked, id(request.noise.generator), scales, stream)
@@ -120,7 +121,7 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
 
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
-    """Whether the graph of a request computes from the parameters whatever other draws take from what is cached of them."""
+    """Whether the graph of a request recomputes the values that other draws take from the cache."""
     return (
         request.num_draws == 1
         and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= MAX_PARAMETERS_TO_FOLLOW
@@ -151,14 +152,14 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
 
 
 class CapturedDraw:
-    """One captured draw, and the captured gradient of it."""
+    """One captured draw and its captured gradient."""
 
     def __init__(self, posterior: Posterior, request: DrawRequest, training: bool) -> None:
         self.training = training
         named = {name: value for name, value in posterior.named_parameters() if value.requires_grad}
         self.parameters = list(named.values())
         self.pending: weakref.ref[_Use] | None = None
-        # A loss that the caller still holds ties the parameters' gradients to the stream it was made on, which a capture forbids.
+        # A loss that the caller still holds ties the parameters' gradients to its stream, and a capture forbids that.
         leaves = {name: value.detach().requires_grad_() for name, value in named.items()} if training else {}
 
         def run(request: DrawRequest = request) -> list[Tensor]:
@@ -175,7 +176,9 @@ class CapturedDraw:
 
         device = self.parameters[0].device
         self.generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
-        trial = replace(request, noise=NoiseSource(torch.Generator(device).manual_seed(0)))  # takes nobody's numbers
+        trial = replace(
+            request, noise=NoiseSource(torch.Generator(device).manual_seed(0))
+        )  # leaves other generators untouched
         with side_stream():
             for _ in range(3):
                 outputs = run(trial)
@@ -190,13 +193,13 @@ class CapturedDraw:
             slopes = [torch.zeros_like(output) for output in outputs]
             self.backward = Captured(lambda: gradient(outputs, slopes), slopes, pool=self.forward.pool())
             self.forward.results = [output.detach() for output in outputs]
-        self.kept = posterior.results.values()  # the graph reads their memory, whatever the posterior forgets later
+        self.kept = posterior.results.values()  # keep alive: the graph reads this memory
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
-        """All weights of a type, the network's, in one piece of memory as the network has them: it is copied out in one go."""
+        """One piece of memory per type that holds all weights of this type in the network's layout, for a single copy."""
         self.places: dict[str, tuple[int, Place]] = {}
         placed = weights.places() if isinstance(weights, PlacedWeights) else None
-        if placed is not None:  # a kernel has written them so
+        if placed is not None:  # a kernel has already written this layout
             flats = list({id(flat): flat for flat, *_ in placed.values()}.values())
             which = {id(flat): at for at, flat in enumerate(flats)}
             self.places = {name: (which[id(place[0])], place) for name, place in placed.items()}
@@ -219,12 +222,12 @@ class CapturedDraw:
         return pieces
 
     def busy(self) -> bool:
-        """Whether a bound that was drawn from this graph still waits for its backward pass."""
+        """Whether a bound drawn from this graph still waits for its backward pass."""
         use = self.pending() if self.pending is not None else None
         return use is not None and not use.finished
 
     def replay(self) -> Drawn:
-        """Draw: results used in place with gradients, copied out without."""
+        """Draw. Results are used in place with gradients and copied out without."""
         if self.training:
             use = _Use()
             if self.pending is not None and (last := self.pending()) is not None:
@@ -241,9 +244,9 @@ class CapturedDraw:
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors of equal shape with as many numbers as fit into 16 bytes as one, where rows have gaps but allow it.
+    """Views of two tensors of equal shape as 16-byte elements, if the rows have gaps and their alignment allows it.
 
-    A copy of rows with gaps moves one number at a time.
+    Without these views, a copy of rows with gaps moves one number at a time.
     """
     if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
         return target, source
@@ -255,7 +258,7 @@ def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Use:
-    """What became of one replay: alive while its part of the autograd graph is."""
+    """State of one replay. It lives as long as its part of the autograd graph."""
 
     finished = False
     overwritten = False
@@ -272,11 +275,11 @@ class _Replay(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.use.overwritten:
             raise RuntimeError(
-                "elbo: backward was called again after a later elbo; call it once for each elbo, before the next"
+                "elbo: backward was called again after a later elbo; call backward once per elbo, before the next elbo"
             )
         found = ctx.captured.backward.replay(grads)
         ctx.use.finished = True
-        # Copies: an optimizer that accumulates gradients keeps them past the next replay.
+        # Copy the gradients, because an optimizer that accumulates them keeps them past the next replay.
         return None, None, *(None if grad is None else grad.clone() for grad in found)
 
 

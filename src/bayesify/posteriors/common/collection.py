@@ -16,7 +16,10 @@ from bayesify.weights.layout import NetworkLayout
 
 
 def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
-    """Whether batch statistics of the network belong to all draws: none starts at other weights or has its own, and some vary."""
+    """Whether the network's batch statistics suit all draws.
+
+    At least one posterior must vary around the network's weights, and every other posterior must have a single draw.
+    """
     kept = [part.shares_statistics for part in posteriors]
     return any(kept) and all(
         keeps or part.num_distinct_draws == 1 for keeps, part in zip(kept, posteriors, strict=True)
@@ -31,12 +34,12 @@ class Posteriors(nn.ModuleList):
         def __iter__(self) -> Iterator[Posterior]: ...
 
     def in_drawing_order(self) -> list[Posterior]:
-        """Those that run the network in order to draw come last."""
+        """The posteriors, with those that run the network last."""
         return sorted(self, key=lambda part: part.runs_network)
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """1 for point estimates, the networks of ensembles, `None` where draws cannot be counted."""
+        """The number of different draws: 1 for point estimates, the number of networks for ensembles, otherwise `None`."""
         counts = {part.num_distinct_draws for part in self} - {1}
         return counts.pop() if len(counts) == 1 else None if counts else 1
 
@@ -51,7 +54,7 @@ class Posteriors(nn.ModuleList):
         return [dict(ChainMap(*each)) for each in zip(*owned, strict=True)] or None
 
     def means(self, layout: NetworkLayout) -> dict[str, Tensor]:
-        """The posterior means [1, *shape] by name, those of posteriors that run the network given the others'."""
+        """The posterior means by name, [1, *shape]. Posteriors that run the network use the means of the other posteriors."""
         means: dict[str, Tensor] = {}
         for part in self.in_drawing_order():
             others = {name: mean[0] for name, mean in layout.cast(dict(means)).items()} if part.runs_network else {}
@@ -63,7 +66,7 @@ class Posteriors(nn.ModuleList):
         return torch.as_tensor(sum((part.kl(prior) for part in self), prior.kl)).mean()
 
     def set_to_prior(self, prior: Prior) -> None:
-        """Make q equal to the prior, in place; where one cannot be, `ValueError` and nothing is changed."""
+        """Make q equal to the prior, in place. If one posterior cannot, raise `ValueError` and change nothing."""
         before = [copy.deepcopy(part.state_dict()) for part in (self, prior)]
         try:
             prior.set_to_prior()

@@ -1,4 +1,4 @@
-"""Passes with noise for each example, done again where the network turns out to use a weight more than once."""
+"""Passes with noise per example. A pass is repeated if the network turns out to use a weight more than once."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ def run_local(
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
-    """The result of a draw and a pass, in which weights that are used more than once are drawn whole.
+    """The result of a draw and a pass in which weights that are used more than once are drawn whole.
 
-    The numbers are as if these weights had been known: a first pass that finds one is done again from the same state of the
-    caller's generator, and of torch's global ones in a training, which owns them. Elsewhere other threads may take numbers from the
-    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none,
-    by one pass more of a copy without hooks in the first bound alone.
+    The result is the same as if these weights had been known from the start. When the first pass finds such a weight, it is
+    repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is
+    restored too. Outside a training run, other threads may use the global generators, so they are never reset. Instead, the
+    first bound runs one extra pass over a copy without hooks. This pass is in evaluation mode, where the network takes no
+    random numbers.
 
     Args:
-        compute: Draws, with noise for each example where that is asked for, and runs the network.
-        draw: Draws once from a `generator`, with noise for each example.
-        inputs: Of the network, by position and by name.
-        posteriors: Of the network; they keep what was found.
-        network: Whose buffers are set back before the first pass is done again.
-        generator: The caller's own, where one was given.
+        compute: Function that draws, with noise per example if the posterior asks for it, and runs the network.
+        draw: Function that draws once from a `generator`, with noise per example.
+        inputs: Positional and keyword inputs of the network.
+        posteriors: Posteriors of the network. They remember the weights that are used more than once.
+        network: The network, whose buffers are reset before the first pass is repeated.
+        generator: The caller's own generator, if one was given.
     """
     parts = [part for part in posteriors if part.local_reparameterization]
     first = None
     if not all(part.looked for part in parts):
         if not owned_generators():
-            with suppress(Exception), torch.no_grad():  # whatever is wrong, `compute` says
+            with suppress(Exception), torch.no_grad():  # `compute` will raise the same error
                 _until_known(lambda: _evaluate(draw(generator=torch.Generator().manual_seed(0)), *inputs), parts)
         first = _Backup(network, generator)
     result = _until_known(compute, parts, first)
@@ -56,9 +57,9 @@ def run_local(
 
 
 def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """One pass of a copy in evaluation mode, which calls none of the user's hooks where it is a copy."""
+    """One pass in evaluation mode, over a copy without the user's hooks if the network can be copied."""
     with draws.runner.evaluating().alone() as own:
-        if own.network is not draws.runner.network:  # parts that were compiled cannot be copied
+        if own.network is not draws.runner.network:  # compiled parts cannot be copied
             for module in own.network.modules():
                 module.__dict__.update(_forward_hooks=OrderedDict(), _forward_pre_hooks=OrderedDict())
         own.run(draws.weights, args, kwargs, buffers=draws.buffers)
@@ -77,7 +78,7 @@ def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _
 
 
 class _Backup:
-    """Buffers of a network and random generators as they are now."""
+    """Saved state of a network's buffers and of random generators."""
 
     def __init__(self, network: nn.Module, generator: Randomness) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
@@ -86,7 +87,7 @@ class _Backup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set everything back, in place."""
+        """Restore everything, in place."""
         for buffer, value in self._buffers:
             buffer.copy_(value)
         for generator, state in self._generators:

@@ -1,4 +1,4 @@
-"""Convolutions inside a network as regressions on patches that are never extracted."""
+"""Convolutions inside a network as regressions on patches, without extracting the patches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bayesify.posteriors.global_inducing.maps import LinearMap, argument
 
 
 class Convolution(LinearMap):
-    """A convolution of any number of axes: pseudo-outputs are maps, [M, c_out, *o]; the precision is shared by all positions."""
+    """A convolution over any number of axes. Pseudo-outputs are maps, [M, c_out, *o], and all positions share the precision."""
 
     features_axis: ClassVar[int] = 1
     costly: ClassVar[bool] = True
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The map that the kernel moves over, padded already where not by zeros."""
+        """The map that the kernel moves over. Padding other than zeros is already applied."""
         assert isinstance(module, _ConvNd)
         x: Tensor = argument(args, kwargs, 0, "input")
         if x.ndim != len(module.kernel_size) + 2:
             raise ValueError(
-                f"{OWNER}: {self.layer.name} sees a map without an axis of examples, {tuple(x.shape)}; the layers must keep "
+                f"{OWNER}: {self.layer.name} gets an input without an axis of examples, {tuple(x.shape)}; the layers must keep "
                 "the examples along the first axis"
             )
         if module.padding_mode != "zeros":
@@ -39,7 +39,7 @@ class Convolution(LinearMap):
         return [x]
 
     def geometry(self, module: nn.Module) -> Geometry:
-        """How the kernel moves over what `seen` returns."""
+        """Geometry of the kernel over the map that `seen` returns."""
         assert isinstance(module, _ConvNd)
         twice = list(module._reversed_padding_repeated_twice)
         pairs = [(twice[i], twice[i + 1]) for i in range(0, len(twice), 2)][::-1]
@@ -48,12 +48,12 @@ class Convolution(LinearMap):
         return Geometry(module.kernel_size, module.stride, module.dilation, tuple(pairs), module.groups)
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
-        """[M, c_out, *o]; [M, c_out] where only the bias is under the posterior."""
+        """[M, c_out, *o], or [M, c_out] if only the bias is under the posterior."""
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        """The convolution of what `seen` returns, with the bias where it is under the posterior: [M, c_out, *o]."""
+        """The convolution of the map from `seen`, plus the bias if it is under the posterior: [M, c_out, *o]."""
         bias = matrix[:, -1] if self.has_bias else None
         if not self.has_weight:
             assert bias is not None
@@ -66,11 +66,11 @@ class Convolution(LinearMap):
         return made
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """The kernel, [c_out, c_in / g, K], as it moves over what `seen` returns."""
+        """The kernel, [c_out, c_in / g, K], in the form that moves over the map from `seen`."""
         return kernel
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Bfloat16, with one group of channels."""
+        """Whether the type is bfloat16 and the convolution has one group of channels."""
         return dtype == torch.bfloat16 and self.has_weight and self.geometry(module).groups == 1
 
     def moments(
@@ -95,10 +95,10 @@ class Convolution(LinearMap):
 
 
 class TransposedConvolution(Convolution):
-    """A transposed convolution: a convolution by the flipped kernel over the map with zeros between its entries."""
+    """A transposed convolution: a convolution with the flipped kernel over the map with zeros between its entries."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The map with its zeros between and around the entries."""
+        """The map with zeros between and around its entries."""
         assert isinstance(module, _ConvTransposeNd)
         if len(args) > 1 or kwargs.get("output_size") is not None:
             raise ValueError(
@@ -116,17 +116,17 @@ class TransposedConvolution(Convolution):
         return [F.pad(spread, [size for pair in reversed(pads) for size in pair])]
 
     def geometry(self, module: nn.Module) -> Geometry:
-        """Stride 1 over what `seen` returns."""
+        """Geometry with stride 1 over the map that `seen` returns."""
         assert isinstance(module, _ConvTransposeNd)
         axes = len(module.kernel_size)
         return Geometry(module.kernel_size, (1,) * axes, module.dilation, ((0, 0),) * axes, module.groups)
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """Flipped along every axis."""
+        """The kernel, flipped along every axis."""
         return kernel.flip(-1)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Kernel positions in reverse order."""
+        """The matrices with kernel positions in reverse order."""
         positions = math.prod(geometry.kernel)
         order = torch.arange(gram.shape[-1], device=gram.device)
         columns = gram.shape[-1] - self.has_bias

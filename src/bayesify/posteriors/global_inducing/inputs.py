@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: in the forms that a user gives them, as plain data, and as parameters."""
+"""Inducing inputs of a network: as the user gives them, as plain data, and as parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ OWNER = "GlobalInducing"
 
 
 def check_inputs(inputs: Any) -> Any:
-    """Inducing inputs in the form that the posterior keeps, cut off from whatever made them.
+    """Inducing inputs in the form that the posterior keeps, detached and copied.
 
     Args:
         inputs: A tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description of
             them: a count, or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
 
     Raises:
-        ValueError: If there are none, they hold NaN or infinity, or their lengths differ.
-        TypeError: If they are something else.
+        ValueError: If the inputs are empty, hold NaN or infinity, or have different lengths.
+        TypeError: If the inputs have another type.
     """
     if isinstance(inputs, bool) or inputs is None or isinstance(inputs, (str, bytes)):
         raise TypeError(f"{OWNER}: inputs={inputs!r}; give inputs of the network, such as rows of the training data")
@@ -42,7 +42,9 @@ def check_inputs(inputs: Any) -> Any:
         return _check_entry(inputs, "inputs")
     lengths = {_shape_of(entry)[0] for entry in entries}
     if len(lengths) != 1:
-        raise ValueError(f"{OWNER}: inputs of {sorted(lengths)} examples; give as many of each input, and at least one")
+        raise ValueError(
+            f"{OWNER}: inputs have {sorted(lengths)} examples; give equally many of each input, and at least one"
+        )
     return kept
 
 
@@ -55,7 +57,7 @@ def _is_shape(value: Any) -> bool:
 def _check_shape(value: Any) -> Any:
     sizes = list(value["shape"] if isinstance(value, Mapping) else value)
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"{OWNER}: inputs of shape {sizes}; give at least one inducing input, and no empty axis")
+        raise ValueError(f"{OWNER}: inputs have shape {sizes}; give at least one inducing input, and no empty axis")
     return {"shape": sizes, "dtype": str(value["dtype"])} if isinstance(value, Mapping) else sizes
 
 
@@ -64,11 +66,13 @@ def _check_entry(value: Any, what: str) -> Any:
         return _check_shape(value)
     if not isinstance(value, Tensor):
         hint = (
-            "torch.from_numpy(...) makes them" if hasattr(value, "__array__") else "such as rows of the training data"
+            "for example with torch.from_numpy(...)"
+            if hasattr(value, "__array__")
+            else "such as rows of the training data"
         )
         raise TypeError(f"{OWNER}: {what} are {type(value).__name__}; give tensors, {hint}")
     if value.ndim == 0 or value.numel() == 0:
-        raise ValueError(f"{OWNER}: {what} of shape {tuple(value.shape)}; give at least one inducing input")
+        raise ValueError(f"{OWNER}: {what} have shape {tuple(value.shape)}; give at least one inducing input")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         place = (~torch.isfinite(value)).nonzero()[0].tolist()
         raise ValueError(f"{OWNER}: {what} hold {value[tuple(place)].item()} at index {place}; give finite numbers")
@@ -82,7 +86,7 @@ def _shape_of(entry: Any) -> list[int]:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Plain data from which inputs of the same shapes and types start again; the values are in the posterior's state."""
+    """Plain data that describe the shapes and types of inputs. The posterior's state holds the values."""
     if isinstance(inputs, int) or _is_shape(inputs):
         return inputs
     if isinstance(inputs, Mapping):
@@ -96,13 +100,12 @@ def describe_inputs(inputs: Any) -> Any:
 
 
 class InducingInputs(nn.Module):
-    """Inducing inputs as parameters; those that are not floating point, such as words and masks, are kept as they are.
+    """Inducing inputs as parameters. Inputs that are not floating point, such as words and masks, stay fixed.
 
     Args:
-        inputs: What `check_inputs` returned. Shapes become standard normal numbers, or zeros where the type is not
-            floating point.
-        network: Gives the width of its first layer where only a count is known.
-        like: Gives the type and device of floating-point inputs.
+        inputs: Result of `check_inputs`. Shapes become standard normal numbers, or zeros if the type is not floating point.
+        network: The network, whose first layer gives the width of an input if only a count is known.
+        like: A tensor with the type and device of floating-point inputs.
 
     Raises:
         ValueError: If only a count is given and the width of an input is not known.
@@ -134,7 +137,7 @@ class InducingInputs(nn.Module):
         return found
 
     def arguments(self, dtype: torch.dtype | None = None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Positional and keyword inputs of the network, floating-point ones in another type if asked for."""
+        """Positional and keyword inputs of the network. With `dtype`, floating-point inputs are cast to this type."""
         entries = [entry.to(dtype) if dtype and entry.is_floating_point() else entry for entry in self.entries()]
         return (tuple(entries), {}) if self.keys is None else ((), dict(zip(self.keys, entries, strict=True)))
 
@@ -156,7 +159,7 @@ def _first_width(network: nn.Module) -> int:
         if any(value is None for value in module._parameters.values()):
             break
     raise ValueError(
-        f"{OWNER}: inputs is a count, and the network's first layer is not linear; give inducing inputs themselves, such as "
+        f"{OWNER}: inputs is a count, but the network's first layer is not linear; give the inducing inputs themselves, such as "
         "examples of the training data, or their shape"
     )
 
@@ -165,11 +168,11 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
     """Inputs and targets of the first examples of a loader.
 
     Args:
-        loader: Gives batches (inputs, targets); inputs are a tensor, a tuple or list of them, or a dict.
-        count: How many.
+        loader: Batches (inputs, targets). Inputs are a tensor, a tuple or list of tensors, or a dict.
+        count: Number of examples.
 
     Raises:
-        ValueError: If the loader has fewer.
+        ValueError: If the loader has fewer examples.
     """
     inputs: list[Any] = []
     targets: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""What regressions on pseudo-outputs share: the prior's scale by layer, and the precision of pseudo-outputs."""
+"""Shared parts of the regressions on pseudo-outputs: the prior's scale by layer, and the precision of pseudo-outputs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from bayesify.maths.torch_versions import cpu_float32_precisions
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
-AT_PRIOR = -60.0
-"""Log precision at which pseudo-outputs are lost beside the prior in double precision."""
+NEGLIGIBLE_LOG_PRECISION = -60.0
+"""Log precision at which pseudo-outputs are negligible compared with the prior in double precision."""
 NETWORK_PRECISION = 300.0
-r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's. Where the prior's outputs have variance 1
-and there are as many inducing inputs as columns, one layer's mean differs from weights drawn from the prior by at most
-$1 / (2 \sqrt{\lambda})$ in its outputs there (root mean square), and its draws scatter by at most $1 / \sqrt{\lambda}$."""
+r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose that the
+prior's outputs have variance 1, and that there are as many inducing inputs as columns. Then, at the inducing inputs, the outputs of
+one layer's mean differ from the outputs of weights drawn from the prior by at most $1 / (2 \sqrt{\lambda})$ (root mean square), and
+the outputs of draws scatter by at most $1 / \sqrt{\lambda}$."""
 
-ROUNDING = 5e-4
-"""Bound on what float32 may change in a regression, in units of the prior; measured errors are at most a tenth of it."""
+MAX_ROUNDING_ERROR = 5e-4
+"""Largest estimated error of float32 in a regression, in units of the prior. Measured errors are at most a tenth of it."""
 
 
 def exact_float32(like: Tensor) -> bool:
-    """Whether products of float32 matrices are worth a try on a tensor's device, and keep all digits of that type there."""
+    """Whether float32 matrix products are worth trying on a tensor's device, and keep full float32 precision there."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     names = cpu_float32_precisions()
@@ -38,17 +39,17 @@ def exact_float32(like: Tensor) -> bool:
 class PriorScale:
     r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
 
-    T is diagonal, but for kernels under a prior that correlates their positions, where it has one block per input channel. It
-    is in float64, made once: where data decide, its gradients by way of the features and of the weights cancel, and are added
-    before they are rounded.
+    T is diagonal, except for kernels under a prior that correlates their positions, where T has one block per input channel.
+    T is made once, in float64. If the data determine the weights, T's gradients through the features and through the weights
+    cancel, so they must be added before rounding.
 
     Args:
-        prior: Scales of S draws, or of all draws alike.
+        prior: Scales of S draws, or scales that all draws share.
         layers: The layers.
-        num_draws: S.
+        num_draws: S, the number of draws.
 
     Attributes:
-        batched: What differs between draws, [S, ...] each, by a key of its own.
+        batched: Scales and factors that differ between draws, [S, ...] each, by key.
     """
 
     def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
@@ -64,7 +65,7 @@ class PriorScale:
                     self.fixed[f"{kind} {weight.name}"] = value
 
     def at(self, values: Mapping[str, Tensor]) -> Self:
-        """The scale of one draw, given what `batched` holds for it."""
+        """The scale of one draw, given the entries of `batched` for this draw."""
         one = object.__new__(type(self))
         one.fixed, one.batched, one.made = {**self.fixed, **values}, {}, {}
         return one
@@ -95,7 +96,7 @@ class PriorScale:
         if all(factor is None for factor in factors) and _alike(stds):
             return rows * stds[0]
         if any(factor is not None and factor.is_cuda and factor.ndim == 2 for factor in factors):
-            matrix = self._matrix(layer, stds, factors)  # few large operations in place of many small ones
+            matrix = self._matrix(layer, stds, factors)  # few large operations instead of many small ones
             return rows.to(matrix.dtype) @ (matrix.mT if transposed else matrix)
         parts = []
         widths = [weight.matrix_shape[1] for weight in layer.weights]
@@ -108,7 +109,7 @@ class PriorScale:
         return torch.cat([part.expand(*batch, -1) for part in parts], -1)
 
     def _matrix(self, layer: Layer, stds: Sequence[Any], factors: Sequence[Any]) -> Tensor:
-        """T whole, [D, D]; made once for each draw."""
+        """T as one matrix, [D, D], made once per draw."""
         if layer.name not in self.made:
             like = next(factor for factor in factors if factor is not None)
             blocks = []
@@ -126,15 +127,17 @@ def _alike(stds: Sequence[float | Tensor]) -> bool:
 
 
 class HalfPrecision:
-    r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, of M.
+    r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, which has length M.
+
+    For a full $\Lambda = C C^\top$ it is the product with $C^\top$.
 
     Args:
         log_diagonal: Logs of a diagonal $\Lambda$, [M].
-        lower: For a full one, $\Lambda = C C^\top$: the strictly lower entries of C, packed,
-        raw_diagonal: and its diagonal before softplus, [M]. The product is then with $C^\top$.
+        lower: Strictly lower entries of C, packed, for a full $\Lambda$.
+        raw_diagonal: Diagonal of C before softplus, [M], for a full $\Lambda$.
 
     Attributes:
-        numbers: The roots of a diagonal $\Lambda$, [M]; `None` for a full one.
+        numbers: Square roots of a diagonal $\Lambda$, [M]; `None` for a full $\Lambda$.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Linear maps inside a network: what each one sees when the network runs, and the two matrices of its regression."""
+"""Linear maps inside a network: the input of each map when the network runs, and the two matrices of its regression."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bayesify.weights.catalog import Layer
 
 @dataclass(frozen=True)
 class LinearMap:
-    r"""One layer `[W b]` of a network as a regression from what the layer sees to pseudo-outputs.
+    r"""One layer `[W b]` of a network as a regression from the layer's input to pseudo-outputs.
 
     Args:
-        layer: Its weights.
-        hooked: Name of the module at whose call the layer's input is seen.
+        layer: The layer's weights.
+        hooked: Name of the module whose call reveals the layer's input.
     """
 
     layer: Layer
@@ -32,12 +32,12 @@ class LinearMap:
     """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether `moments` has products of its own for features of a low-precision type."""
+        """Whether `moments` has special products for features of a low-precision type."""
         return False
 
     @property
     def has_weight(self) -> bool:
-        """Whether the layer's matrix is under the posterior, and not its bias alone."""
+        """Whether the layer's matrix is under the posterior, and not only its bias."""
         return not self.layer.weights[0].is_bias
 
     @property
@@ -46,7 +46,7 @@ class LinearMap:
         return self.layer.weights[-1].is_bias
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Features [M, *positions, d], one entry for each group of the layer's outputs that sees features of its own."""
+        """Features [M, *positions, d], one entry for each group of the layer's outputs that has its own features."""
         return [argument(args, kwargs, 0, "input")]
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
@@ -55,11 +55,11 @@ class LinearMap:
         return (seen[0].shape[0], *positions, self.layer.rows)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        r"""$A [W\ b]^\top$: what the layer's weights under the posterior make of its features, of `output_shape`.
+        r"""$A [W\ b]^\top$: outputs of the layer's weights under the posterior for its features, of shape `output_shape`.
 
         Args:
             module: The layer's module.
-            seen: From `seen`.
+            seen: Features from `seen`.
             matrix: `[W b]`, [rows, cols].
         """
         bias = matrix[:, -1] if self.has_bias else matrix.new_zeros(len(matrix))
@@ -75,9 +75,9 @@ class LinearMap:
 
         Args:
             module: The layer's module.
-            seen: From `seen`.
-            targets: V, of `output_shape`.
-            mix: Multiplies a tensor by $\Lambda^{1/2}$ along its first axis.
+            seen: Features from `seen`.
+            targets: V, of shape `output_shape`.
+            mix: Function that multiplies a tensor by $\Lambda^{1/2}$ along its first axis.
         """
         parts = mix(targets).flatten(0, -2).chunk(len(seen), -1)
         ones = mix(targets.new_ones(targets.shape[0], *[1] * (targets.ndim - 1))).expand(*targets.shape[:-1], 1)
@@ -95,16 +95,16 @@ class BilinearMap(LinearMap):
     """`nn.Bilinear`: linear in the products of its two inputs."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """All products of an entry of the first input with one of the second."""
+        """All products of an entry of the first input and an entry of the second input."""
         left, right = widened(argument(args, kwargs, 0, "input1")), widened(argument(args, kwargs, 1, "input2"))
         return [(left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)]
 
 
 class AttentionInput(LinearMap):
-    """The projections of queries, keys and values in `nn.MultiheadAttention`, stacked in one matrix or each by itself."""
+    """The projections of queries, keys and values in `nn.MultiheadAttention`, stacked in one matrix or separate."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The queries, keys or values; for the stacked matrix one entry if they are the same tensor."""
+        """The queries, keys or values. The stacked matrix has one entry if all three are the same tensor."""
         names = ("query", "key", "value")
         given = [argument(args, kwargs, index, name) for index, name in enumerate(names)]
         leaf = self.layer.name.rpartition(".")[2]
@@ -126,7 +126,7 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`, which torch applies without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """What the heads make: the module's own output with the identity for this projection."""
+        """Output of the heads, which is the module's own output with the identity as this projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)

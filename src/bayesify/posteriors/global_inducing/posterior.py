@@ -1,4 +1,4 @@
-"""Global inducing points: each layer's weights given what the layers below make of learned inputs."""
+"""Global inducing points: each layer's weights, given learned inputs propagated through the layers below."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing.likelihood import (
-    AT_PRIOR,
+    MAX_ROUNDING_ERROR,
+    NEGLIGIBLE_LOG_PRECISION,
     NETWORK_PRECISION,
-    ROUNDING,
     HalfPrecision,
     PriorScale,
     exact_float32,
@@ -43,55 +43,62 @@ Step = Callable[[LinearMap, RegressionFactors | None], Tensor]
 
 @dataclass(frozen=True)
 class _Pass:
-    """How inducing inputs run: whether failed factorizations are mended, and in what type, where data of a step run in it too."""
+    """Options of a pass over the inducing inputs.
+
+    Args:
+        careful: Whether to repair failed factorizations.
+        autocast: Type of the pass, if the data of the step also run in this type.
+    """
 
     careful: bool = False
     autocast: torch.dtype | None = None
 
 
 class GlobalInducing(Posterior):
-    r"""Bayesian linear regression in every layer, from inducing inputs sent through the layers below (Ober & Aitchison 2021; gi).
+    r"""Bayesian linear regression in every layer, on inducing inputs propagated from below (Ober & Aitchison 2021; gi).
 
-    With $U_0$ the inducing inputs, $A_l$ what layer l sees of them (a ones column for its bias) under the weights drawn below, and
-    the prior $\mathcal{N}(0, T T^\top)$ over a row of `[W b]`,
+    $U_0$ are the inducing inputs. $A_l$ are the inputs of layer l (with a column of ones for its bias) when $U_0$ passes through
+    the weights drawn below. With the prior $\mathcal{N}(0, T T^\top)$ over a row of `[W b]`,
 
     $$ q(W_l | W_1, \dots, W_{l-1}) = \prod_r \mathcal{N}(w_r;\, \Sigma A_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + A_l^\top \Lambda_l A_l)^{-1} $$
 
-    (eq. 11, algorithm 1). To draw, the network runs on $U_0$ alone and each layer's weights are drawn when its input is
-    there; the same weights then serve any data. Layers are correlated, and q over all weights is not Gaussian. With one
-    layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$ it is the exact posterior of linear regression.
+    (eq. 11, algorithm 1). A draw runs the network on $U_0$ alone and draws each layer's weights once its input is known. The
+    same weights then serve any data. Layers are correlated, and q over all weights is not Gaussian. With one layer, $U_0 = X$,
+    $V = Y$ and $\Lambda = 1 / \text{noise}$, q is the exact posterior of linear regression.
 
-    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`, in any network whose
-    layers keep the examples along their first axis and apart. Other weights go to other posteriors:
-    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi) draws theirs first. A layer that is called several times is drawn
-    at its first call. The pass over the inducing inputs is in evaluation mode.
+    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`. The network's layers
+    must keep the examples along their first axis and must not mix them. Other weights need other posteriors, as in
+    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called several
+    times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
 
-    Marginals have no closed form: `mean` and `variance` are those of each layer given the layers below at their means,
-    and `kl` is an estimate from one draw.
+    Marginals have no closed form. `mean` and `variance` describe each layer given the layers below at their means, and `kl` is
+    an estimate from one draw.
 
-    Stored: `inducing_inputs`; `pseudo_outputs` V and `log_precision` (the diagonal of $\log \Lambda$, one number for each inducing
-    input, shared by all positions of an image), or for a full $\Lambda$ its Cholesky factor, by layer.
+    Stored: `inducing_inputs`; by layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$. All positions of
+    an image share the one precision of an inducing input. A full $\Lambda$ is stored as its Cholesky factor.
 
     Args:
-        inputs: Where $U_0$ starts: M inputs of the network as a tensor, a tuple of positional or a dict of keyword inputs; or
-            only their shape (a list of integers), or M (for networks that start with a linear layer), for standard
-            normal numbers.
-        targets: Where V of the last layer starts: labels, or standardized targets. As in all other layers by default.
-        precision: Where the diagonal of $\Lambda$ starts; by default, 1 divided by the positions of a layer, and
-            `NETWORK_PRECISION` divided by them where V starts at the network's.
-        last_precision: The same for the last layer alone. With targets that are data, N / M divided by the noise variance starts it
-            at about the exact posterior given the layers below; a small `precision` then starts these near the prior.
+        inputs: Initial $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of keyword inputs.
+            For standard normal inputs, give only their shape as a list of integers, or M if the network starts with a linear
+            layer.
+        targets: Initial V of the last layer: labels, or standardized targets. By default the last layer starts like all others.
+        precision: Initial diagonal of $\Lambda$. The default is 1, or `NETWORK_PRECISION` with `init="network"`, divided by the
+            number of positions of the layer.
+        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, N / M divided by the noise
+            variance starts this layer close to the exact posterior given the layers below. A small `precision` then starts the
+            layers below near the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
-        learned: `"all"` layers, or only the `"last"`: the others are drawn from the prior then (rand -> gi).
-        kl_form: `"closed"`, the KL of each layer given the layers below; or `"sampled"`, $\log q - \log p$ at the draw: the
-            bound then has no variance where q is exact.
-        init: Where V of the layers starts: `"random"`, standard normal numbers (the paper's); or `"network"`, what each layer of
-            the network given to `bayesianize` makes of the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. With at least as many
-            inducing inputs (times positions) as columns the mean of q then starts close to that network.
+        learned: Layers with learned pseudo-outputs: `"all"`, or only the `"last"`. With `"last"`, the other layers are drawn
+            from the prior (rand -> gi).
+        kl_form: `"closed"` for the KL of each layer given the layers below, or `"sampled"` for $\log q - \log p$ at the draw.
+            With `"sampled"` the bound has no variance if q is exact.
+        init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
+            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. If there are at least as many
+            inducing inputs (times positions) as columns, the mean of q then starts close to the network.
 
     Raises:
-        ValueError: If an argument is not as said, inputs are not finite, the network mixes examples, or a layer is
+        ValueError: If an argument is out of its range, inputs are not finite, the network mixes examples, or a layer is
             not a linear map.
     """
 
@@ -102,7 +109,7 @@ class GlobalInducing(Posterior):
     small_options = {"inputs": 20, "init": "network"}
     starts_at_rows = "inputs"
     prior_means = False
-    prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
+    prior_scale = 1.0  # far from inducing points, draws come from the prior and are as large as its activations
     runs_network = True
     correlated_priors = True
 
@@ -123,8 +130,8 @@ class GlobalInducing(Posterior):
         self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
         if init == "network" and learned == "last":
             raise ValueError(
-                "GlobalInducing: init='network' starts every layer at the network's, but learned='last' draws the lower ones from "
-                "the prior; use init='random'"
+                "GlobalInducing: init='network' starts every layer at the network's outputs, but learned='last' draws the lower "
+                "layers from the prior; use init='random'"
             )
         self.last_precision, self.init = last_precision, init
         self.shares_statistics = self.starts_at_network = init == "network"
@@ -136,17 +143,17 @@ class GlobalInducing(Posterior):
 
         Args:
             loader: Batches (inputs, targets).
-            points: M.
+            points: M, the number of inducing inputs.
             options: The other arguments of the posterior.
 
         Raises:
-            ValueError: If the loader has fewer examples.
+            ValueError: If the loader has fewer than M examples.
         """
         inputs, targets = first_examples(loader, points)
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as plain data: of inputs the shapes, of targets nothing, since their values are in the state."""
+        """The posterior as plain data. It holds only the shapes of inputs, and no targets, because the state holds the values."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -157,12 +164,12 @@ class GlobalInducing(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Run the network once on the inducing inputs to see which layer is called when, and with what."""
+        """Make the parameters. One run of the network on the inducing inputs reveals the order and the inputs of the layers."""
         like = next(iter(values.values()))
         self.types = {
             weight.name: getattr(modules[weight.name], weight.name.rpartition(".")[2]).dtype for weight in self.weights
         }
-        if "inducing_inputs" not in self._modules:  # those of an earlier start stay
+        if "inducing_inputs" not in self._modules:  # a restart keeps the inducing inputs
             self.inducing_inputs = InducingInputs(self.inputs, self._bound_runner.network, like)
         self._check_network(self._bound_runner.network)
         found = trace(self._bound_runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
@@ -193,7 +200,7 @@ class GlobalInducing(Posterior):
         self.inputs, self.targets = describe_inputs(self.inputs), None
 
     def _type(self) -> torch.dtype | None:
-        """Type of the network's weights where it is of low precision."""
+        """Type of the network's weights if they have low precision, otherwise `None`."""
         low = [dtype for dtype in self.types.values() if dtype == torch.bfloat16]
         return low[0] if low else None
 
@@ -202,14 +209,14 @@ class GlobalInducing(Posterior):
         for path, module in network.named_modules():
             if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
                 raise ValueError(
-                    f"GlobalInducing: {path} ({type(module).__name__}) normalizes by the batch, so inducing inputs and data would "
-                    "change each other; use GroupNorm, or bayesianize(..., batch_statistics='frozen')"
+                    f"GlobalInducing: {path} ({type(module).__name__}) normalizes by batch statistics, so inducing inputs and data "
+                    "would affect each other; use GroupNorm, or bayesianize(..., batch_statistics='frozen')"
                 )
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Run the network on the inducing inputs, drawing each layer when it is called; draws together where `vmap` can."""
+        """Run the network on the inducing inputs and draw each layer when it is called. Draws run together if `vmap` works."""
         runner: Runner = request.runner or self._bound_runner
         self._check_network(runner.network)
         others = self._others(runner, request.weights or {})
@@ -218,7 +225,7 @@ class GlobalInducing(Posterior):
         ):
             raise ValueError(
                 "GlobalInducing: another posterior draws noise for each example, but inducing inputs and data need the same "
-                "weights; use local_reparameterization=False there"
+                "weights; use local_reparameterization=False in the other posterior"
             )
         layers = [entry.layer for entry in self.maps.values()]
         like = next(self.parameters())
@@ -257,7 +264,7 @@ class GlobalInducing(Posterior):
             except (RuntimeError, SlowVmap) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
-                results = [one(values) for values in each(batched)]  # a caller's mistake fails here in plain words
+                results = [one(values) for values in each(batched)]  # a caller's mistake gives a readable error here
                 runner.refuse_vmap(refusal)
                 return _stacked(results)
         return _stacked([one(values) for values in each(batched)])
@@ -279,13 +286,13 @@ class GlobalInducing(Posterior):
 
         weights = self._walk(runner, others, scale, step, how)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
-        failures.append(kl.detach().isfinite().logical_not())  # infinity goes through a factorization unnoticed
+        failures.append(kl.detach().isfinite().logical_not())  # a factorization does not notice infinity
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass
     ) -> dict[str, Tensor]:
-        """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
+        """Run the network on the inducing inputs. When a layer is called, `step` makes its whitened weights, [G, D, R]."""
         like, low = next(self.parameters()), self._type()
         device, dtype = like.device.type, like.dtype
         drawn: dict[str, Tensor] = {}
@@ -328,17 +335,17 @@ class GlobalInducing(Posterior):
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> RegressionFactors:
-        r"""The regression that gives a layer's whitened weights, in float64, which keeps the prior's identity.
+        r"""The regression that gives a layer's whitened weights, in float64, which keeps the prior's identity matrix exact.
 
-        A convolution's matrices are most of a step's time on a processor, and are tried in float32 there: rounding then
-        moves variances, and means of the prior's size, by at most about a tenth of
+        A convolution's matrices take most of a step's time on a CPU, so they are tried in float32 there. In our measurements,
+        rounding then changes variances, and means of the prior's size, by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
-        with $\epsilon = 2^{-23}$ (measured), and where that is more than `ROUNDING` float64 is used after all. Never float32 under
-        settings by which it stands for shorter types: autocast, TensorFloat-32, bfloat16. Where the network itself runs in bfloat16
-        on a GPU, features are of that type, and their products are exact in float32: see `maths.patch_products`.
+        with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used under
+        settings that replace it by a shorter type: autocast, TensorFloat-32, bfloat16. If the network itself runs in bfloat16 on
+        a GPU, features have this type, and their products are exact in float32; see `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
@@ -359,10 +366,10 @@ class GlobalInducing(Posterior):
             with torch.no_grad():
                 trace = found.gram.diagonal(dim1=-2, dim2=-1).sum(-1).max()
                 sizes = torch.linalg.vector_norm(targets.flatten(2), dim=-1) if targets.ndim > 2 else targets
-                largest = (self._mix(name, sizes.dtype)(sizes)).square().sum(0).max()  # of v_r^T Lambda v_r
+                largest = (self._mix(name, sizes.dtype)(sizes)).square().sum(0).max()  # largest v_r^T Lambda v_r
                 longest = torch.linalg.vector_norm(found.solve().mean, dim=-2).max().clamp_min(1)
                 rounding = torch.finfo(torch.float32).eps * (trace * longest + (trace * largest).sqrt())
-            if float(rounding) < ROUNDING:
+            if float(rounding) < MAX_ROUNDING_ERROR:
                 return found
         return problem(widened(targets).dtype)
 
@@ -376,7 +383,7 @@ class GlobalInducing(Posterior):
         missing = [name for name in runner.weights if name not in own and name not in weights]
         if missing:
             raise ValueError(
-                f"GlobalInducing: {missing[0]} is not drawn yet when the network runs on the inducing inputs; put all layers that "
+                f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; put all layers that "
                 "need the network under one GlobalInducing, and use mean_network() for means"
             )
         return {name: value for name, value in weights.items() if name not in own}
@@ -384,11 +391,11 @@ class GlobalInducing(Posterior):
     # -- moments ---------------------------------------------------------------------------------------------------
 
     def mean(self) -> dict[str, Tensor]:
-        """Each layer's mean given the layers below at their means; not the marginal mean, which has no closed form."""
+        """Each layer's mean given the layers below at their means. The marginal mean has no closed form."""
         return self.mean_given({})
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same with the other posteriors' weights at the given means."""
+        """See `mean`, with the other posteriors' weights at the given means."""
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             if problem is None:
@@ -402,7 +409,7 @@ class GlobalInducing(Posterior):
         )
 
     def variance(self) -> dict[str, Tensor]:
-        """Each layer's variances given the layers below at their means; marginal ones are larger, and have no closed form."""
+        """Each layer's variances given the layers below at their means. Marginal variances are larger and have no closed form."""
         found: dict[str, Tensor] = {}
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1).first()
@@ -415,7 +422,7 @@ class GlobalInducing(Posterior):
             else:
                 solved = problem.solve()
                 whole, mean = solved.root, solved.mean
-            spread = scale.push(layer, whole).square().sum(-2)  # T (I + B)^-1 T^T, its diagonal, [G, D]
+            spread = scale.push(layer, whole).square().sum(-2)  # diagonal of T (I + B)^-1 T^T, [G, D]
             rows = spread.unsqueeze(-2).expand(-1, layer.rows // spread.shape[0], -1).flatten(0, 1)
             found.update(layer.from_matrix(rows.to(next(self.parameters()).dtype)))
             return mean
@@ -429,13 +436,13 @@ class GlobalInducing(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Pseudo-outputs to 0, their precision to almost none."""
+        """Set pseudo-outputs to 0 and their precision almost to 0."""
         for name in self.pseudo_outputs:
             self.pseudo_outputs[name].zero_()
             if self.covariance == "diagonal":
-                self.log_precision[name].fill_(AT_PRIOR)
+                self.log_precision[name].fill_(NEGLIGIBLE_LOG_PRECISION)
             else:
-                self.raw_diagonal[name].fill_(AT_PRIOR)
+                self.raw_diagonal[name].fill_(NEGLIGIBLE_LOG_PRECISION)
                 self.lower[name].zero_()
 
 
@@ -444,7 +451,7 @@ def _cut(values: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _stacked(results: list[tuple[dict[str, Tensor], Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Draws one by one as draws together."""
+    """Separate draws stacked along an axis of draws."""
     if len(results) == 1:
         weights, kl, failed = results[0]
         return {name: value.unsqueeze(0) for name, value in weights.items()}, kl.unsqueeze(0), failed

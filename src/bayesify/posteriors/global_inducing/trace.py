@@ -1,4 +1,4 @@
-"""One look at a network with inducing inputs: which layer is called when, what it sees, and whether examples stay apart."""
+"""A trial run of a network on inducing inputs: the order and inputs of its layers, and whether it mixes examples."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ _MAPS: dict[type[nn.Module], type[LinearMap]] = {
     _ConvNd: Convolution,
 }
 TOLERANCE = 1e-2
-"""Relative change of a layer's input, by leaving examples out, above which a network is said to mix them: far above rounding."""
+"""Largest relative change of a layer's input when other examples are left out. A larger change means that the network mixes
+examples. The value is far above rounding errors."""
 
 
 @torch.no_grad()
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> list[tuple[LinearMap, Tensor]]:
-    """Layers in the order of their calls, with what the network's own weights make there of the inducing inputs.
+    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own weights.
 
     Args:
         runner: The network.
-        layers: What is under the posterior.
+        layers: The layers under the posterior.
         arguments: The inducing inputs.
         values: The network's own weights, by name.
 
     Raises:
-        ValueError: If a layer is not a linear map, is not called, or sees examples along another axis or mixed.
+        ValueError: If a layer is not a linear map or is not called, if its examples are not along the first axis, or if the
+            network mixes examples.
     """
     maps = [find_map(runner.network, layer) for layer in layers]
     for entry in maps:
@@ -51,12 +53,13 @@ def trace(
     for entry in maps:
         if entry.layer.name not in seen:
             raise ValueError(
-                f"{OWNER}: {entry.layer.name} is not called when the network runs; give it another posterior, such as MeanField()"
+                f"{OWNER}: {entry.layer.name} is not called when the network runs; give this layer another posterior, such as "
+                "MeanField()"
             )
         for features in seen[entry.layer.name]:
             if features.ndim < 2 or features.shape[0] != points:
                 raise ValueError(
-                    f"{OWNER}: {entry.layer.name} sees inputs of shape {tuple(features.shape)} for {points} inducing inputs; the "
+                    f"{OWNER}: {entry.layer.name} gets inputs of shape {tuple(features.shape)} for {points} inducing inputs; the "
                     "layers must keep the examples along the first axis (batch_first=True in attention)"
                 )
     _check_apart(runner, maps, arguments, values, seen, points)
@@ -72,10 +75,10 @@ def trace(
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map that a layer of weights is.
+    """The linear map of a layer of weights.
 
     Raises:
-        ValueError: If it is none, or none whose input can be seen from outside.
+        ValueError: If the layer is not a linear map, or its input is not visible from outside.
     """
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
@@ -88,7 +91,7 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
         if isinstance(module, kind):
             return found(layer, path)
     raise ValueError(
-        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of inputs that can be seen; give it "
+        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of visible inputs; give this layer "
         f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
     )
 
@@ -96,7 +99,7 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
 def _look(
     runner: Runner, maps: Sequence[LinearMap], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> dict[str, list[Tensor]]:
-    """What each layer sees at its first call, in the order of calls."""
+    """The input of each layer at its first call, in the order of calls."""
     seen: dict[str, list[Tensor]] = {}
     dtypes = {arg.dtype for arg in (*arguments[0], *arguments[1].values()) if arg.is_floating_point()}
     if torch.bfloat16 in dtypes:
@@ -118,7 +121,7 @@ def _look(
         shapes = ", ".join(str(tuple(arg.shape)) for arg in (*arguments[0], *arguments[1].values()))
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
-            f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs as it takes them"
+            f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs that the network takes"
         ) from error
     return seen
 
@@ -131,7 +134,7 @@ def _check_apart(
     seen: Mapping[str, list[Tensor]],
     points: int,
 ) -> None:
-    """Compare what layers see of the first inducing inputs with and without the others."""
+    """Compare the layers' inputs for the first inducing inputs with and without the other inducing inputs."""
     some = max(1, points // 2)
 
     def cut(value: Any) -> Any:
@@ -148,8 +151,8 @@ def _check_apart(
                 kept.abs().max()
             ):
                 raise ValueError(
-                    f"{OWNER}: what {entry.layer.name} sees of an example depends on the other examples; the network must keep "
-                    "examples apart (GroupNorm in place of batch statistics), or give this layer another posterior"
+                    f"{OWNER}: the input of {entry.layer.name} for an example depends on the other examples; use a network that "
+                    "does not mix examples (GroupNorm instead of batch statistics), or give this layer another posterior"
                 )
 
 
@@ -159,16 +162,16 @@ def _check_ties(network: nn.Module, entry: LinearMap) -> None:
             owner = owner_of(network, alias)[0]
             if owner is not owner_of(network, weight.name)[0]:
                 raise ValueError(
-                    f"{OWNER}: {weight.name} is tied to {alias}, and each would see inputs of its own; give it another posterior, "
-                    f"such as {{'{weight.name}': MeanField(), '*': GlobalInducing(...)}}"
+                    f"{OWNER}: {weight.name} is tied to {alias}, and the two have different inputs; give this weight another "
+                    f"posterior, such as {{'{weight.name}': MeanField(), '*': GlobalInducing(...)}}"
                 )
 
 
 def check_targets(targets: Any) -> Tensor | None:
-    """Starting pseudo-outputs of the last layer, cut off from whatever made them.
+    """Initial pseudo-outputs of the last layer, detached and copied.
 
     Raises:
-        ValueError: If they are not a tensor or sequence of numbers, one or more for each input, or not finite.
+        ValueError: If the targets are not a tensor or sequence of numbers, if they are empty, or if one is not finite.
     """
     if targets is None:
         return None
@@ -179,17 +182,17 @@ def check_targets(targets: Any) -> Tensor | None:
             f"{OWNER}: targets are {type(targets).__name__}; give a tensor of labels or numbers"
         ) from error
     if made.ndim == 0 or made.numel() == 0:
-        raise ValueError(f"{OWNER}: targets have shape {list(made.shape)}; give one for each inducing input")
+        raise ValueError(f"{OWNER}: targets have shape {list(made.shape)}; give one target for each inducing input")
     if not bool(torch.isfinite(made).all()):
         raise ValueError(f"{OWNER}: targets hold NaN or infinity; give finite numbers")
     return made
 
 
 def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Targets as pseudo-outputs of the last layer: labels as one-hot rows, numbers as they are.
+    """Targets as pseudo-outputs of the last layer: labels become one-hot rows, numbers stay unchanged.
 
     Raises:
-        ValueError: If they do not fit the layer's outputs.
+        ValueError: If the targets do not fit the layer's outputs.
     """
     axis = last.features_axis % len(shape)
     width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]
@@ -205,7 +208,7 @@ def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like
         targets = targets.unsqueeze(axis)
     if tuple(targets.shape) != shape:
         raise ValueError(
-            f"{OWNER}: targets of shape {tuple(targets.shape)}; the last layer {name} makes {shape} of the inducing "
-            f"inputs: give {shape[0]} rows, and {width} numbers or one label for each output"
+            f"{OWNER}: targets have shape {tuple(targets.shape)}, but the last layer {name} has outputs of shape {shape} for the "
+            f"inducing inputs; give {shape[0]} rows, and {width} numbers or one label for each output"
         )
     return targets.to(like).clone()

@@ -1,4 +1,4 @@
-"""Weight matrices augmented with inducing matrices: their parameters and where these start."""
+"""Weight matrices augmented with inducing matrices: the parameters and their initial values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Augmentation(nn.Module):
     r"""L matrices, each augmented with an inducing matrix of the same size: the parameters $Z_r, Z_c, D_r, D_c, \lambda$.
 
     Args:
-        z_row: Starting $Z_r$ of each group of equal matrices, [G, M_r, d_out].
-        z_col: Starting $Z_c$ of each group, [G, M_c, d_in].
-        max_lambda: Cap on $\lambda$; 0 makes W given U a point estimate, without a parameter.
-        start: Starting $\lambda$ of each matrix, half the cap at most.
+        z_row: Initial $Z_r$ of each group of equal-sized matrices, [G, M_r, d_out].
+        z_col: Initial $Z_c$ of each group, [G, M_c, d_in].
+        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate and $\lambda$ is no parameter.
+        start: Initial $\lambda$ of each matrix, reduced to at most half of `max_lambda`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Augmentation(nn.Module):
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:
-        """Keep the largest entries of each Z, so that no layer is cut off from its inducing weights."""
+        """Keep the largest entries of each Z separately, so that every layer stays connected to its inducing weights."""
         for side in (self.z_row, self.z_col):
             for name in side:
                 masks, dense = side.mask(name), side.dense(name).abs()
@@ -68,10 +68,10 @@ class Augmentation(nn.Module):
                 side.prune(name, torch.stack(chosen))
 
     def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
-        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; left out, 0, where $\lambda$ is.
+        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; 0 if $\lambda$ is 0.
 
         Args:
-            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45); 1 by default.
+            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
         """
         scale = self.scale()
         if scale is None:
@@ -85,12 +85,12 @@ class Augmentation(nn.Module):
 
 
 def below_cap(starts: Sequence[float], cap: float | None) -> list[float]:
-    """Where numbers under a cap start: half the cap at most."""
+    """Initial values, reduced to at most half of the cap."""
     return [start if cap is None else min(start, 0.5 * cap) for start in starts]
 
 
 def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Appendix J: entries of Z from N(0, 1/M), of U's mean from N(0, 1)."""
+    """The start of appendix J: entries of Z from N(0, 1/M), and entries of U's mean from N(0, 1)."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=like.dtype, device=like.device)
@@ -99,12 +99,12 @@ def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tup
 
 
 def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Z and U whose conditional mean is the best approximation of a matrix, over sigma, by one of rank min(M_r, M_c).
+    r"""Z and U whose conditional mean is the best approximation of rank min(M_r, M_c) to a whitened matrix.
 
-    With `[W b] / sigma = P S Q^T` cut to that rank, Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is
-    $(1 + D^2) I$ and $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the
-    rank are random in the orthogonal complement, where there is one, and meet zeros in U: they change nothing at the
-    start and can learn. So are all rows for a matrix of zeros, such as a fresh adapter's, which prefers no entries to others.
+    Truncate `[W b] / sigma = P S Q^T` to this rank. Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is $(1 + D^2) I$.
+    Then $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the rank are random
+    in the orthogonal complement, if there is one. They multiply zeros in U, so they change nothing at the start but can learn.
+    For a matrix of zeros, such as a fresh adapter's, all rows are random, because no direction is better than another.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
     rank = min(m_r, m_c, *matrix.shape)

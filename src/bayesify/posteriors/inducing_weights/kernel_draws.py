@@ -1,4 +1,4 @@
-"""Draws of all layers by kernels, which write each weight as the network has it."""
+"""Draws of all layers by kernels that write each weight in the network's layout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers: a matrix is a weight and at most its bias, all weights have one type, U is small.
+    """Whether kernels can draw all layers.
+
+    Each layer must have one weight and at most a bias, all weights must have one type, and U must be small.
 
     Args:
-        posterior: Whose layers.
-        request: What is asked for.
-        largest: Rows or columns of U.
+        posterior: The posterior to draw from.
+        request: The request for draws.
+        largest: The larger of the numbers of rows and columns of U.
     """
     like = next(posterior.parameters())
     return (
@@ -48,16 +50,16 @@ def draw_by_kernels(
     seed: Tensor,
     low: bool,
 ) -> MutableMapping[str, Tensor]:
-    """The numbers that `conditional_draws` has for the same seed, as weights [S, *shape] by name.
+    """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     Args:
-        posterior: Whose draws.
-        request: What is asked for.
-        blocks: Layers with U of one size, in groups of equal ones.
-        given: See `conditional_draws`; of the noise $E_2$ only.
+        posterior: The posterior to draw from.
+        request: The request for draws.
+        blocks: Layers with U of one size, in groups of equal-sized layers.
+        given: See `conditional_draws`; the noise is $E_2$ only.
         shapes: Shapes of the noise.
         seed: Seed of the noise, [1].
-        low: Whether products with matrices of the weights' size take numbers in bfloat16.
+        low: Whether products with matrices of the weights' size use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]
@@ -88,7 +90,7 @@ def _matrices(
     request: DrawRequest,
     shapes: NoiseShapes,
 ) -> list[Matrix]:
-    """Where each layer's weights and noise are."""
+    """Positions of each layer's weights and noise in memory."""
     found = []
     for group, u, shape, start in zip(groups, inducing, shapes.large, shapes.starts(request), strict=True):
         numbers = shape[-2] * shape[-1]

@@ -21,11 +21,11 @@ HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 class InducingMatrix(nn.Module):
     r"""A distribution q(U) over G matrices U of M_r x M_c, and its KL to p(U).
 
-    Whitened, $p(U) = \mathcal{MN}(0, I, I)$; else $p(U) = \mathcal{MN}(0, \Psi_r, \Psi_c)$, and a draw is whitened by
-    $L_r^{-1} U L_c^{-\top}$ before it is used.
+    If U is stored whitened, $p(U) = \mathcal{MN}(0, I, I)$. Otherwise $p(U) = \mathcal{MN}(0, \Psi_r, \Psi_c)$, and a draw is
+    whitened by $L_r^{-1} U L_c^{-\top}$ before use.
 
     Args:
-        mean: Starting means, [G, M_r, M_c].
+        mean: Initial means, [G, M_r, M_c].
         whiten: Whether U is stored whitened.
     """
 
@@ -38,7 +38,7 @@ class InducingMatrix(nn.Module):
         self.count, self.rows, self.cols = mean.shape
 
     def whitened(self, u: Tensor, factors: Factors) -> Tensor:
-        r"""$L_r^{-1} U L_c^{-\top}$ for U [G, S, M_r, M_c], or U itself where it is stored whitened."""
+        r"""$L_r^{-1} U L_c^{-\top}$ for U [G, S, M_r, M_c], or U itself if it is stored whitened."""
         if self.whiten:
             return u
         left = torch.linalg.solve_triangular(factors.row_tril.unsqueeze(1), u, upper=False)
@@ -55,7 +55,7 @@ class InducingMatrix(nn.Module):
     def unwhiten(self, factors: Factors) -> None:
         r"""Give U's deviations from its mean the prior's correlations, in place: $L_r (U - m) L_c^\top$ for each.
 
-        Started with one standard deviation, an unwhitened U then spreads as a whitened one does.
+        With the same initial standard deviation, an unwhitened U then has the same spread as a whitened U.
         """
 
     def mean(self) -> Tensor:
@@ -63,7 +63,7 @@ class InducingMatrix(nn.Module):
         return self.location
 
     def noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normal numbers that one draw of one matrix takes."""
+        """Shape of the standard normal noise for one draw of one matrix."""
         return (self.rows, self.cols)
 
     @abstractmethod
@@ -72,7 +72,7 @@ class InducingMatrix(nn.Module):
 
         Args:
             noise: [G, S, *noise_shape()].
-            members: Which member each draw takes, [S], for a mixture.
+            members: Index of the member for each draw, [S], for a mixture.
         """
 
     @abstractmethod
@@ -86,22 +86,22 @@ class InducingMatrix(nn.Module):
     def covariance(self) -> Tensor:
         """Covariance of the entries of U as stored, row-major: [G, M_r M_c, M_r M_c]; raises `ValueError` for a mixture."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} is a mixture of points, whose U has no covariance matrix; look at its members, "
-            "or use 'diagonal', 'matrix' or 'full'"
+            f"InducingWeights: q={self.name!r} is a mixture of points, so U has no covariance matrix; use its members, or "
+            "q='diagonal', 'matrix' or 'full'"
         )
 
     def set_to_prior(self, factors: Factors) -> None:
-        """Make q(U) the prior, in place; raises `ValueError` where that cannot be."""
+        """Make q(U) equal to the prior, in place; raise `ValueError` if the family cannot."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} cannot be the prior; use 'diagonal' (whitened), 'matrix' or 'full'"
+            f"InducingWeights: q={self.name!r} cannot equal the prior; use 'diagonal' (whitened), 'matrix' or 'full'"
         )
 
 
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a point estimate,
-    whose KL is $-\log p(m)$.
+    Stored: `location` m freely, `raw_std` through softplus, or through a scaled sigmoid with `max_std`. With `max_std=0`, U is a
+    point estimate and its KL is $-\log p(m)$.
     """
 
     name = "diagonal"
@@ -128,7 +128,7 @@ class DiagonalMatrix(InducingMatrix):
         return torch.addcmul(mean, std.unsqueeze(1), noise)
 
     def kl(self, factors: Factors) -> Tensor:
-        """Closed form; see the class."""
+        """KL in closed form; see the class."""
         std = self.std()
         if self.whiten and std is not None:
             return standard_kl(std, self.location)
@@ -148,26 +148,28 @@ class DiagonalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Variances given all other entries become those of the prior's correlations, which a diagonal cannot have."""
+        """Set each variance to the conditional variance under the prior's correlations, because a diagonal has no correlations."""
         if self.raw_std is not None:
             std = positive(self.raw_std, self.max_std) * _inverse_diagonals(factors).rsqrt()
             cap = self.max_std
             self.raw_std.copy_(raw_softplus(std) if cap is None else torch.logit(std / cap, 1e-6).clamp_max(0.0))
 
     def covariance(self) -> Tensor:
-        """diag(s^2), zero for a point estimate."""
+        """diag(s^2), or zero for a point estimate."""
         std = self.std()
         return torch.diag_embed((self.location * 0 if std is None else std.square()).flatten(1))
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
-        """Zero means, unit standard deviations; only where U is whitened and no cap forbids it."""
+        """Set means to 0 and standard deviations to 1. U must be whitened, and `max_std` must allow 1."""
         if not self.whiten:
             raise ValueError(
-                "InducingWeights: an unwhitened diagonal q(U) cannot be the prior; use whiten=True or q='matrix'"
+                "InducingWeights: an unwhitened diagonal q(U) cannot equal the prior; use whiten=True or q='matrix'"
             )
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
-            raise ValueError(f"InducingWeights: max_std={self.max_std} keeps q(U) from the prior's 1; raise the cap")
+            raise ValueError(
+                f"InducingWeights: max_std={self.max_std} keeps q(U) below the prior's std of 1; raise max_std"
+            )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))
 
@@ -230,7 +232,7 @@ class MatrixNormalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
-        """Zero means; both factors the prior's."""
+        """Set means to 0 and both factors to the prior's."""
         self.location.zero_()
         sides = (
             (self.row_lower, self.row_raw_diagonal, factors.row_tril),
@@ -244,7 +246,7 @@ class FullMatrix(InducingMatrix):
     r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T T^\top)$.
 
     Raises:
-        ValueError: If U has more than 2,048 entries, where the factor alone would take 8 MiB a matrix and more.
+        ValueError: If U has more than 2,048 entries. Its factor alone would take at least 8 MiB per matrix.
     """
 
     name = "full"
@@ -256,7 +258,7 @@ class FullMatrix(InducingMatrix):
             numbers = size * (size + 1) // 2
             raise ValueError(
                 f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {numbers:,} numbers "
-                "a layer; use rows * cols of at most 2048, or q='matrix'"
+                "per layer; use rows * cols of at most 2048, or q='matrix'"
             )
         self.location = nn.Parameter(mean)
         self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))
@@ -279,13 +281,13 @@ class FullMatrix(InducingMatrix):
     def kl(self, factors: Factors) -> Tensor:
         """Closed form of two Gaussians."""
         factor = self.scale_tril()
-        columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: one column of T as a matrix each
+        columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: each column of T as a matrix
         trace = self.whitened(columns, factors).square().sum()
         square = self.whitened(self.location.unsqueeze(1), factors).square().sum()
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Sum over columns of T of squared reaches, a few columns at a time."""
+        """Sum of squared reaches over the columns of T, a few columns at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):
@@ -304,7 +306,7 @@ class FullMatrix(InducingMatrix):
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
-        """Zero mean; the prior's factor L_r (x) L_c in row-major order."""
+        """Set the mean to 0 and the factor to the prior's L_r (x) L_c, in row-major order."""
         self.location.zero_()
         size = self.rows * self.cols
         white = torch.eye(size).to(self.lower).expand(self.count, size, size)
@@ -312,9 +314,9 @@ class FullMatrix(InducingMatrix):
 
 
 class EnsembleMatrix(InducingMatrix):
-    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$; its KL is left out, as in deep ensembles.
+    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$, without its KL, as in deep ensembles.
 
-    Members start around the mean, with noise of their own that has the mean 0 over members.
+    Members start around the mean. Each has its own noise, and the noise averages to 0 over members.
     """
 
     name = "ensemble"
@@ -332,16 +334,16 @@ class EnsembleMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Of each member."""
+        """Give each member's deviation from the mean the prior's correlations."""
         apart = self.value - self.mean()
         self.value.copy_(self.mean() + factors.row_tril @ apart @ factors.col_tril.mT)
 
     def noise_shape(self) -> tuple[int, ...]:
-        """None: a member is a point."""
+        """An empty shape, because a member is a point and needs no noise."""
         return (0,)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """The chosen members; all layers of a draw take the same one."""
+        """The chosen members. All layers of a draw use the same member."""
         return self.value[members].transpose(0, 1)
 
     def kl(self, factors: Factors) -> Tensor:
@@ -383,7 +385,7 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
 def make_inducing_matrix(
     q: str, mean: Tensor, *, whiten: bool, init_std: Sequence[float], max_std: float | None, members: int
 ) -> InducingMatrix:
-    """The family of q(U) by its name, around starting means [G, M_r, M_c], each matrix with its own starting standard deviation."""
+    """The family of q(U) by name, with initial means [G, M_r, M_c] and one initial standard deviation per matrix."""
     if q == "diagonal":
         return DiagonalMatrix(mean, whiten, init_std, max_std)
     if q == "matrix":

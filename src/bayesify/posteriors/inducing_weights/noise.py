@@ -1,4 +1,4 @@
-"""Normal numbers of a draw of all layers: what has U's size first, then what has W's."""
+"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Shape = tuple[int, ...]
 class NoiseShapes:
     """Shapes of the noise of a draw, each [G, S, ...], in the order in which it is taken from the source.
 
-    Where kernels make the numbers, $E_3$ and E of a group stand side by side, each filled up to whole fours of numbers, and E has
-    its columns in the order of the network's memory: so can a kernel of draws make them where it needs them.
+    If kernels generate the noise, $E_3$ and E of a group are adjacent, each padded to a multiple of four columns. The columns of
+    E then follow the order of the network's memory. A drawing kernel can therefore generate each number where it needs it.
 
     Args:
         families: q(U) of each block.
-        factors: Of each block; none where W is its mean given U.
-        cols: Columns of U at most, for which $E_3$ leaves room.
-        request: What is asked for.
-        like: A tensor whose type and device the noise takes.
+        factors: Factors of each block; empty if W equals its mean given U.
+        cols: Largest number of columns of U. $E_3$ leaves room for so many.
+        request: The request for draws.
+        like: A tensor with the type and device that the noise will have.
 
     Attributes:
-        own: For U of each family.
-        second: $E_2$ of each block.
-        large: Of each group $[E_3 E]$, or E, then $E_3$.
-        thin: Columns of $E_3$ where it stands before E, else 0.
+        own: Shape of the noise for U of each family.
+        second: Shape of $E_2$ of each block.
+        large: Shape of $[E_3 E]$ of each group, or of E and then of $E_3$.
+        thin: Number of columns of $E_3$ if it comes before E, otherwise 0.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class NoiseShapes:
             self.large = [(*wide[:-1], self.thin + _whole_fours(wide[-1])) for wide in self.large[::2]]
 
     def starts(self, request: DrawRequest) -> list[int]:
-        """Where the noise of each group begins in the stream."""
+        """Start of each group's noise in the stream of random numbers."""
         shapes = [*self.own, *self.second, *self.large]
         room = request.room([math.prod(shape) // request.num_draws for shape in shapes])
         return list(accumulate(room, initial=0))[len(self.own) + len(self.second) : -1]
@@ -68,13 +68,13 @@ class NoiseShapes:
     def draw(
         self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The numbers for U of each family, and for each block as `noise_shapes` says; of a seed, without those of W's size.
+        """The noise for U of each family, and for each block with the shapes of `noise_shapes`.
 
         Args:
-            request: What is asked for.
-            like: A tensor whose type and device the noise takes.
-            blocks: Layers with U of one size, in groups of equal ones.
-            seed: From which a kernel makes the others, [1].
+            request: The request for draws.
+            like: A tensor with the type and device that the noise will have.
+            blocks: Layers with U of one size, in groups of equal-sized layers.
+            seed: Seed of the noise, [1]. With a seed, the result has no noise of W's size, which a kernel generates.
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
@@ -90,7 +90,7 @@ class NoiseShapes:
                 if self.thin:
                     second, first = first.tensor_split([self.thin], -1)
                     first, second = first[..., : wide[-1]], second[..., : thin[-1]]
-                    if at < len(blocks):  # what all layers share is no layer
+                    if at < len(blocks):  # the shared matrix has no layer
                         first = _in_matrix_order(first, blocks[at][number], request.layout)
                 else:
                     second = next(made)
@@ -111,7 +111,7 @@ def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool)
 
 
 def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayout | None) -> Tensor:
-    """Noise of a group, [G, ..., d_in], whose columns are in memory's order, with columns as `Layer.to_matrix` has them."""
+    """Noise of a group, [G, ..., d_in], with columns moved from the order in memory to the order of `Layer.to_matrix`."""
     weights = [layer.weights[0] for layer in group]
     positions = [positions_outside(*strides_of(layout, weight.name, weight.shape)) for weight in weights]
     if max(positions) == 1:

@@ -36,37 +36,41 @@ class InducingWeights(Posterior):
     The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
     without changing its marginal (eq. 5). The posterior keeps the prior's conditional up to a scale,
     $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and puts its parameters into q(U). Draws
-    come from the extended Matheron rule (eq. 11, see `maths.matheron`); layers of equal size are drawn together.
-    The KL is that of the joint over (W, U), closed form (eq. 9):
+    come from the extended Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together.
+    The KL of the joint over (W, U) has a closed form (eq. 9):
 
     $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad
        R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
 
-    A layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers for a diagonal q(U), its bias
-    counted in d_in, and `members rows cols` in place of the last term for an ensemble. Layers smaller than U keep
-    its full size where `fit_to_layer` is false.
+    For a diagonal q(U), a layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers, where d_in counts
+    the bias. For an ensemble the last term is `members rows cols`. If `fit_to_layer` is false, U keeps its full size in
+    layers that are smaller than U.
 
     Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
     `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
 
     Args:
-        rows: Rows of U, the outputs' side.
-        cols: Columns of U, the inputs' side.
-        q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (its KL is left out).
-        members: Members of an ensemble.
-        max_lambda: Cap on $\lambda$. 0 makes W given U a point estimate; R is left out then.
-        max_std: Cap on the standard deviations of a diagonal q(U). 0 makes U a point estimate, with $-\log p(U)$
-            for its KL.
-        whiten: Store U so that its prior is standard normal (appendix H).
-        init: `"network"`: the conditional mean starts at the best approximation of the network's `[W b]` of rank
-            `min(rows, cols)`; or `"random"` (appendix J). Default: `"network"`, and `"random"` where `shared` is given.
-        fit_to_layer: Cut rows and cols to the layer's own size; by default unless `shared` is given. The paper does not.
-        function_space_kl: Weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), N the `num_data` given to `elbo`.
-        shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
-            H); needs `whiten` and equal columns in every layer.
-        init_std: Standard deviation of U's entries before training, as it is stored, in units of the prior's. By default W
-            starts with a tenth (less before BatchNorm) of its layer's root mean square, by U and by W given U alike.
-        init_lambda: $\lambda$ before training, half its cap at most; by default the same.
+        rows: Number of rows of U, on the side of the layer's outputs.
+        cols: Number of columns of U, on the side of the layer's inputs.
+        q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (without its KL).
+        members: Number of members of an ensemble.
+        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate, and the KL has no term R.
+        max_std: Upper bound on the standard deviations of a diagonal q(U). With 0, U is a point estimate, and $-\log p(U)$
+            replaces its KL.
+        whiten: Whether to store U so that its prior is standard normal (appendix H).
+        init: How Z and U start. With `"network"`, the conditional mean starts at the best approximation of the network's
+            `[W b]` of rank `min(rows, cols)`. With `"random"`, the start follows appendix J. The default is `"network"`, or
+            `"random"` with `shared`.
+        fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true, or false with
+            `shared`. The paper does not reduce them.
+        function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
+            `elbo`.
+        shared: Sizes of one global inducing matrix on which U of every layer depends. It correlates the layers (appendix H).
+            It needs `whiten` and the same number of columns in every layer.
+        init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
+            default, U and W given U each contribute a standard deviation of a tenth (less before BatchNorm) of the root mean
+            square of the layer's weights.
+        init_lambda: $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
         ValueError: If a size is below 1, a cap is negative, a name is unknown, or `shared` does not fit.
@@ -105,9 +109,11 @@ class InducingWeights(Posterior):
             if not whiten:
                 raise ValueError("InducingWeights: shared inducing weights need whiten=True")
             if fit_to_layer:
-                raise ValueError("InducingWeights: shared needs the same cols in every layer; use fit_to_layer=False")
+                raise ValueError(
+                    "InducingWeights: shared needs the same number of columns in every layer; use fit_to_layer=False"
+                )
             if init == "network":
-                raise ValueError("InducingWeights: shared starts at random; use init='random'")
+                raise ValueError("InducingWeights: shared needs a random start; use init='random'")
         self.rows, self.cols, self.q, self.members = rows, cols, q, members
         self.max_lambda, self.max_std, self.whiten = max_lambda, max_std, whiten
         self.init = init or ("network" if shared is None else "random")
@@ -120,7 +126,7 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Put layers with U of one size into a block, in it layers of equal size into a group, and start the parameters."""
+        """Make the parameters. A block holds the layers with U of one size, and a group in it holds layers of equal size."""
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -158,7 +164,7 @@ class InducingWeights(Posterior):
         return self.shared is None if self.fit_to_layer is None else self.fit_to_layer
 
     def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
-        """Where standard deviations of W start by default, in units of the prior's."""
+        """Default initial standard deviation of W, in units of the prior's standard deviation."""
         if self.init == "network":
             size = self.relative_std(layer) * starts.root_mean_square(layer, values)
             return size / self._prior().size(layer.weights[0].name)
@@ -193,7 +199,7 @@ class InducingWeights(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def factors(self, *, stack: bool = False) -> list[Factors]:
-        """Factors of every block, computed once per state of the parameters where no gradient is needed."""
+        """Factors of every block. Without gradients they are cached until the parameters change."""
         return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
@@ -213,7 +219,7 @@ class InducingWeights(Posterior):
         given = [
             (
                 factors[index],
-                families[index].whitened(u[index], factors[index]),  # where shared, one block and one family
+                families[index].whitened(u[index], factors[index]),  # with `shared` there is one block and one family
                 scales[index],
                 self._sigma(block, request.prior, like),
                 matheron[index],
@@ -234,17 +240,17 @@ class InducingWeights(Posterior):
         return weights, kl
 
     def _shared_by_draws(self, draws: int, counted: int | None) -> tuple[list[Factors], list[Tensor | None], Tensor]:
-        """Factors, lambda of every block, and the KL: what a draw takes from the parameters alone."""
+        """The part of a draw that depends on the parameters alone: factors, lambda of every block, and the KL."""
         alone = draws == 1 and self.shared is None and self.max_lambda != 0
         factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
         return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
 
     def draws_by_kernels(self, request: DrawRequest) -> bool:
-        """Whether kernels make the noise of W's size and draw with it; see `kernel_draws`."""
+        """Whether kernels generate the noise of W's size and draw W; see `kernel_draws`."""
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
-        """A type whose products are fast and round no more than the network does: its weights', or autocast's in training."""
+        """A fast type that rounds no more than the network: the type of its weights, or the autocast type in training."""
         if transforming() or not like.is_cuda or like.dtype != torch.float32:
             return None
         if torch.is_grad_enabled():
@@ -253,12 +259,12 @@ class InducingWeights(Posterior):
         return None if len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
 
     def _split_shared(self, tall: Tensor) -> Tensor:
-        """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
+        """U of all layers from one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
         found: Tensor = tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
         return found
 
     def _sigma(self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> Tensor:
-        """Prior standard deviation of each layer, [L] or [L, S]: that of its first weight."""
+        """Prior standard deviation of each layer's first weight, [L] or [L, S]."""
         first = [prior.std[layer.weights[0].name] for layer in _layers(block)]
         if not any(map(torch.is_tensor, first)):
             key = ("sigma", tuple(first), like.device, like.dtype)
@@ -268,7 +274,7 @@ class InducingWeights(Posterior):
 
     @staticmethod
     def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """What the columns of each layer's weights are multiplied by, where the bias has another scale than the first weight."""
+        """Factors for the columns of each layer's weights, if the bias has a different scale from the first weight."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
             first = prior.std[layer.weights[0].name]
@@ -321,7 +327,7 @@ class InducingWeights(Posterior):
         ]
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = sigma A_r^T E[U] A_c, with sigma of the prior given to `bayesianize`, its mean where it is drawn."""
+        """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma, or its mean if the prior draws sigma."""
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
@@ -331,7 +337,7 @@ class InducingWeights(Posterior):
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
     def variance(self) -> dict[str, Tensor]:
-        """Variance of each entry of W under q(W), U and a drawn sigma integrated out, in closed form.
+        """Variance of each entry of W under q(W) in closed form, with U and a drawn sigma integrated out.
 
         Raises:
             ValueError: If the prior correlates the positions of a kernel.
@@ -364,10 +370,10 @@ class InducingWeights(Posterior):
         return result
 
     def inducing_covariance(self) -> dict[str, Tensor]:
-        """Covariance of q(U) as it is stored, by layer, or of the one matrix under the name `shared`.
+        """Covariance of q(U) as stored, by layer. With `shared`, the covariance of the shared matrix, under the name `shared`.
 
         Returns:
-            [M_r M_c, M_r M_c] each, entries of U in row-major order.
+            Matrices [M_r M_c, M_r M_c], with the entries of U in row-major order.
 
         Raises:
             ValueError: If q is an ensemble, which is a mixture of points.
@@ -381,7 +387,7 @@ class InducingWeights(Posterior):
         return result
 
     def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
-        """Variance of W / sigma that comes from U, [d_out, d_in], of a block's member, from its row and column reach."""
+        """Variance of W / sigma that comes from U, [d_out, d_in], for one member of a block, given its row and column reach."""
         if self.shared is None:
             if not self.whiten:
                 row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)
@@ -400,15 +406,15 @@ class InducingWeights(Posterior):
     def _prior(self) -> PriorDraw:
         if self.bound_prior is None:
             raise ValueError(
-                "InducingWeights: W's scale is the prior's; make the posterior by bayesianize, which binds one"
+                "InducingWeights: the prior gives the scale of W, and this posterior has none; call bayesianize, which binds one"
             )
         return self.bound_prior
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """lambda to 1, q(U) to p(U)."""
+        """Set lambda to 1 and q(U) to p(U)."""
         if self.max_lambda is not None and self.max_lambda <= 1:
-            raise ValueError(f"InducingWeights: max_lambda={self.max_lambda} keeps lambda from 1; raise the cap")
+            raise ValueError(f"InducingWeights: max_lambda={self.max_lambda} keeps lambda below 1; raise max_lambda")
         factors = self.factors()
         for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
             family.set_to_prior(factor)
@@ -422,7 +428,7 @@ class InducingWeights(Posterior):
             part.prune(keep)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
+        """Number of trainable scalars of each layer, under its first weight. Parameters that all layers share are left out."""
         counts: dict[str, int | None] = {}
         for index, block in enumerate(self.blocks):
             part, layers = self._augmented()[index], sum(map(len, block))
@@ -436,7 +442,7 @@ class InducingWeights(Posterior):
         return counts
 
     def remarks(self) -> dict[str, str]:
-        """The layers that are smaller than U in a direction, with what `fit_to_layer=True` would save there."""
+        """A remark for each layer that is smaller than U, with the parameters that `fit_to_layer=True` would save."""
         result: dict[str, str] = {}
         for layer in self.layers:
             rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)

@@ -1,4 +1,4 @@
-"""Matrices of any size out of square Walsh-Hadamard blocks, and weights that multiply through them."""
+"""Matrices of any size made of square Walsh-Hadamard blocks, and weights that multiply through these blocks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 @dataclass(frozen=True)
 class Blocks:
-    """How K square blocks of size D, a power of two, cover a matrix; what they cover beyond it is cut off.
+    """A cover of a matrix by K square blocks of size D, a power of two. Entries outside the matrix are cut off.
 
-    The shorter side is padded to D and the longer one is a stack of blocks. A single row or column of n
+    The shorter side is padded to D, and the longer side is a stack of blocks. A single row or column of n
     entries is one block of at least n entries, read row by row.
 
     Args:
         rows: Number of rows of the matrix.
         cols: Number of columns of the matrix.
-        size: D.
-        count: K.
-        along: Which side is a stack: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
+        size: D, the size of a block.
+        count: K, the number of blocks.
+        along: The side that is a stack of blocks: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class Blocks:
         return whole[..., : self.rows, : self.cols]
 
     def disassemble(self, matrix: Tensor) -> Tensor:
-        """Blocks that make up a matrix, zeros where they cover more: [rows, cols] -> [K, D, D]."""
+        """The blocks of a matrix, with zeros outside the matrix: [rows, cols] -> [K, D, D]."""
         size, count = self.size, self.count
         if self.along == "entries":
             return F.pad(matrix.reshape(-1), (0, size * size - matrix.numel())).view(1, size, size)
@@ -80,7 +80,7 @@ class Blocks:
 
 
 class WalshHadamardWeight(StructuredWeight):
-    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$, in blocks, that `F.linear` multiplies in O(D log D) without forming it.
+    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$ in blocks. `F.linear` multiplies by it in O(D log D) without forming it.
 
     Shapes:
         left, g, right: [K, D], or with a leading axis of draws.
@@ -104,7 +104,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether W is materialized: tensor cores multiply by it faster than memory serves transforms of more rows than W has."""
+    """Whether to materialize W. With more input rows than W has, tensor cores are faster than memory-bound transforms."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 
@@ -117,14 +117,15 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class LocalWalshHadamardWeight(LocalWeight):
-    r"""The same with a g of its own for each example, the first axis of the input, at all positions and in all calls.
+    r"""A Walsh-Hadamard weight with a separate g for each example, shared by all positions and calls.
 
-    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$. Each example's output keeps its distribution and the gradient has less
-    variance; the joint over examples is destroyed, so it serves the training objective only. Outside
-    `F.linear`, and where a layer sees other rows than the batch's, it is one plain draw.
+    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for example b along the first axis of the input. Each example's output keeps
+    its distribution, and the gradient has less variance. The joint distribution over examples is lost, so only the training
+    objective uses this weight. Outside `F.linear`, and if the rows of a layer's input are not the batch's examples, the weight
+    is one plain draw.
 
     Shapes:
-        left, mean, std, right: [K, D]; lower: [K, D, D] or [K, 0, 0] where $\Sigma$ is diagonal; or with a leading axis of draws.
+        left, mean, std, right: [K, D]; lower: [K, D, D], or [K, 0, 0] for a diagonal $\Sigma$; or with a leading axis of draws.
     """
 
     drawn_: Tensor
@@ -145,7 +146,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 
     def draw(self) -> Tensor:
-        """One g for all examples."""
+        """The matrix of one g for all examples."""
         return self.assemble(self.draw_g(self.components_[1].shape))
 
     def assemble(self, g: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         return found
 
     def draw_g(self, shape: Sequence[int]) -> Tensor:
-        """Draws of g of a shape that ends in [K, D]."""
+        """Draws of g with a shape that ends in [K, D]."""
         _, mean, std, lower, _ = self.components_
         noise = self.normal(shape, mean)
         if lower.shape[-1]:

@@ -1,4 +1,4 @@
-"""Families of q(g) over the diagonals of Walsh-Hadamard blocks of one size, all blocks together."""
+"""Families of q(g) over the diagonals of all Walsh-Hadamard blocks of one size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bayesify.maths.planar_flow import IDENTITY_PRODUCT, invertible, planar
 from bayesify.transforms import hadamard
 
 MAX_FULL_SIZE = 4096
-"""Size of a block above which a full covariance is refused: its factor alone has 8 million numbers there."""
+"""Largest block size for a full covariance. At this size its factor alone has 8 million numbers."""
 NUM_FLOW_DRAWS = 1024
-"""Fixed draws from which a flow's moments and KL are computed where no draw is given."""
+"""Number of fixed draws from which a flow's moments and KL are computed if no draw is given."""
 
 
 class Diagonal(nn.Module):
@@ -27,8 +27,8 @@ class Diagonal(nn.Module):
         mean_value, log_std: [K, D].
 
     Args:
-        mean: Where the means start.
-        std: Where the standard deviations start, [K, 1].
+        mean: Initial means.
+        std: Initial standard deviations, [K, 1].
     """
 
     name: ClassVar[str] = "diagonal"
@@ -43,21 +43,21 @@ class Diagonal(nn.Module):
 
         Args:
             noise: [S, K, D].
-            prior_std: Of g, [K, 1] or [S, K, 1].
+            prior_std: Prior standard deviation of g, [K, 1] or [S, K, 1].
 
         Returns:
-            [S, K, D], and a scalar or [S].
+            The draws, [S, K, D], and the KL, a scalar or [S].
         """
         std = self.log_std.exp()
         mixed, growth = self.mix(noise)
         return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        r"""$\epsilon + N \epsilon$, before mean and standard deviation, and the variance that it gives each entry."""
+        r"""$\epsilon + N \epsilon$, without mean and standard deviation, and the variance of each of its entries."""
         return noise, 1.0
 
     def lower(self) -> Tensor:
-        r"""N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D] or [K, 0, 0] for none."""
+        r"""N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D]; [K, 0, 0] if the family has no N."""
         return self.mean_value.new_empty(self.mean_value.shape[0], 0, 0)
 
     def variance(self) -> Tensor:
@@ -82,7 +82,7 @@ class Diagonal(nn.Module):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """q(g) = p(g), with standard deviation [K, 1]."""
+        """Set q(g) to p(g), whose standard deviation is [K, 1]."""
         self.mean_value.zero_()
         self.log_std.copy_(prior_std.log().expand_as(self.log_std))
 
@@ -90,7 +90,8 @@ class Diagonal(nn.Module):
 class Full(Diagonal):
     r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$, N strictly lower.
 
-    Stored besides: N packed row by row, `lower_value`, [K, D (D - 1) / 2], so that a step changes a row by a share of its size.
+    Also stored: N packed row by row, `lower_value`, [K, D (D - 1) / 2]. A step of the optimizer then changes a row of L in
+    proportion to its size.
     """
 
     name = "full"
@@ -100,8 +101,8 @@ class Full(Diagonal):
         count, size = mean.shape
         if size > MAX_FULL_SIZE:
             raise ValueError(
-                f"WalshHadamard: covariance='full' of a block of {size} has {size * (size - 1) // 2:,} numbers; "
-                "use 'diagonal' or 'flow' there"
+                f"WalshHadamard: covariance='full' for a block of size {size} needs {size * (size - 1) // 2:,} numbers; "
+                "use 'diagonal' or 'flow' for this layer"
             )
         self.lower_value = nn.Parameter(mean.new_zeros(count, size * (size - 1) // 2))
 
@@ -110,7 +111,7 @@ class Full(Diagonal):
         return strict_tril(self.lower_value, self.mean_value.shape[-1])
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(I + N) noise, [S, K, D], and 1 + the squared rows of N, [K, D]."""
+        """(I + N) noise, [S, K, D], and 1 plus the row sums of N squared, [K, D]."""
         lower = self.lower()
         return noise + (noise.movedim(0, 1) @ lower.mT).movedim(1, 0), 1 + lower.square().sum(-1)
 
@@ -128,26 +129,26 @@ class Full(Diagonal):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """q(g) = p(g)."""
+        """Set q(g) to p(g)."""
         super().set_to_prior(prior_std)
         self.lower_value.zero_()
 
 
 class Flow(Diagonal):
-    r"""A diagonal Gaussian sent through planar layers (eq. 13), a chain for each block.
+    r"""A diagonal Gaussian pushed through planar layers (eq. 13), with one chain of layers per block.
 
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
 
-    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. Where no draw is given, KL and moments come from 1024 fixed
-    draws; the part that the base's Gaussian has in the moments is exact. The chain starts as almost the identity.
+    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. If no draw is given, KL and moments come from 1024 fixed
+    draws. The contribution of the base Gaussian to the moments is exact. The chain starts close to the identity.
 
-    Stored besides: `u`, `w` [K, F, D], `b` [K, F].
+    Also stored: `u`, `w` [K, F, D], `b` [K, F].
 
     Args:
-        mean: Where the means of z start.
-        std: Where the standard deviations of z start, [K, 1].
-        length: F.
+        mean: Initial means of z.
+        std: Initial standard deviations of z, [K, 1].
+        length: F, the number of planar layers.
     """
 
     name = "flow"
@@ -161,7 +162,7 @@ class Flow(Diagonal):
         self.b = nn.Parameter(mean.new_zeros(count, length))
 
     def push(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Send z [S, K, D] through the layers: g and the summed log-determinants [S, K]."""
+        """g from z [S, K, D] through all layers, and the summed log-determinants [S, K]."""
         total = z.new_zeros(z.shape[:-1])
         for u, w, b in zip(self.u.unbind(1), self.w.unbind(1), self.b.unbind(1), strict=True):
             z, log_det = planar(z, u, w, b)
@@ -176,23 +177,23 @@ class Flow(Diagonal):
         return g, terms.sum((-1, -2)) - log_det.sum(-1)
 
     def kl(self, prior_std: Tensor) -> Tensor:
-        """An estimate from fixed draws: a scalar, or [S] where the prior's scale has S values."""
+        """KL estimated from fixed draws: a scalar, or [S] if the prior's scale has S values."""
         if prior_std.ndim == 2:
             return self.draw(self._noise(), prior_std)[1].mean()
         return torch.stack([self.kl(std) for std in prior_std])
 
     def mean(self) -> Tensor:
-        """E[g] from fixed draws, the base's mean exact."""
+        """E[g] from fixed draws; the base's mean is exact."""
         return self.mean_value + self._moved()[1].mean(0)
 
     def reached_variance(self) -> Tensor:
-        """Variance of the entries of H g from fixed draws, the base's part exact."""
+        """Variance of the entries of H g from fixed draws; the base's contribution is exact."""
         start, moved = (hadamard(part) for part in self._moved())
         mean = moved.mean(0)
         return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
-        """z - E[z] of the fixed draws and how far the flow moves each, [n, K, D]."""
+        """z - E[z] of the fixed draws, and the displacement of each draw by the flow, [n, K, D] each."""
         centered = self.log_std.exp() * self._noise()
         z = self.mean_value + centered
         return centered, self.push(z)[0] - z
@@ -206,10 +207,10 @@ class Flow(Diagonal):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """The base to p(g), every layer to the identity."""
+        """Set the base to p(g) and every layer to the identity."""
         super().set_to_prior(prior_std)
         self.u.copy_(IDENTITY_PRODUCT * self.w / self.w.square().sum(-1, keepdim=True))
-        self.u.sub_(invertible(self.u, self.w))  # what rounding leaves
+        self.u.sub_(invertible(self.u, self.w))  # remove the rounding error
 
 
 FAMILIES: dict[str, type[Diagonal]] = {family.name: family for family in (Diagonal, Full, Flow)}

@@ -1,4 +1,4 @@
-"""Walsh-Hadamard variational inference: O(D) numbers and O(D log D) time for a layer of D x D weights."""
+"""Walsh-Hadamard variational inference: O(D) parameters and O(D log D) time for a layer of D x D weights."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 MIN_SIZE_FOR_PRODUCTS = 256
-"""Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to materialize."""
+"""Smallest block size for which a linear layer multiplies through its factors. Smaller blocks are faster to materialize."""
 
 MAX_SIZE_TO_FORM = 1024
-"""Size of blocks up to which a GPU forms all of a draw under autocast: tensor cores multiply by them faster than transforms run."""
+"""Largest block size that a GPU materializes under autocast, because tensor cores are faster than transforms."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group: its blocks are `start` to `stop` there; `fast` where a linear layer uses it without forming it."""
+    """One weight of a group, with the group's blocks from `start` to `stop`. A linear layer uses a `fast` weight unformed."""
 
     weight: Weight
     blocks: Blocks
@@ -50,34 +50,38 @@ class WalshHadamard(Posterior):
     $$ W = S_1 H \operatorname{diag}(g) H S_2, \qquad q(g) = \mathcal{N}(\mu, \Sigma), \qquad
        p(g) = \mathcal{N}(0, D \sigma^2 I) $$
 
-    H is the orthonormal transform of size D, a power of two, $S_1$ and $S_2$ are learned diagonals without a prior, and $\sigma$ is
-    the prior's standard deviation of the weight: where $S_1$ and $S_2$ hold signs, an entry of W has the prior's variance.
-    The KL is that of g, closed form, with D terms in place of $D^2$. Entry (i, j) of W is $s_{1i} s_{2j} c_{i \oplus j}$ with
-    $c = D^{-1/2} H g$, so W has rank D in its randomness and no density over all matrices.
+    H is the orthonormal transform of size D, a power of two. $S_1$ and $S_2$ are learned diagonals without a prior. $\sigma$ is
+    the prior's standard deviation of the weight. If $S_1$ and $S_2$ are signs, an entry of W has the prior's variance.
+    The KL of g has a closed form with D terms instead of $D^2$. Entry (i, j) of W is $s_{1i} s_{2j} c_{i \oplus j}$ with
+    $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density over all matrices.
 
-    A matrix with other sides is padded and stacked from blocks with numbers of their own (see `Blocks`); a layer with one
-    output or one input is one block, reshaped. A kernel is seen as outputs x (inputs x kernel) and materialized once a
-    draw. Linear layers with blocks of 256 and more multiply in O(D log D) and never materialize W, smaller ones do, which is
-    quicker there. Biases, and other vectors, are independent Gaussians that start at the network's.
+    A matrix of another shape is padded and stacked from blocks, each with its own parameters (see `Blocks`). A layer with one
+    output or one input is one reshaped block. A convolution kernel is a matrix of outputs x (inputs x kernel) that each draw
+    materializes. Linear layers with blocks of at least 256 multiply in O(D log D) without materializing W. Smaller layers
+    materialize W, which is faster for them. Biases and other vectors are independent Gaussians that start at the network's
+    values.
 
-    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and q(g) with `mean_value`, `log_std`
-    and what its family adds: 4 D numbers a block for a diagonal one.
+    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and q(g) with `mean_value`, `log_std` and the
+    parameters of its family. A block with a diagonal q(g) has 4 D numbers.
 
     Args:
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers; its KL is
             an estimate from each draw).
-        flow_length: Planar layers of a flow.
-        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of its root mean square.
-        init: `"random"`: signs for $S_1$, $S_2$ and $\mu$, which make W a multiple of an orthogonal matrix, as large as the
-            network's own weight; `"network"`: the nearest W that alternating least squares finds (`maths.walsh_hadamard.nearest`),
-            which is far from a trained one, as D numbers are from D x D; `"residual"`: a trained network's weights stay, as
-            numbers that are stored and not trained, and W is added to them, with $\mu = 0$ and signs for $S_1$, $S_2$. The
-            prior is then one around the network, which has seen the data already, and nothing is saved in size.
-        local_reparameterization: In the training objective, draw g for each example in linear layers; predictions
-            always share it over examples, so that a draw is a function.
+        flow_length: Number of planar layers of a flow.
+        init_std: Standard deviations of W before training. The default is a tenth (less before BatchNorm) of the root mean
+            square of the weight.
+        init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs, scaled so that W is a multiple of an
+            orthogonal matrix and as large as the network's own weight. With `"network"`, W is the nearest matrix that
+            alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far from a trained weight, because
+            D numbers cannot represent D x D weights. With `"residual"`, the weights of a trained network are stored without
+            being trained, and W is added to them, with $\mu = 0$ and random signs for $S_1$ and $S_2$. The prior is then
+            centered on the network, which has already seen the data, and the posterior is no smaller than the network.
+        local_reparameterization: Whether the training objective draws a separate g for each example in linear layers.
+            Predictions always share g over examples, so that a draw is a function.
 
     Raises:
-        ValueError: If a name is unknown, `flow_length` is below 1, `init_std` is not positive, or a flow is to be local.
+        ValueError: If a name is unknown, `flow_length` is below 1, `init_std` is not positive, or a flow is combined with
+            `local_reparameterization`.
     """
 
     name = "walsh_hadamard"
@@ -100,7 +104,7 @@ class WalshHadamard(Posterior):
         super().__init__()
         if covariance == "flow" and local_reparameterization:
             raise ValueError(
-                "WalshHadamard: the KL of a flow belongs to one draw of g, not one per example; "
+                "WalshHadamard: the KL of a flow is computed for one draw of g, not for one draw per example; "
                 "use covariance='diagonal' or 'full' with local_reparameterization"
             )
         self.covariance, self.flow_length, self.init_std = covariance, flow_length, init_std
@@ -110,7 +114,7 @@ class WalshHadamard(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Put the blocks of all weights into groups of one size, and start the parameters."""
+        """Group the blocks of all weights by size, and make the parameters."""
         groups: dict[int, list[_Part]] = {}
         rest: list[Layer] = []
         residual = self.init == "residual"
@@ -146,7 +150,7 @@ class WalshHadamard(Posterior):
         self.capturable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
 
     def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """$s_1$, the mean of g and $s_2$ of a group, [K, D] each, and the standard deviation of W, [K, 1]."""
+        """Initial $s_1$, mean of g and $s_2$ of a group, [K, D] each, and standard deviation of W, [K, 1]."""
         found = []
         for part in parts:
             matrix = part.weight.to_matrix(values[part.weight.name])
@@ -181,7 +185,7 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """g of all blocks with the noise of the network in one call; weights are materialized, or stay factors in linear layers."""
+        """Draw g of all blocks with one call for noise. Weights are materialized, or stay factored in linear layers."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
@@ -194,7 +198,7 @@ class WalshHadamard(Posterior):
         return self._around_base(weights), kl
 
     def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights in order, with the network's own where W is what is added to them."""
+        """All weights in order, plus the network's own weights if W is a residual."""
         base = dict(self.base.items())
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
@@ -205,7 +209,9 @@ class WalshHadamard(Posterior):
         flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
         noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
         stds = [self.prior_std(size, request.prior) for size in self.groups]
-        if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):  # in units of p(g), one node for all
+        if self.covariance == "diagonal" and all(
+            std.ndim == 2 for std in stds
+        ):  # in units of p(g), as one autograd node
             means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
             logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
             units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
@@ -237,7 +243,7 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Weights from the D numbers that each block consists of, [..., K, D], in one call where all are materialized."""
+        """Weights from the D distinct numbers of each block, [..., K, D], in one call if all weights are materialized."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -249,18 +255,18 @@ class WalshHadamard(Posterior):
     # -- bound and moments -----------------------------------------------------------------------------------------
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL of g of all blocks, and of the vectors, in nats; from fixed draws for a flow."""
+        """KL of g of all blocks and of the vectors, in nats. For a flow it is an estimate from fixed draws."""
         total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
         for size in self.groups:
             total = total + self.family(size).kl(self.prior_std(size, prior))
         return torch.as_tensor(total)
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = S_1 H diag(E[g]) H S_2; from fixed draws for a flow."""
+        """E[W] = S_1 H diag(E[g]) H S_2. For a flow it is an estimate from fixed draws."""
         return self._moments("mean")
 
     def variance(self) -> dict[str, Tensor]:
-        r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$, closed form; from fixed draws for a flow."""
+        r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$ in closed form. For a flow it is an estimate from fixed draws."""
         return self._moments("variance")
 
     def _moments(self, which: Literal["mean", "variance"]) -> dict[str, Tensor]:
@@ -275,10 +281,10 @@ class WalshHadamard(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """q(g) to p(g), S_1 and S_2 to their signs: each entry of W then has the prior's mean and variance."""
+        """Set q(g) to p(g), and S_1 and S_2 to their signs. Each entry of W then has the prior's mean and variance."""
         if len(self.base):
             raise ValueError(
-                "WalshHadamard: with init='residual' q is around the network's weights; use init='network'"
+                "WalshHadamard: with init='residual' q is centered on the network's weights; use init='network'"
             )
         fixed_stds(self, prior)
         if self.vectors is not None:
@@ -289,7 +295,7 @@ class WalshHadamard(Posterior):
                 side.copy_(torch.where(side < 0, -1.0, 1.0))
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Trainable scalars by weight name."""
+        """Number of trainable scalars by weight name."""
         counts = self.vectors.count_by_weight() if self.vectors is not None else {}
         for size, parts in self.groups.items():
             family = [*self.g[str(size)].parameters(), self.left[str(size)], self.right[str(size)]]
@@ -299,10 +305,10 @@ class WalshHadamard(Posterior):
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
-    """Whether a draw forms all blocks of a size at once: on a GPU under autocast, up to a size, where its launches are few."""
+    """Whether a draw materializes all blocks of a size at once: on a GPU under autocast, up to `MAX_SIZE_TO_FORM`."""
     return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 
 def _is_matrix(weight: Weight) -> bool:
-    """Whether a weight is a matrix in blocks rather than a vector."""
+    """Whether a weight is covered by blocks, and is not a vector."""
     return len(weight.shape) >= 2
