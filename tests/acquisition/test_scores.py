@@ -159,5 +159,5 @@ def test_what_does_not_fit_is_named():
     numbers = likelihoods.Gaussian().predictive(Outputs(kept=torch.zeros(3, 4, 2)))
     with pytest.raises(ValueError, match="2 targets per example"):
         expected_improvement(numbers, 0.0)
-    with pytest.raises(TypeError, match=r"bald: .*predict\(x\) of a network of classes"):
+    with pytest.raises(TypeError, match=r"bald: .*the result of predict\(x\) for a classifier"):
         bald(numbers)

@@ -295,12 +295,12 @@ def test_no_curvature_is_said(name: str) -> None:
 @pytest.mark.parametrize("name", ["poisson", "negative_binomial"])
 @pytest.mark.parametrize("value", [-1.0, 0.5])
 def test_targets_that_are_no_counts(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"targets hold {value}; counts are whole numbers of at least 0"):
+    with pytest.raises(ValueError, match=rf"targets hold {value}, but counts are whole numbers of at least 0"):
         made(name).log_prob(outputs(1, K), torch.tensor([[0.0, value, 1.0]]))
 
 
 def test_targets_that_are_no_amounts() -> None:
-    with pytest.raises(ValueError, match=r"targets hold -0.5; amounts are at least 0, use likelihoods.StudentT"):
+    with pytest.raises(ValueError, match=r"targets hold -0.5, but amounts are at least 0; use likelihoods.StudentT"):
         made("hurdle").log_prob(outputs(1, 3 * K), torch.tensor([[0.0, -0.5, 1.0]]))
 
 
@@ -377,7 +377,7 @@ def test_bad_noise(noise: float | list[float]) -> None:
 
 
 def test_noise_of_the_wrong_length() -> None:
-    with pytest.raises(ValueError, match=r"2 values of noise for 3 outputs; give one per output"):
+    with pytest.raises(ValueError, match=r"2 values of noise for 3 outputs; give one value per output"):
         likelihoods.Gaussian([0.1, 0.2]).log_prob(torch.zeros(B, 3), torch.zeros(B, 3))
 
 
@@ -387,5 +387,5 @@ def test_odd_outputs_of_the_heteroscedastic_network() -> None:
 
 
 def test_classes_on_the_axis_of_examples() -> None:
-    with pytest.raises(ValueError, match=r"class_axis=0 is the examples"):
+    with pytest.raises(ValueError, match=r"class_axis=0 is the axis of the examples"):
         likelihoods.Categorical(class_axis=0)

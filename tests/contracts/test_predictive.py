@@ -286,9 +286,9 @@ def test_ignored_labels_add_nothing() -> None:
 
 def test_targets_that_cannot_be() -> None:
     prediction, _ = predict("categorical")
-    with pytest.raises(ValueError, match=r"label 3 is none of 3 classes; labels are integers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"label 3 is not one of the 3 classes; give integers from 0 to 2"):
         prediction.log_prob(torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(ValueError, match=r"label 0.5 is none of 3 classes; labels are integers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"label 0.5 is not one of the 3 classes; give integers from 0 to 2"):
         prediction.log_prob(torch.tensor([0.0, 1.0, 2.0, 0.5, 0.0]))
     prediction, _ = predict("gaussian")
     y = torch.zeros(B, K, dtype=torch.float64)
@@ -363,7 +363,7 @@ def test_other_outputs_under_the_same_distribution(name: str) -> None:
     torch.testing.assert_close(streamed.map_outputs(lambda f: f).log_prob(y), expected[-1])
     for found, wanted in zip(reduced(prediction, y), before, strict=True):
         assert torch.equal(found, wanted)
-    with pytest.raises(TypeError, match="mixture over draws"):
+    with pytest.raises(TypeError, match="is not a mixture over draws"):
         closed_form(name).with_outputs(f)
 
 

@@ -299,9 +299,9 @@ def test_incomplete_beta() -> None:
         (lambda: likelihoods.StudentT(degrees=2.0), "degrees=2.0; give a number above 2"),
         (lambda: likelihoods.StudentT(scale=-1.0), "scale=-1.0"),
         (lambda: likelihoods.NegativeBinomial(dispersion=0.0), "dispersion=0.0"),
-        (lambda: likelihoods.Quantiles([0.5]), "at least two in increasing order"),
-        (lambda: likelihoods.Quantiles([0.5, 0.2]), "at least two in increasing order"),
-        (lambda: likelihoods.Quantiles([0.5, 1.0]), "at least two in increasing order"),
+        (lambda: likelihoods.Quantiles([0.5]), "at least two levels in increasing order"),
+        (lambda: likelihoods.Quantiles([0.5, 0.2]), "at least two levels in increasing order"),
+        (lambda: likelihoods.Quantiles([0.5, 1.0]), "at least two levels in increasing order"),
     ],
 )
 def test_bad_arguments(make: Any, message: str) -> None:

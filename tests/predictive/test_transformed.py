@@ -133,7 +133,7 @@ def test_shift_and_scale_are_exact() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("log", 0.0), ("box_cox", -1.0), ("log1p", -0.5), ("sqrt", -0.5)])
 def test_targets_without_a_transform(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"'{name}' takes targets .* the smallest is {value:g}; use 'yeo_johnson'"):
+    with pytest.raises(ValueError, match=rf"'{name}' needs targets .* the smallest is {value:g}; use 'yeo_johnson'"):
         TargetTransform.fit(name, torch.tensor([[1.0], [value]]))  # type: ignore[arg-type]
 
 

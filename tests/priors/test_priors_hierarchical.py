@@ -472,7 +472,7 @@ def test_fit_trains_the_prior(trained: BayesianNetwork) -> None:
 
 
 def test_methods_that_need_a_fixed_prior_say_so(trained: BayesianNetwork) -> None:
-    with pytest.raises(ValueError, match="fixed one"):
+    with pytest.raises(ValueError, match="fixed prior"):
         bayesify.baselines.VOGN(trained, num_data=3)
-    with pytest.raises(ValueError, match="fixed one"):
+    with pytest.raises(ValueError, match="fixed prior"):
         bayesify.FunctionSpaceVI(trained)

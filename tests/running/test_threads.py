@@ -384,7 +384,7 @@ def test_functions_that_hold_the_network_are_refused(hook: bool) -> None:
         lambda: bayesify.bayesianize(net, "mean_field"),
         lambda: bayesify.Laplace(net, likelihoods.Gaussian(0.1)),
     ):
-        with pytest.raises(ValueError, match="make it a method"):
+        with pytest.raises(ValueError, match="make the function a method"):
             make()
 
 

@@ -187,7 +187,7 @@ def test_the_checksum_sees_signs_places_and_types():
 
 def test_more_draws_than_were_kept_are_fresh_and_said_so():
     bnn = refreshed(2)
-    with pytest.warns(UserWarning, match=r"num_draws=3, and 2 draws have batch statistics.*keep_draws"):
+    with pytest.warns(UserWarning, match=r"num_draws=3, but only 2 draws have batch statistics.*keep_draws"):
         assert len(bnn.predict(X[:3], 3).outputs) == 3
     assert len(bnn.predict(X[:3], 2, antithetic=True).outputs) == 2
 
@@ -252,7 +252,7 @@ def test_files_with_statistics_of_another_network_are_refused(tmp_path):
     bnn = refreshed()
     bnn.kept_statistics = bnn.kept_statistics.map(lambda value: value[:, None])
     bayesify.save(bnn, tmp_path / "odd.safetensors")
-    with pytest.raises(ValueError, match=r"statistics of draws for .* are not of this network"):
+    with pytest.raises(ValueError, match=r"statistics of draws for .* do not belong to this network"):
         bayesify.load(tmp_path / "odd.safetensors", Net())
 
 

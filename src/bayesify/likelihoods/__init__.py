@@ -1,4 +1,4 @@
-"""Likelihoods: how targets follow from a network's outputs."""
+"""Likelihoods: distributions of targets given a network's outputs."""
 
 from bayesify.likelihoods.base import Likelihood
 from bayesify.likelihoods.bernoulli import Bernoulli

@@ -1,4 +1,4 @@
-"""What every likelihood is: the distribution of targets given a network's outputs."""
+"""The base classes of likelihoods: distributions of targets given a network's outputs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from bayesify.predictive.regression import RegressionPredictive
 class Likelihood(nn.Module):
     """p(y | f): the distribution of targets given a network's outputs f.
 
-    A subclass writes `check_values`, `log_density`, `predictive` and `fisher`, and `target_shape` if targets do not have the
-    outputs' shape; one of numbers derives from `NumberLikelihood`.
+    A subclass defines `check_values`, `log_density`, `predictive` and `fisher`, and also `target_shape` if targets do not have
+    the outputs' shape. A likelihood of numbers derives from `NumberLikelihood`.
     """
 
     name: ClassVar[str]
     task: ClassVar[str]
     """`"regression"` or `"classification"`."""
     outputs_per_target: int = 1
-    """Outputs that the network needs for each target (for each class, where targets are classes)."""
+    """Number of outputs that the network needs per target (per class, if targets are classes)."""
     no_curvature: str | None = None
-    """Why there is no Fisher matrix, and what to use; `None` where there is one."""
+    """The reason why there is no Fisher matrix, and what to use instead; `None` if there is one."""
 
     def config(self) -> dict[str, Any]:
         """The likelihood as plain data: its name and its arguments."""
@@ -50,7 +50,7 @@ class Likelihood(nn.Module):
         Args:
             outputs: The network's outputs, [B, ...], or [S, B, ...] with an axis of draws.
             y: Targets of B examples; see the class.
-            has_draws: Whether outputs carry an axis of draws; told by the shapes by default.
+            has_draws: Whether outputs have an axis of draws. By default the shapes decide.
 
         Returns:
             [B] or [S, B], in nats.
@@ -61,7 +61,7 @@ class Likelihood(nn.Module):
         return self._per_example(self.log_density, outputs, y, has_draws)
 
     def objective(self, outputs: Tensor, y: Tensor, *, has_draws: bool | None = None) -> Tensor:
-        """What training maximizes for each example, [B] or [S, B]: `log_prob`, where the class does not say otherwise."""
+        """The quantity that training maximizes for each example, [B] or [S, B]. It is `log_prob` unless a class overrides it."""
         return self._per_example(self.training_density, outputs, y, has_draws)
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Likelihood(nn.Module):
         return self.log_density(outputs, y)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """By what a training stops that watches rows it does not see, entry by entry as in `log_density`; more is better."""
+        """The score on held-out rows for early stopping, entry by entry as in `log_density`. Higher is better."""
         return self.log_density(outputs, y)
 
     def _per_example(
@@ -85,7 +85,7 @@ class Likelihood(nn.Module):
         return per_example if has_draws else per_example[0]
 
     def _fit_targets(self, outputs: Tensor, y: Tensor, has_draws: bool | None) -> tuple[Tensor, bool]:
-        """Targets in the shape of one draw's targets, and whether outputs carry draws. Nothing is broadcast."""
+        """Targets in the shape of one draw's targets, and whether outputs have an axis of draws. Nothing is broadcast."""
         for draws in (False, True) if has_draws is None else (has_draws,):
             if outputs.ndim < self.least_dims + draws and (draws or has_draws):
                 continue
@@ -98,10 +98,10 @@ class Likelihood(nn.Module):
         )
 
     integrates_gaussians: ClassVar[bool] = False
-    """Whether `closed_form` has the integral over a Gaussian of outputs in closed form, without draws."""
+    """Whether `closed_form` integrates over a Gaussian of outputs without draws."""
     remedy: ClassVar[str] = ", such as likelihoods.Categorical(),"
     shape_remedy: ClassVar[str] = "give targets in the outputs' shape"
-    least_dims: ClassVar[int] = 1  # axes that the outputs of a batch have at least, examples included
+    least_dims: ClassVar[int] = 1  # smallest number of axes of a batch's outputs, including the examples
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         """Shape of the targets that fit outputs [B, ...] of one draw."""
@@ -121,15 +121,15 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> Predictive:
-        """The predictive distribution of a Gaussian over outputs; of classes by a link, see `GaussianClassPredictive`."""
+        """The predictive distribution for a Gaussian over outputs. Classes use a link; see `GaussianClassPredictive`."""
 
     def logit_axis(self, ndim: int) -> int | None:
-        """Axis of the classes in outputs [B, ...] of `ndim` axes, counted from the end, where one holds them."""
+        """Axis of the classes in outputs [B, ...] with `ndim` axes, counted from the end; `None` if there is no such axis."""
         return None
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Hessian of `-log p(y | f)` by the outputs, in expectation over y under the model: never indefinite.
+        """Expected Hessian of `-log p(y | f)` with respect to the outputs, over y under the model. It is never indefinite.
 
         Args:
             outputs: [..., O].
@@ -143,23 +143,23 @@ class Likelihood(nn.Module):
 
         Args:
             outputs: [B, ...], of one draw.
-            y: Targets, where some of them stand for "no label here".
+            y: Targets, if some of them mean "no label here".
 
         Returns:
-            [K, B, ...]: K vectors in the shape of the outputs, one for each entry of an example's outputs.
+            [K, B, ...]: K vectors with the shape of the outputs, one for each entry of an example's outputs.
         """
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return spread_factor(self._factor(wide)).reshape(-1, *outputs.shape)
 
     def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        r"""The Fisher matrix of an example's outputs as $\operatorname{diag}(h) - q q^\top$, the product for each group of classes.
+        r"""The Fisher matrix of an example's outputs as $\operatorname{diag}(h) - q q^\top$, with one q per group of classes.
 
         Args:
             outputs: [B, ...], of one draw.
-            y: Targets, where some of them stand for "no label here".
+            y: Targets, if some of them mean "no label here".
 
         Returns:
-            h and q, in the shape of the outputs; no q where the matrix is diagonal, as it is here.
+            h and q, with the shape of the outputs. q is `None` if the matrix is diagonal, which is the default.
         """
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return self.fisher(wide).diagonal(dim1=-2, dim2=-1).reshape(outputs.shape), None
@@ -169,8 +169,8 @@ class Likelihood(nn.Module):
     ) -> Tensor:
         r"""A few random vectors with $\mathbb{E} \sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs: [K, B, ...].
 
-        Sums of the vectors of `fisher_factor` with random signs, over $\sqrt K$; those vectors themselves where they are
-        no more than `count`.
+        They are sums of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If there are at most `count`
+        vectors, they are returned unchanged.
         """
         factor = self.fisher_factor(outputs, y)
         if len(factor) <= count:
@@ -179,20 +179,21 @@ class Likelihood(nn.Module):
         return torch.einsum("kfb,fb...->kb...", signs, factor) / math.sqrt(count)
 
     def _factor(self, outputs: Tensor) -> Tensor:
-        """Rows whose products add up to `fisher`, [..., K, O]; here for a diagonal one."""
+        """Rows whose outer products add up to `fisher`, [..., K, O]. The default is for a diagonal `fisher`."""
         return self.fisher(outputs).sqrt()
 
 
 class NumberLikelihood(Likelihood):
-    r"""Targets that are numbers, each with a distribution of one family: $p(y | f) = \prod_o p(y_o; \theta_o(f))$.
+    r"""Likelihood of targets that are numbers, each with a distribution of one family: $p(y | f) = \prod_o p(y_o; \theta_o(f))$.
 
-    The network's last axis holds `outputs_per_target` blocks of O outputs, the first of them locations. Targets are [B, ..., O]; a
-    single column may be missing. A subclass writes `split`, says `parts` and stores its own numbers by `_store`.
+    The network's last axis holds `outputs_per_target` blocks of O outputs. The first block holds locations. Targets are
+    [B, ..., O]; the last axis may be missing if O = 1. A subclass defines `split` and `parts`, and stores its own parameters by
+    `_store`.
     """
 
     task = "regression"
     parts: str = "a mean"
-    """What the outputs of one target are, in words."""
+    """Description of the outputs of one target, as text."""
     family: Family
     """The distribution of one number."""
 
@@ -203,10 +204,10 @@ class NumberLikelihood(Likelihood):
     @staticmethod
     @abstractmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
-        """The family's parameters, [..., O] each, from outputs and the likelihood's own numbers."""
+        """The family's parameters, [..., O] each, from outputs and the likelihood's own parameters."""
 
     def numbers(self) -> dict[str, Tensor]:
-        """The likelihood's own numbers that `split` takes."""
+        """The likelihood's own parameters, which `split` takes."""
         return {}
 
     def components(self, outputs: Tensor) -> tuple[Tensor, ...]:
@@ -219,19 +220,19 @@ class NumberLikelihood(Likelihood):
         if found % each:
             raise ValueError(
                 f"likelihoods.{type(self).__name__}: {found} outputs; the network's last layer needs {self.parts} for each "
-                f"target, a multiple of {each}"
+                f"target, so give it a multiple of {each} outputs"
             )
         for name in self._given:
             raw = getattr(self, f"raw_{name}")
             if raw.ndim and raw.shape[0] != found // each:
                 raise ValueError(
                     f"likelihoods.{type(self).__name__}: {raw.shape[0]} values of {name} for {found // each} outputs; give one "
-                    "per output, or a single number"
+                    "value per output, or a single number"
                 )
         return (*outputs.shape[:-1], found // each) if each > 1 else tuple(outputs.shape)
 
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Targets must be values that the family has."""
+        """Raise `ValueError` for targets that are not possible values of the family."""
         self.family.check_targets(y)
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -244,18 +245,18 @@ class NumberLikelihood(Likelihood):
         return RegressionPredictive(outputs, partial(_split, type(self).split, numbers), self.family)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        """No closed form is known here: a mixture over draws from the Gaussian over outputs."""
+        """A mixture over draws from the Gaussian over outputs, because no closed form is known."""
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Keep a positive number, or one per target, as `raw_<name>` through softplus; returns it as plain data."""
+        """Store a positive number, or one per target, as `raw_<name>` through softplus, and return it as plain data."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
         flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
         if not flat or not all(0 < value < math.inf for value in flat):
             raise ValueError(
-                f"likelihoods.{type(self).__name__}: {name}={given}; give at least one, each a positive number"
+                f"likelihoods.{type(self).__name__}: {name}={given}; give a positive number, or one per output"
             )
         plain: float | list[float] = float(values) if isinstance(values, (int, float)) else flat
         self._given[name] = plain
@@ -271,7 +272,7 @@ class NumberLikelihood(Likelihood):
         return positive(getattr(self, f"raw_{name}"))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert; a number that nobody has changed since it was given has all digits in double precision."""
+        """Convert the tensors. In float64, a parameter that has not changed since construction gets its full precision back."""
         exact = {}
         for name, given in self._given.items():
             raw = getattr(self, f"raw_{name}")
@@ -293,13 +294,13 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
-    """A log-density with its own values, but with its gradients times a weight and those of another one beside them."""
+    """A log-density with unchanged values, whose gradients are weighted and added to the gradients of `beside`."""
     fixed = density.detach()
     return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Vectors over all outputs of an example from vectors at each of its positions: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    """Vectors over all outputs of an example, from vectors at each position: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]
@@ -312,5 +313,5 @@ def spread_factor(factor: Tensor) -> Tensor:
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """-1 and 1 with equal probability."""
+    """Random signs, -1 and 1 with equal probability."""
     return torch.randint(2, shape, generator=generator, device=like.device).to(like).mul_(2).sub_(1)

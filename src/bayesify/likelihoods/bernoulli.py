@@ -1,4 +1,4 @@
-"""Yes or no, for one label or several at once."""
+"""Binary labels: yes or no, for one label or several at once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGa
 
 
 class Bernoulli(Likelihood):
-    r"""Yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$; with several outputs, several labels at once.
+    r"""A yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$. Several outputs are several labels at once.
 
-    Fisher: $\operatorname{diag}(p (1 - p))$. Targets are 0 and 1 in the outputs' shape; a single output column may be missing on
-    either side.
+    The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 with the outputs' shape; a last axis of one entry
+    may be missing on either side.
     """
 
     name = "bernoulli"
     task = "classification"
 
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Targets must be 0 or 1."""
+        """Raise `ValueError` unless every target is 0 or 1."""
         wrong = (y != 0) & (y != 1)
         if bool(wrong.any()):
             raise ValueError(f"likelihoods.Bernoulli: target {y[wrong][0].item()}; give 0 or 1")

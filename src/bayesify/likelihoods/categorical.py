@@ -1,4 +1,4 @@
-"""Classes: one label of several."""
+"""Class labels: one of several classes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGa
 class Categorical(Likelihood):
     r"""One of C classes: $p(y = c | f) = \operatorname{softmax}(f)_c$.
 
-    Fisher: $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], classes last; targets are integers [B, ...].
+    The Fisher matrix is $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], with classes last. Targets are integers
+    [B, ...].
 
     Args:
-        class_axis: Axis of the outputs that holds the classes, counted in one example's batch [B, ...]: -1, or 1 for images
-            segmented in torch's order [B, C, H, W].
-        ignore_index: A label that stands for "no label here" and adds nothing.
+        class_axis: Axis of the classes in outputs [B, ...] without an axis of draws. Use 1 for image segmentation in torch's
+            order [B, C, H, W].
+        ignore_index: A label that means "no label here" and contributes nothing.
 
     Raises:
-        ValueError: If `class_axis` is 0, the examples.
+        ValueError: If `class_axis` is 0, the axis of the examples.
     """
 
     name = "categorical"
@@ -40,7 +41,9 @@ class Categorical(Likelihood):
     def __init__(self, class_axis: Axis = -1, ignore_index: Index = -100) -> None:
         super().__init__()
         if class_axis == 0:
-            raise ValueError("likelihoods.Categorical: class_axis=0 is the examples; give the axis of the classes")
+            raise ValueError(
+                "likelihoods.Categorical: class_axis=0 is the axis of the examples; give the axis of the classes"
+            )
         self._class_axis, self._ignore_index = class_axis, ignore_index
 
     @property
@@ -54,7 +57,7 @@ class Categorical(Likelihood):
         return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is seen to be in range and none to be ignored; on other devices than the CPU nobody waits to see."""
+        """Whether every label is known to be in range and not ignored. False on a GPU, where the check would wait."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())
@@ -73,7 +76,7 @@ class Categorical(Likelihood):
         return tuple(outputs.movedim(self._class_axis, -1).shape[:-1])
 
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Labels must be integers in 0..C-1."""
+        """Raise `ValueError` unless every label is an integer in 0..C-1."""
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
                 f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli"
@@ -100,11 +103,11 @@ class Categorical(Likelihood):
         labels = y.masked_fill(ignored, 0).long()
         inside = labels.clamp(0, logits.shape[-1] - 1)
         each = inside.expand(logits.shape[:-1])
-        if logits.is_cuda and not transforming():  # a matrix and a label for each row have the fastest kernels
+        if logits.is_cuda and not transforming():  # a matrix with one label per row has the fastest kernels
             found = -F.cross_entropy(logits.flatten(0, -2), each.flatten(), reduction="none").view(each.shape)
         else:
             found = F.log_softmax(logits, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
-        # A label out of range that nobody looked at is NaN with its gradient, not a crash of the device.
+        # An unchecked label that is out of range gives NaN instead of crashing the device.
         return found.masked_fill(ignored, 0.0) * torch.where(labels == inside, 1.0, torch.nan)
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
@@ -118,7 +121,7 @@ class Categorical(Likelihood):
         )
 
     def logit_axis(self, ndim: int) -> int:
-        """That of the classes."""
+        """The axis of the classes, counted from the end."""
         return self._class_axis if self._class_axis < 0 else self._class_axis - ndim
 
     def _log_probs(self) -> Callable[[Tensor], Tensor]:
@@ -131,10 +134,11 @@ class Categorical(Likelihood):
         return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
 
     def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
-        r"""C - 1 vectors whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
+        r"""C - 1 vectors whose outer products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
 
-        With $s = \sqrt p$, a unit vector, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$ for an
-        orthonormal basis Q of what is orthogonal to s: the columns but the first of the reflection that takes s to an axis.
+        With the unit vector $s = \sqrt p$, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$, where
+        Q is an orthonormal basis of the space orthogonal to s. Q consists of all columns but the first of the reflection that
+        maps s to an axis.
         """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         factor = self._factor(last)  # [B, ..., K, C]
@@ -145,7 +149,7 @@ class Categorical(Likelihood):
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
     def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Twice the probabilities, which are 0 where there is no label."""
+        """The probabilities, both as h and as q. They are 0 for targets without a label."""
         probs = as_float(outputs).softmax(self.logit_axis(outputs.ndim))
         if y is not None:
             labels, _ = self._fit_targets(outputs, y, False)
@@ -157,16 +161,16 @@ class Categorical(Likelihood):
     ) -> Tensor:
         r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
 
-        Classes are taken with chances in proportion to $p_c$, at most 1, and none twice: the likeliest ones surely, with weight
-        $p_c$, the others by equal steps through what is left of the probability, which they share. With all of it in fewer than
-        `count` classes nothing is random.
+        Each class is chosen at most once, with a probability proportional to $p_c$ but at most 1. The most likely classes are
+        chosen with certainty and have weight $p_c$. The others are chosen by equal steps through the remaining probability, which
+        they share equally. If fewer than `count` classes hold all of the probability, nothing is random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
             return self.fisher_factor(outputs, y)
         classes, weight = _proportional_sample(probs, min(count, probs.shape[-1]), generator)  # [B, ..., K]
         weight = weight.sqrt()
-        if probs.ndim > 2:  # the signs keep positions apart: their products have expectation 0
+        if probs.ndim > 2:  # with random signs, products of different positions have expectation 0
             weight = weight * random_signs(weight.shape, weight, generator)
         if y is not None:
             labels, _ = self._fit_targets(outputs, y, False)
@@ -178,7 +182,7 @@ class Categorical(Likelihood):
     def _factor(self, outputs: Tensor) -> Tensor:
         root = outputs.softmax(-1).sqrt()  # [..., C], a unit vector
         normal = root.clone()
-        normal[..., 0] += 1.0  # all entries of the root are positive: the sum cannot cancel
+        normal[..., 0] += 1.0  # the root is positive, so the sum cannot cancel
         scale = 2 / normal.square().sum(-1)
         eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         basis = eye[1:] - (scale.unsqueeze(-1) * normal[..., 1:]).unsqueeze(-1) * normal.unsqueeze(-2)
@@ -188,18 +192,20 @@ class Categorical(Likelihood):
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
 
-    The n likeliest classes, each with more than the share of the later ones, are certain; the others are met by steps of that
-    share from a random start (Madow 1949).
+    The n most likely classes are certain, because each exceeds the equal share of the classes after it. The others are chosen
+    by steps of this share from a random start (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
-    tails = ordered.flip(-1).cumsum(-1)  # of the least likely ones: 1 less the others would be rounding
+    tails = ordered.flip(-1).cumsum(
+        -1
+    )  # summed from the least likely class, because 1 minus the rest would be rounding error
     place = torch.arange(count, device=probs.device)
-    left = tails.flip(-1)[..., :count]  # [..., K]: what each place and those after it have
+    left = tails.flip(-1)[..., :count]  # [..., K]: probability of each place and all later places
     shares = left / (count - place)
     certain = (ordered[..., :count] > shares).long().cumprod(-1).sum(-1, keepdim=True).clamp_max(count - 1)  # n
     share = shares.gather(-1, certain)
     start = torch.rand(share.shape, dtype=probs.dtype, device=probs.device, generator=generator)
-    after = (count - place - start) * share  # left after each step
+    after = (count - place - start) * share  # probability left after each step
     met = probs.shape[-1] - 1 - torch.searchsorted(tails, after.contiguous(), right=True).clamp_max(probs.shape[-1] - 1)
     index = torch.where(place < certain, place, met)
     return classes.gather(-1, index), torch.where(place < certain, ordered[..., :count], share)
@@ -207,6 +213,6 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
 
 def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
     logits = as_float(outputs).movedim(axis, -1)
-    if logits.stride(-1) != 1 and logits.mT.is_contiguous():  # class by class, which takes half the time
+    if logits.stride(-1) != 1 and logits.mT.is_contiguous():  # along the contiguous axis, which takes half the time
         return F.log_softmax(logits.mT, dim=-2).mT
     return F.log_softmax(logits, dim=-1)

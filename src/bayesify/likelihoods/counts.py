@@ -1,4 +1,4 @@
-"""Counts: with the variance of their mean, or with more."""
+"""Counts whose variance equals their mean, or exceeds it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from bayesify.predictive.families.counts import NEGATIVE_BINOMIAL, POISSON
 
 
 class Poisson(NumberLikelihood):
-    r"""Counts: $p(y | f) = \lambda^y e^{-\lambda} / y!$ with $\lambda = \exp f$, f cut to [-20, 20].
+    r"""Counts: $p(y | f) = \lambda^y e^{-\lambda} / y!$ with $\lambda = \exp f$, f clipped to [-20, 20].
 
-    Fisher: $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0, in the outputs' shape; a single output column
-    may be missing on either side. Counts that vary more than their mean, as most do, have a `NegativeBinomial`.
+    The Fisher matrix is $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0 with the outputs' shape; a last
+    axis of one entry may be missing on either side. For counts whose variance exceeds their mean, as is usual, use
+    `NegativeBinomial`.
     """
 
     name = "poisson"
@@ -34,19 +35,21 @@ class Poisson(NumberLikelihood):
 
 
 class NegativeBinomial(NumberLikelihood):
-    r"""Counts with mean $\mu = \exp f$ (f cut to [-20, 20]) and variance $\mu + \alpha \mu^2$, $\alpha$ the dispersion.
+    r"""Counts with mean $\mu = \exp f$ (f clipped to [-20, 20]) and variance $\mu + \alpha \mu^2$ with dispersion $\alpha$.
 
     $$ p(y | f) = \frac{\Gamma(y + r)}{\Gamma(r)\, y!} \Bigl(\frac{r}{r + \mu}\Bigr)^r \Bigl(\frac{\mu}{r + \mu}\Bigr)^y,
        \qquad r = 1 / \alpha $$   (NB2 of Cameron & Trivedi 1986)
 
-    A Poisson distribution whose rate has a gamma distribution; $\alpha \to 0$ is the Poisson distribution. The dispersion is one
-    number (or one per output), or comes from the network for each example: its last axis then holds O logarithms of means and O of
-    dispersions, the latter cut to [-12, 8]. Fisher: $\operatorname{diag}(\mu / (1 + \alpha \mu))$; none in closed form where the
-    network says the dispersion. Targets are whole numbers of at least 0, [B, O]. Stored: `raw_dispersion` through softplus.
+    This is a Poisson distribution whose rate has a gamma distribution. The limit $\alpha \to 0$ is the Poisson distribution. The
+    dispersion is one number (or one per output), or the network predicts it for each example. In the second case the network's
+    last axis holds O logarithms of means and O logarithms of dispersions, clipped to [-12, 8]. The Fisher matrix is
+    $\operatorname{diag}(\mu / (1 + \alpha \mu))$; it has no closed form if the network predicts the dispersion. Targets are whole
+    numbers of at least 0, [B, O]. Stored: `raw_dispersion` through softplus.
 
     Args:
-        dispersion: Starting $\alpha$: a number is shared by all outputs, a sequence gives one per output; `None`: from the network.
-        learn: Whether it is trained.
+        dispersion: Initial $\alpha$: a number for all outputs, a sequence with one per output, or `None` if the network predicts
+            it.
+        learn: Whether to train the dispersion.
 
     Raises:
         ValueError: If a dispersion is not positive and finite.
@@ -62,16 +65,16 @@ class NegativeBinomial(NumberLikelihood):
         self._dispersion = None if dispersion is None else self._store("dispersion", dispersion, learn)
         self._learn = learn
         if dispersion is None:
-            self.outputs_per_target, self.parts = 2, "a logarithm of the mean and one of the dispersion"
+            self.outputs_per_target, self.parts = 2, "a logarithm of the mean and a logarithm of the dispersion"
             self.no_curvature = (
-                "likelihoods.NegativeBinomial: no closed form of the Fisher matrix is known where the network says the "
-                "dispersion; give a dispersion, NegativeBinomial(0.5), or use a method without curvature, such as 'ensemble' or "
-                "'mean_field'"
+                "likelihoods.NegativeBinomial: the Fisher matrix has no closed form if the network predicts the "
+                "dispersion; give a dispersion, such as NegativeBinomial(0.5), or use a method without curvature, such as "
+                "'ensemble' or 'mean_field'"
             )
 
     @property
     def dispersion(self) -> Tensor | None:
-        r"""$\alpha$, a scalar or [O]; `None` where it comes from the network."""
+        r"""$\alpha$, a scalar or [O]; `None` if the network predicts it."""
         return None if self._dispersion is None else self._stored("dispersion")
 
     def numbers(self) -> dict[str, Tensor]:
@@ -90,7 +93,7 @@ class NegativeBinomial(NumberLikelihood):
         """`diag(mu / (1 + alpha mu))`.
 
         Raises:
-            TypeError: If the dispersion comes from the network.
+            TypeError: If the network predicts the dispersion.
         """
         if self.no_curvature is not None:
             raise TypeError(self.no_curvature)

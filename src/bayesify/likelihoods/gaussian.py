@@ -1,4 +1,4 @@
-"""Gaussian noise: of one variance for all examples, or of a variance that the network says for each."""
+"""Gaussian noise, with one variance for all examples or with a variance that the network predicts for each example."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, Out
 from bayesify.predictive.regression import RegressionPredictive, with_variance
 
 START_NOISE = 0.1
-"""Variance until one is found."""
+"""Variance until `fit` finds one."""
 
 
 class Gaussian(NumberLikelihood):
     r"""Homoscedastic noise: $p(y | f) = \mathcal{N}(y; f, \text{noise})$, independent over outputs.
 
-    Fisher: $I / \text{noise}$. Targets have the outputs' shape; a single output column may be missing on either side.
+    The Fisher matrix is $I / \text{noise}$. Targets have the outputs' shape; a last axis of one entry may be missing on
+    either side.
     Stored: `raw_noise` through softplus, a parameter if learned.
 
     Args:
-        noise: Variance, where training starts: a number is shared by all outputs, a sequence gives one per output. Left out, one
-            variance is found from the data: by `fit` from the residuals of the network (see `training.noise.LearnedNoise`), by
-            `Laplace.fit` from those of the trained one. Until then, and for other trainings, it is 0.1.
-        learn: Whether the variance is trained.
+        noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds
+            one variance from the residuals of the network (see `training.noise.LearnedNoise`), and `Laplace.fit` finds it from
+            the residuals of the trained network. Until then, and in other training loops, the variance is 0.1.
+        learn: Whether to train the variance.
 
     Raises:
         ValueError: If a variance is not positive and finite.
@@ -53,7 +54,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_learned_by_fit(self) -> bool:
-        """Whether `fit` and `Laplace.fit` find the variance: it is to be learned, and no start was given."""
+        """Whether `fit` and `Laplace.fit` find the variance: it is learned, and no initial value was given."""
         return self._noise is None and self._learn
 
     @property
@@ -64,7 +65,7 @@ class Gaussian(NumberLikelihood):
 
     @torch.no_grad()
     def set_noise(self, variance: float) -> None:
-        """Use another variance, for all outputs."""
+        """Set the variance of all outputs."""
         self.raw_noise.fill_(raw_positive(variance))
 
     def numbers(self) -> dict[str, Tensor]:
@@ -77,7 +78,7 @@ class Gaussian(NumberLikelihood):
         return with_variance(outputs, **numbers)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        """Exact: $\\mathcal{N}(y; f, C + \\text{noise})$."""
+        """The exact predictive $\\mathcal{N}(y; f, C + \\text{noise})$."""
         noise = self.noise.detach().to(outputs.mean).expand(outputs.mean.shape).clone()
         return GaussianRegressionPredictive(outputs, outputs.mean, outputs.variance, noise, correlated=True)
 
@@ -90,17 +91,17 @@ class Gaussian(NumberLikelihood):
 class HeteroscedasticGaussian(NumberLikelihood):
     r"""Noise that depends on the input: the network's last axis holds O means, then O log-variances.
 
-    $p(y | f) = \mathcal{N}(y; f_{\mu}, \exp f_v)$ with $f_v$ cut to [-20, 20]. Fisher in $(\mu, f_v)$:
+    $p(y | f) = \mathcal{N}(y; f_{\mu}, \exp f_v)$ with $f_v$ clipped to [-20, 20]. The Fisher matrix in $(\mu, f_v)$ is
     $\operatorname{diag}(\exp(-f_v), 1/2)$. Targets are [B, O].
 
-    Under the likelihood itself rows with little noise rule the training, and where a network is not yet right they never let it
-    become right for the others. So `objective` has the log-likelihood's values, but an example's gradients times
-    $(v / \bar v)^\beta$ ($\beta$-NLL, Seitzer et al. 2022): with $\beta = 1$ means are trained as by squared errors, with 0 as by
-    the likelihood. $\bar v$, which keeps the weight of data against the prior, is one learned variance, that of the residuals. On
-    4,000 diamonds' prices the mean's error was 642 by squared errors, 1,505 with $\beta = 0$ and 622 with 0.5.
+    Under the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other rows.
+    `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by $(v / \bar v)^\beta$
+    ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ means are trained as by squared errors, and with $\beta = 0$ as by the
+    likelihood. $\bar v$ is one learned variance, the variance of the residuals. It keeps the weight of the data relative to the
+    prior. On the prices of 4,000 diamonds, the mean's error was 642 by squared errors, 1,505 with $\beta = 0$ and 622 with 0.5.
 
     Args:
-        beta: $\beta$.
+        beta: $\beta$, the exponent of the gradients' weights.
     """
 
     name = "heteroscedastic_gaussian"
@@ -133,12 +134,12 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return reweighted(density, (variance / shared) ** self._beta, beside)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Minus the CRPS, which one row with a variance far too small does not decide, as it does the likelihood."""
+        """Minus the CRPS. One row with a far too small variance would dominate the likelihood, but not the CRPS."""
         mean, variance = self.components(outputs)
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        r"""A Gaussian whose noise is its expectation under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
+        r"""A Gaussian with the expected noise under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
         return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)

@@ -25,12 +25,12 @@ def expected_log_likelihood(
     r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw, [S], in nats.
 
     Args:
-        outputs: [S, B, ...].
+        outputs: The network's outputs of each draw, [S, B, ...].
         y: Targets of B examples.
         likelihood: p(y | f).
         num_data: N, the number of examples in the whole dataset.
         example_weights: $\omega$, [B]; 1 by default.
-        exact: Whether it is `log_prob` with its own gradients, for samplers, in place of what training maximizes.
+        exact: Whether to use `log_prob` with its own gradients, which samplers need, instead of the likelihood's `objective`.
 
     Raises:
         ValueError: If `num_data` is below the batch size, or weights do not fit.
@@ -58,7 +58,10 @@ def integrated_log_likelihood(
     num_data: int,
     example_weights: Tensor | None = None,
 ) -> Tensor:
-    r"""The data term under Gaussian outputs, [S, B, O] each: that of the means less $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$."""
+    r"""The data term under Gaussian outputs with means and variances [S, B, O].
+
+    It is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$.
+    """
     data = expected_log_likelihood(mean, y, likelihood, num_data, example_weights)
     spread = (variance / likelihood.noise.to(variance)).sum(-1)  # [S, B]
     spread = spread if example_weights is None else spread * example_weights
@@ -66,9 +69,9 @@ def integrated_log_likelihood(
 
 
 def check_example_weights(weights: Tensor, batch: int) -> None:
-    """Raise `ValueError` for weights that are not one finite number of at least 0 for each example of a batch."""
+    """Raise `ValueError` unless there is one finite weight of at least 0 for each example of a batch."""
     if weights.shape != (batch,):
-        raise ValueError(f"example_weights of shape {tuple(weights.shape)}; give one per example, [{batch}]")
+        raise ValueError(f"example_weights have shape {tuple(weights.shape)}; give one per example, [{batch}]")
     if should_check(weights) and not bool((weights >= 0).all() & torch.isfinite(weights).all()):
         raise ValueError("example_weights hold a negative or non-finite number; give finite weights of at least 0")
 
@@ -79,35 +82,35 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
     Args:
         log_likelihood: The data term of each draw, [S].
         kl: KL of each draw, [S] or a scalar.
-        kl_weight: $\beta$; 1 is the bound, less is a tempered posterior.
+        kl_weight: $\beta$. The value 1 gives the bound, and a smaller value gives a tempered posterior.
     """
     return torch.sub(log_likelihood, kl, alpha=kl_weight).mean()
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
-    """Raise `ValueError` for an objective that is not finite, naming the weight it came from.
+    """Raise `ValueError` for an objective that is not finite, and name the cause.
 
     Raises:
-        ValueError: With the first weight that holds NaN or infinity, or, if none does, that the outputs do.
+        ValueError: If `value` is not finite. The message names the first weight that is not finite, or else the outputs.
     """
     if math.isfinite(value.item()):
         return
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(
-                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate or its init_std"
+                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate or the posterior's init_std"
             )
     if not bool(torch.isfinite(outputs).all()):
         raise ValueError(
-            f"elbo is {value.item()}: the network's outputs are not finite although its weights are; scale the inputs"
+            f"elbo is {value.item()}: the network's weights are finite, but its outputs are not; scale the inputs"
         )
     raise ValueError(
-        f"elbo is {value.item()}: outputs and weights are finite; look at the noise variance and the prior's scale"
+        f"elbo is {value.item()}: outputs and weights are finite; check the noise variance and the prior's scale"
     )
 
 
 def exact_copy(likelihood: Likelihood) -> Likelihood:
-    """A copy, for samplers, whose training maximizes `log_prob` with its own gradients."""
+    """A copy for samplers, whose `objective` is `log_prob` with its own gradients."""
     copied = copy.deepcopy(likelihood)
     copied.training_density = copied.log_density  # type: ignore[method-assign]
     return copied

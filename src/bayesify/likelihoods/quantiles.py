@@ -16,39 +16,40 @@ from bayesify.predictive.families.quantile_function import QuantileFunction
 
 DEFAULT_LEVELS = (0.01, *(step / 20 for step in range(1, 20)), 0.99)
 MIN_QUANTILE_GAP = 1e-4
-"""Of the distance between two quantiles, in units of the standard normal distribution's."""
+"""Smallest distance between two neighboring quantiles, relative to the distance of the standard normal quantiles."""
 
 
 class Quantiles(NumberLikelihood):
-    r"""Quantiles of the target at given levels, in order by construction, without a shape for its distribution.
+    r"""Quantiles of the target at given levels, ordered by construction, without an assumed shape of the distribution.
 
-    The network's last axis holds O quantiles at the middle level m, then O values for each other level in order. A value f is the
-    distance to the next quantile towards the middle, $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$ with z the standard
-    normal quantiles, so that zeros are the standard normal distribution around the middle.
+    The network's last axis holds O quantiles at the middle level m, then O values for each other level in order. A value f gives
+    the distance to the next quantile towards the middle, $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the
+    standard normal quantiles. Zeros therefore give the standard normal distribution around the middle.
 
-    Quantiles are no density, and the training is no likelihood in the strict sense. `objective`, what training maximizes, is the
-    pinball loss over the levels as a pseudo-likelihood with a scale s:
+    Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
+    `objective`, the pinball loss over the levels as a pseudo-likelihood with a scale s:
 
     $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
 
-    The loss is about the continuous ranked probability score, and s, learned, its mean: data then weigh against a prior as much as
-    they do under Gaussian noise, where both apply. `log_prob` and the predictive are those of the distribution
-    with these quantiles, constant densities between them and exponential tails beyond; see `QuantileFunction`. There is
-    no Fisher matrix: the loss is flat but for kinks. Targets are [B, O].
+    The loss approximates the continuous ranked probability score, and s learns its mean. The data then have the same weight
+    relative to the prior as under Gaussian noise. `log_prob` and the predictive describe the distribution with these quantiles,
+    constant densities between them, and exponential tails beyond; see `QuantileFunction`. There is no Fisher matrix, because the
+    loss is piecewise linear. Targets are [B, O].
 
     Args:
-        levels: At least two, increasing, strictly between 0 and 1.
-        scale: Starting s: a number is shared by all outputs, a sequence gives one per output.
-        learn: Whether s is trained.
+        levels: At least two increasing levels, strictly between 0 and 1.
+        scale: Initial s: a number for all outputs, or a sequence with one per output.
+        learn: Whether to train s.
 
     Raises:
-        ValueError: If levels are not as said, or a scale is not positive and finite.
+        ValueError: If there are fewer than two levels, if they are not increasing between 0 and 1, or if a scale is not positive
+            and finite.
     """
 
     name = "quantiles"
     family: QuantileFunction
     no_curvature = (
-        "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
+        "likelihoods.Quantiles: the pinball loss is piecewise linear and has no Hessian; use likelihoods.StudentT(None) or "
         "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
     )
 
@@ -65,7 +66,7 @@ class Quantiles(NumberLikelihood):
         chosen = [float(level) for level in levels]
         if len(chosen) < 2 or any(a >= b for a, b in zip([0.0, *chosen], [*chosen, 1.0], strict=True)):
             raise ValueError(
-                f"likelihoods.Quantiles: levels={levels}; give at least two in increasing order, strictly between 0 and 1"
+                f"likelihoods.Quantiles: levels={levels}; give at least two levels in increasing order, strictly between 0 and 1"
             )
         self._levels = chosen
         self._scale, self._learn = self._store("scale", scale, learn), learn
@@ -77,7 +78,7 @@ class Quantiles(NumberLikelihood):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Of the quantiles."""
+        """Levels of the quantiles."""
         return self.family.levels
 
     @property
@@ -86,7 +87,7 @@ class Quantiles(NumberLikelihood):
         return self._stored("scale")
 
     def numbers(self) -> dict[str, Tensor]:
-        """Distances of the standard normal quantiles, below and above the middle."""
+        """Distances between the standard normal quantiles, below and above the middle."""
         return {"below": self._below, "above": self._above}
 
     @staticmethod
@@ -113,7 +114,7 @@ class Quantiles(NumberLikelihood):
         return (slope * error).mean(-1) * -2
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Refused.
+        """Not available, because the pinball loss has no Hessian.
 
         Raises:
             TypeError: Always.

@@ -1,4 +1,4 @@
-"""Student-t noise: Gaussian in the middle, with tails that take outliers."""
+"""Student-t noise: Gaussian in the middle, with heavy tails for outliers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from bayesify.predictive.families.student_t import STUDENT_T
 
 
 class StudentT(NumberLikelihood):
-    r"""Noise with heavy tails: $y = f + s\,t_\nu$, t with $\nu$ degrees of freedom.
+    r"""Noise with heavy tails: $y = f + s\,t_\nu$, where t has $\nu$ degrees of freedom.
 
     $$ \log p(y | f) = \log \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi}\, s}
        - \frac{\nu + 1}2 \log\Bigl(1 + \frac{(y - f)^2}{\nu s^2}\Bigr) $$
 
-    The scale s is one number (or one per output), or comes from the network for each example: its last axis then holds O
-    locations and O values $f_v = \log s^2$, cut to [-20, 20]. The degrees are shared by all outputs and above 2, so that the
-    variance, $s^2 \nu / (\nu - 2)$, is finite. Fisher in $(f, f_v)$: $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2},
-    \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are [B, O].
+    The scale s is one number (or one per output), or the network predicts it for each example. In the second case the network's
+    last axis holds O locations and O values $f_v = \log s^2$, clipped to [-20, 20]. All outputs share the degrees of freedom,
+    which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite. The Fisher matrix in $(f, f_v)$ is
+    $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2}, \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are [B, O].
     Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus, parameters if learned.
 
-    Where the network says the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$, see
-    `HeteroscedasticGaussian`; $\bar s$ is then learned beside it.
+    If the network predicts the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$; see
+    `HeteroscedasticGaussian`. $\bar s$ is then learned as well.
 
     Args:
-        scale: Starting s: a number is shared by all outputs, a sequence gives one per output; `None`: from the network.
-        degrees: Starting $\nu$.
-        learn: Whether scale and degrees are trained.
-        beta: $\beta$; 0 is the likelihood itself.
+        scale: Initial s: a number for all outputs, a sequence with one per output, or `None` if the network predicts it.
+        degrees: Initial $\nu$.
+        learn: Whether to train scale and degrees.
+        beta: $\beta$, the exponent of the gradients' weights. The value 0 gives the plain likelihood.
 
     Raises:
         ValueError: If a scale is not positive and finite, or `degrees` is not above 2.
@@ -61,7 +61,7 @@ class StudentT(NumberLikelihood):
 
     @property
     def scale(self) -> Tensor | None:
-        """s, a scalar or [O]; `None` where it comes from the network."""
+        """s, a scalar or [O]; `None` if the network predicts it."""
         return None if self._scale is None else self._stored("scale")
 
     @property
@@ -83,7 +83,7 @@ class StudentT(NumberLikelihood):
         return location, log_square.clamp(-20, 20).exp(), degrees
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The log-density, with weighted gradients where the network says the scale."""
+        """The log-density, with weighted gradients if the network predicts the scale."""
         density = self.log_density(outputs, y)
         if self._scale is not None or not self._beta:
             return density
@@ -93,7 +93,7 @@ class StudentT(NumberLikelihood):
         return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$, the latter where the network says the scale."""
+        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second if the network predicts s."""
         location, square, degrees = self.components(outputs)
         entries = ((degrees + 1) / ((degrees + 3) * square)).expand_as(location)
         if self._scale is None:

@@ -1,4 +1,4 @@
-"""What a prediction is: a mixture over draws, reduced to means, spreads, probabilities and scores."""
+"""Predictions: mixtures over draws, reduced to means, spreads, probabilities and scores."""
 
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive

@@ -1,4 +1,4 @@
-"""What a prediction is: a mixture over draws, reduced to means, spreads, probabilities and scores."""
+"""The base class of predictions: mixtures over draws, reduced to means, spreads, probabilities and scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_ELEMENTS_PER_CHUNK = 2**22
-"""Entries of an [S, rows, O] array that one reduction works on at a time."""
+"""Largest number of entries of an [S, rows, O] array that a reduction processes at a time."""
 
 Result = TypeVar("Result")
 """A tensor, or a tuple of tensors."""
@@ -24,7 +24,7 @@ class Outputs:
 
     Args:
         kept: All outputs, or `None`.
-        chunks: Where they are not kept: a function that yields them in pieces [S, rows, ...], in order, the same each time.
+        chunks: If outputs are not kept, a function that yields them in order in pieces [S, rows, ...], the same at each call.
     """
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:
@@ -42,7 +42,7 @@ class Outputs:
         yield from self.kept.split(max(1, MAX_ELEMENTS_PER_CHUNK // per_row), dim=1)
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
-        """A function of the outputs, entry by entry of the first two axes: kept or computed again as these are."""
+        """Outputs after a function that acts on each draw and row separately. They are kept if these outputs are kept."""
         if self.kept is not None:
             return Outputs(kept=function(self.kept))
         return Outputs(chunks=lambda: (function(chunk) for chunk in self))
@@ -50,8 +50,8 @@ class Outputs:
     def __getstate__(self) -> dict[str, Any]:
         if self.kept is None:
             raise RuntimeError(
-                "Predictive: cannot be pickled or copied, its outputs are computed chunk by chunk from the network; "
-                "call its materialize(), or predict(..., keep_outputs=True)"
+                "Predictive: cannot be pickled or copied, because its outputs are computed chunk by chunk from the network; "
+                "call materialize() first, or predict(..., keep_outputs=True)"
             )
         return vars(self)
 
@@ -59,8 +59,8 @@ class Outputs:
         """Apply a function to each chunk and join the results along their first axis, the examples.
 
         Args:
-            function: Takes outputs [S, rows, ...] and the same rows of each further tensor; returns a tensor, or a tuple of
-                tensors, with examples on the first axis.
+            function: Function of outputs [S, rows, ...] and of the same rows of each further tensor. It returns a tensor, or a
+                tuple of tensors, with examples on the first axis.
             rowwise: Tensors with one row per example.
         """
         results, start = [], 0
@@ -84,63 +84,61 @@ _OF_CLASSIFICATION |= {"logits", "entropy"}
 class Predictive:
     """The predictive distribution of a batch of examples, a mixture over draws.
 
-    It can be pickled where its outputs are kept.
+    It can be pickled if its outputs are kept.
 
     Args:
         outputs: The network's outputs of each draw.
     """
 
     is_mixture: ClassVar[bool] = True
-    """Whether it is a mixture over draws of a distribution given each draw's outputs, and nothing else."""
+    """Whether it is a plain mixture over draws, with one distribution for each draw's outputs."""
 
     def __init__(self, outputs: Outputs) -> None:
         self._source = outputs
 
-    if not TYPE_CHECKING:  # where a name of the other kind is found before the code runs
+    if not TYPE_CHECKING:  # a type checker finds names of the other kind by itself
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
             if name in _OF_REGRESSION:
-                words = "of a regression; this is a classification, which has probs, labels, confidence and entropy"
+                words = "for regression; this is a classification, which has probs, labels, confidence and entropy"
             elif name in _OF_CLASSIFICATION:
-                words = (
-                    "of a classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
-                )
+                words = "for classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
             else:
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise AttributeError(f"{kind}: {name} is {words}; another kind comes from another likelihood")
+            raise AttributeError(f"{kind}: {name} is {words}; for the other kind, use another likelihood")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
-        """The same mixture over other outputs of the draws, [S, B, ...]; this one stays as it is.
+        """The same mixture over other outputs of the draws, [S, B, ...]. This prediction does not change.
 
         Raises:
-            TypeError: If this is no mixture over draws of outputs, but a closed form.
+            TypeError: If this prediction is a closed form and not a mixture over draws.
         """
         made = self._fresh()
         made._source = outputs if isinstance(outputs, Outputs) else Outputs(kept=outputs)
         return made
 
     def map_outputs(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same mixture with a function of each draw's outputs in their place, such as logits over a temperature.
+        """The same mixture after a function of each draw's outputs, such as division of logits by a temperature.
 
         Raises:
-            TypeError: If this is no mixture over draws of outputs, but a closed form.
+            TypeError: If this prediction is a closed form and not a mixture over draws.
         """
         return self.with_outputs(self._source.transform(function))
 
     def materialize(self) -> Self:
-        """The same prediction with its outputs kept, whatever their size: what can be pickled."""
+        """The same prediction with its outputs kept regardless of their size, so that it can be pickled."""
         return self if self._source.kept is not None else self.with_outputs(torch.cat(list(self._source), dim=1))
 
     def _check_mixture(self) -> None:
         if not self.is_mixture:
             raise TypeError(
-                f"{type(self).__name__} is no mixture over draws of outputs; use a prediction by draws, such as "
-                "method='draws' or method='network_mc'"
+                f"{type(self).__name__} is not a mixture over draws; predict with draws, using method='draws' or "
+                "method='network_mc'"
             )
 
     def _fresh(self) -> Self:
-        """A copy without what was computed from the outputs."""
+        """A copy without the values that were computed from the outputs."""
         self._check_mixture()
         made = copy.copy(self)
         for kind in type(self).__mro__:
@@ -158,7 +156,7 @@ class Predictive:
         """
         if self._source.kept is None:
             raise RuntimeError(
-                "Predictive: outputs were not kept, they exceed the memory budget; "
+                "Predictive: outputs were not kept, because they exceed the memory budget; "
                 "call predict(..., keep_outputs=True), or predict fewer rows at a time"
             )
         return self._source.kept
@@ -168,14 +166,14 @@ class Predictive:
         """Log predictive density (or probability) of targets, one number per example: [B]."""
 
     def nll_per_element(self, y: Tensor) -> Tensor:
-        """Negative log predictive density of each example over its number of targets, for segmentations and sequences: [B].
+        """Negative log predictive density of each example divided by its number of targets, for segmentations and sequences: [B].
 
-        Targets of one example are scored together, as in `log_prob`; labels that stand for "no label here" do not count.
+        Targets of one example are scored together, as in `log_prob`. Labels that mean "no label here" do not count.
         """
         return -self.log_prob(y) / self._elements(y)
 
     def _elements(self, y: Tensor) -> Tensor:
-        """Targets of each example, [B]."""
+        """Number of targets of each example, [B]."""
         return y.new_full((len(y),), y[0].numel(), dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -192,7 +190,10 @@ class Predictive:
 
 
 def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """Targets in a shape, a last axis of one entry added or dropped; `None` if they do not fit. Nothing is broadcast."""
+    """Targets in a given shape, with a last axis of one entry added or dropped, or `None` if they do not fit.
+
+    Nothing is broadcast.
+    """
     if y.shape == shape:
         return y
     if (*y.shape, 1) == shape:  # [B] against [B, 1] would silently broadcast to [B, B]
@@ -201,10 +202,10 @@ def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise `ValueError` if a tensor holds NaN or infinity, naming the first place.
+    """Raise `ValueError` if a tensor holds NaN or infinity, and name the first place.
 
-    A finite sum proves all entries finite without a temporary of the tensor's size; only a sum that is not, which
-    large numbers can have too, is looked into row by row.
+    A finite sum proves that all entries are finite, without a temporary tensor. Large finite numbers can also overflow the sum,
+    so a sum that is not finite is checked row by row.
     """
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return

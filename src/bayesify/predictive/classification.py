@@ -19,13 +19,13 @@ class ClassificationPredictive(Predictive):
 
     Args:
         outputs: The network's outputs of each draw.
-        log_probs: Log-probabilities [S, rows, ..., C] from outputs, classes last; by default outputs are log-probabilities.
-            A function of a module (or a partial of one), so that predictions can be pickled.
-        binary: Whether each entry is a yes or no of its own: then C = 2, and `probs` is the probability of yes.
-        ignore_index: A label that stands for "no label here" and adds nothing to `log_prob`.
+        log_probs: Function that maps outputs to log-probabilities [S, rows, ..., C], with classes last. By default, outputs are
+            log-probabilities. The function must be at module level (or a partial of one), so that predictions can be pickled.
+        binary: Whether each entry is a separate yes or no. In this case C = 2, and `probs` is the probability of yes.
+        ignore_index: A label that means "no label here" and contributes nothing to `log_prob`.
     """
 
-    remedy: ClassVar[str] = ", what predict(x) of a network of classes gives"
+    remedy: ClassVar[str] = ", such as the result of predict(x) for a classifier"
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class ClassificationPredictive(Predictive):
         """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
         if self._source.kept is None or "_summary" in vars(self):
             return self._summary[0]
-        return self._source.map(lambda outputs: self._log_probs(outputs).exp().mean(0))  # entropies when asked for
+        return self._source.map(
+            lambda outputs: self._log_probs(outputs).exp().mean(0)
+        )  # entropies are computed on demand
 
     @property
     def probs(self) -> Tensor:
@@ -73,8 +75,8 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the mixture in nats, the whole uncertainty: [B], or [B, O] for binary outputs."""
-        # Not `special.entr`, which torch 2.11 cannot write as ONNX.
+        """Entropy of the mixture in nats, the total uncertainty: [B], or [B, O] for binary outputs."""
+        # Avoid `special.entr`, because torch 2.11 cannot export it to ONNX.
         return -torch.xlogy(self.class_probs, self.class_probs).sum(-1)
 
     @property
@@ -84,7 +86,7 @@ class ClassificationPredictive(Predictive):
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy less aleatoric entropy in nats, what the draws disagree about: [B], or [B, O]; never negative."""
+        """Entropy minus aleatoric entropy in nats, the disagreement between draws: [B], or [B, O]; never negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
     @property
@@ -92,14 +94,14 @@ class ClassificationPredictive(Predictive):
         """Log-probabilities of each draw, classes last: [S, B, ..., C].
 
         Raises:
-            TypeError: If this is no mixture over draws, but a closed form.
+            TypeError: If this prediction is a closed form and not a mixture over draws.
         """
         self._check_mixture()
         return self._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1)).movedim(0, 1)
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
-        """`logsumexp_s sum log p_s(y) - log S`, the sum over positions or outputs of one example: [B]."""
+        """`logsumexp_s sum log p_s(y) - log S`, where the sum runs over positions or outputs of one example: [B]."""
         ignored = torch.zeros_like(y, dtype=torch.bool) if self._ignore_index is None else y == self._ignore_index
         labels = self.match_labels(y.masked_fill(ignored, 0))
         ignored = ignored.view_as(labels)
@@ -119,10 +121,10 @@ class ClassificationPredictive(Predictive):
         return (y != self._ignore_index).reshape(len(y), -1).sum(1).clamp_min(1)
 
     def match_labels(self, y: Tensor) -> Tensor:
-        """Labels in the shape of `labels`, as integers; a last axis of one entry may be missing or too many.
+        """Integer labels with the shape of `labels`. A last axis of one entry is added or dropped if necessary.
 
         Raises:
-            ValueError: If they do not fit, or one is no class.
+            ValueError: If the labels do not fit the predictions, or a label is not a class.
         """
         found, classes = with_column(y, self.labels.shape), self.class_probs.shape[-1]
         if found is None:
@@ -134,13 +136,13 @@ class ClassificationPredictive(Predictive):
         wrong = (labels != found) | (labels < 0) | (labels >= classes)
         if bool(wrong.any()):
             raise ValueError(
-                f"label {found[wrong][0].item()} is none of {classes} classes; labels are integers from 0 to {classes - 1}"
+                f"label {found[wrong][0].item()} is not one of the {classes} classes; give integers from 0 to {classes - 1}"
             )
         return labels
 
 
 def as_given(outputs: Tensor) -> Tensor:
-    """Outputs that are log-probabilities already."""
+    """The outputs themselves, which are already log-probabilities."""
     return outputs
 
 

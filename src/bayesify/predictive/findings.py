@@ -1,4 +1,4 @@
-"""What is amiss with a training or a prediction: findings, each with a remedy."""
+"""Findings: problems of a training run or of a prediction, each with a remedy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One problem of a training run or of a prediction.
 
     Args:
         code: `"not_converged"`, `"scales_still"`, `"scales_wide"`, `"no_uncertainty"`, `"kl_dwarfs"`,
             `"worse_than_start"`, `"learned_little"`, `"members_apart"`, `"search_at_edge"`, `"starts_elsewhere"`,
             `"coverage_off"` or `"probabilities_as_logits"`.
-        sentence: What was seen, with its numbers.
-        remedy: What to do about it.
+        sentence: The observation, with its numbers.
+        remedy: Advice on how to solve the problem.
     """
 
     code: str
@@ -27,11 +27,11 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """Findings of a training, in plain words when printed; empty where there is nothing to say.
+    """Findings of a training run, printed in plain words. The list is empty if there are no problems.
 
     Args:
         found: The findings.
-        scope: What they are about, said where there are none.
+        scope: The subject of the check, printed if there are no findings.
     """
 
     def __init__(self, found: Iterable[Finding] = (), scope: str = "") -> None:
@@ -40,7 +40,7 @@ class Findings(list[Finding]):
 
     @property
     def codes(self) -> list[str]:
-        """The code of each."""
+        """The code of each finding."""
         return [finding.code for finding in self]
 
     def __repr__(self) -> str:
@@ -50,6 +50,6 @@ class Findings(list[Finding]):
 
 
 def joined(parts: Iterable[list[Finding]]) -> Findings:
-    """All findings, one of each code."""
+    """All findings, with one finding per code."""
     found = {finding.code: finding for part in parts for finding in part}
     return Findings(found.values())

@@ -19,16 +19,16 @@ from bayesify.predictive.regression import RegressionPredictive, match_targets, 
 from bayesify.predictive.spreads import DenseSpread, LowRank, SharedBasis, Spread
 
 Link = Literal["mc", "probit", "bridge"]
-"""How class probabilities come from a Gaussian over logits; see `GaussianClassPredictive`."""
+"""The rule that gives class probabilities from a Gaussian over logits; see `GaussianClassPredictive`."""
 
 LINK_DRAWS = 256
-"""Draws of the link `"mc"`, half of them the other half's opposites."""
+"""Number of draws of the link `"mc"`, in pairs of opposite sign."""
 
 ORTHANT_NODES, HALF_LOG_TAU = 4096, 0.5 * math.log(2 * math.pi)
-"""Nodes of the integral over several censored outputs, and what the logarithm of a standard normal density lacks at 0."""
+"""Number of nodes of the integral over several censored outputs, and minus the log of the standard normal density at 0."""
 
 NUM_OUTPUT_DRAWS = 32
-"""Draws from the Gaussian over outputs that `outputs` is made of."""
+"""Number of draws from the Gaussian over outputs that `outputs` holds."""
 
 
 class OutputGaussian:
@@ -36,13 +36,14 @@ class OutputGaussian:
 
     Args:
         mean: The network's outputs at the point estimate, [B, ...].
-        covariance: $C_b$ over an example's O outputs, [B, O, O]; where the whole is too large only its diagonal, [B, O], or the
-            part over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). Or a `Spread` over the K outputs
-            at each position, which are on an axis of the mean.
+        covariance: $C_b$ over an example's O outputs, [B, O, O]. If the whole matrix is too large, give only its diagonal, [B, O],
+            or its blocks over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). A `Spread` over the K
+            outputs at each position is also possible, where the K outputs are on an axis of the mean.
         seed: Seed of the draws.
-        axis: Axis of the K outputs of a `Spread`, counted from the end; `None`: all O outputs of an example are one row of it.
-        same_noise: Whether all examples have the same noise in their draws, that of a Latin hypercube: what draws say of an example
-            then does not depend on the others, so that a row of weight 2 is the row twice.
+        axis: Axis of the K outputs of a `Spread`, counted from the end. With `None`, all O outputs of an example are one row of
+            the spread.
+        same_noise: Whether all examples use the same noise, from a Latin hypercube. The draws of an example then do not depend on
+            the other examples, so that a row of weight 2 equals the same row twice.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class OutputGaussian:
 
     @property
     def spread(self) -> Spread | None:
-        """The covariance where it is not a tensor."""
+        """The covariance if it is a `Spread`, otherwise `None`."""
         return self._given if isinstance(self._given, Spread) else None
 
     @cached_property
@@ -67,7 +68,7 @@ class OutputGaussian:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the covariance of all outputs of an example is known, rather than parts of it."""
+        """Whether the covariance of all outputs of an example is known, and not only parts of it."""
         if isinstance(self._given, Tensor):
             return self._given.ndim == 3
         return len(self._given) == len(self.mean)
@@ -81,16 +82,16 @@ class OutputGaussian:
         return diagonal.clamp_min(0).reshape(self.mean.shape)
 
     def _in_shape(self, rows: Tensor) -> Tensor:
-        """Numbers of a spread's rows [S, N, K] in the shape of the outputs: [S, B, ...]."""
+        """Values in a spread's rows [S, N, K], in the shape of the outputs: [S, B, ...]."""
         if self._axis is None:
             return rows.reshape(len(rows), *self.mean.shape)
         last = self.mean.movedim(self._axis, -1).shape
         return rows.reshape(len(rows), *last).movedim(-1, self._axis)
 
     def logits(self, axis: int | None) -> tuple[Tensor, Spread]:
-        """Means [B, ..., K] and the spread over the classes at each of an example's P positions, B P rows.
+        """Means [B, ..., K] and the spread over the classes, with B P rows for the P positions of each example.
 
-        The axis of the classes is counted from the end; without one each output is the difference of two logits.
+        The axis of the classes is counted from the end. Without an axis, each output is the difference of two logits.
         """
         if axis is None:
             halves = 0.5 * torch.stack((-self.mean, self.mean), -1)
@@ -106,15 +107,15 @@ class OutputGaussian:
 
     @cached_property
     def draws(self) -> Tensor:
-        """Draws of the outputs, the same whenever asked for: [S, B, ...]."""
+        """Draws of the outputs, the same at each access: [S, B, ...]."""
         batch, spread = len(self.mean), self.spread
         if spread is not None and (self.is_joint or spread.is_joint):
             noise = self._noise(spread.num_noise, self.mean)
             return self.mean + self._in_shape(spread.move(noise.repeat_interleave(len(spread) // batch, 1)))
         if not self.is_joint:
             raise RuntimeError(
-                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; give fewer rows at a "
-                "time, more memory=, or method='linearized_mc'"
+                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; predict fewer rows at a "
+                "time, raise memory=, or use method='linearized_mc'"
             )
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
@@ -135,12 +136,12 @@ class OutputGaussian:
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
-    """What predictions need of covariances that are too large to keep: variances, [B, O], or `class_blocks`."""
+    """The parts of covariances that predictions need if the whole is too large: variances, [B, O], or `class_blocks`."""
     return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
 
 
 def class_blocks(covariance: Tensor, shape: Sequence[int], axis: int) -> Tensor:
-    """The covariances over classes, an axis counted from the end, at each position: [B, O, O] -> [B, P, K, K]."""
+    """The covariances over classes at each position: [B, O, O] -> [B, P, K, K]. The axis of classes is counted from the end."""
     index = torch.arange(covariance.shape[-1], device=covariance.device).view(1, *shape[1:]).movedim(axis, -1)
     index = index.reshape(-1, index.shape[-1])  # [P, K]
     return covariance[:, index.unsqueeze(-1), index.unsqueeze(-2)]
@@ -151,10 +152,10 @@ class GaussianRegressionPredictive(RegressionPredictive):
 
     Args:
         outputs: The Gaussian over outputs.
-        mean: f, those outputs that are means, [B, O].
-        variance: Of f, [B, O].
-        noise: [B, O].
-        correlated: Whether targets are scored jointly over outputs, by the covariance C; else each by its variance.
+        mean: f, the outputs that are means, [B, O].
+        variance: Variance of f, [B, O].
+        noise: Noise variance, [B, O].
+        correlated: Whether to score targets jointly over outputs by the covariance C. Otherwise each output has its own variance.
     """
 
     is_mixture = False
@@ -163,7 +164,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
         self, outputs: OutputGaussian, mean: Tensor, variance: Tensor, noise: Tensor, *, correlated: bool
     ) -> None:
         self._gaussian = outputs
-        sampled = isinstance(outputs.spread, LowRank)  # correlations of few draws are mostly chance
+        sampled = isinstance(outputs.spread, LowRank)  # correlations from few draws are mostly random
         self._correlated = correlated and mean[0].numel() > 1 and outputs.is_joint and not sampled
         self._parts = (mean, variance, noise)
         super().__init__(Outputs(kept=torch.stack((mean, variance + noise), -1).unsqueeze(0)), pair)
@@ -180,8 +181,9 @@ class GaussianRegressionPredictive(RegressionPredictive):
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """Log-density of targets, jointly over correlated outputs: [B].
 
-        Exact with up to one censored output. The probability of several is an integral over all but the last of them, by Genz's
-        (1992) rule with `ORTHANT_NODES` nodes: to about 0.001 nats for two, 0.01 for five, and less exactly for more.
+        The result is exact with at most one censored output. The probability of several censored outputs is an integral over all
+        but the last of them, by Genz's (1992) rule with `ORTHANT_NODES` nodes. Its error is about 0.001 nats for two outputs,
+        0.01 nats for five, and larger for more.
         """
         if not self._correlated:
             return super().censored_log_prob(y, censored)
@@ -195,7 +197,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
             log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
         else:
-            order = mask.int().argsort(dim=1, stable=True)  # the censored ones last, given all others
+            order = mask.int().argsort(dim=1, stable=True)  # censored outputs last, conditional on the others
             covariance = covariance.gather(1, order.unsqueeze(2).expand_as(covariance))
             covariance = covariance.gather(2, order.unsqueeze(1).expand_as(covariance))
             factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
@@ -212,23 +214,23 @@ class GaussianRegressionPredictive(RegressionPredictive):
 class GaussianClassPredictive(ClassificationPredictive):
     r"""Class probabilities $\mathbb{E}\,\operatorname{softmax}(f)$ under a Gaussian $\mathcal{N}(m, C)$ over logits.
 
-    No closed form is known; `link` says what stands for it. The softmax ignores what is added to all logits alike, which the data
-    therefore do not constrain, so every link works on what is left, $m' = P m$ and $C' = P C P$ with $P = I - 1 1^\top / K$.
+    No closed form is known, so `link` chooses an approximation. The softmax ignores a constant that is added to all logits, and
+    the data do not constrain this constant. Every link therefore works on $m' = P m$ and $C' = P C P$ with
+    $P = I - 1 1^\top / K$.
 
-    - `"mc"`: the mean over `LINK_DRAWS` draws, by the same numbers for every example: a rule of integration, without noise between
-      examples or calls.
-    - `"probit"`: $\operatorname{softmax}(m' / \sqrt{1 + \tfrac{\pi}{8} v'})$, v' the diagonal of C' (Gibbs 1998); for two classes
-      the variance of their difference.
+    - `"mc"`: the mean over `LINK_DRAWS` draws. Every example and every call uses the same noise, as in a quadrature rule.
+    - `"probit"`: $\operatorname{softmax}(m' / \sqrt{1 + \tfrac{\pi}{8} v'})$, where v' is the diagonal of C' (Gibbs 1998). For two
+      classes v' is the variance of their difference.
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    `aleatoric_entropy` and `mutual_information` are by `"mc"` under all three, `outputs` are draws of their own.
+    All three links compute `aleatoric_entropy` and `mutual_information` by `"mc"`. `outputs` holds separate draws.
 
     Args:
         outputs: The Gaussian over outputs.
-        axis: Axis of an example's outputs that holds the classes, counted from the end; `None`: a yes or no in each output.
-        link: See above.
-        ignore_index: A label that stands for "no label here".
+        axis: Axis of the classes in the outputs, counted from the end. With `None`, each output is a yes or no.
+        link: The approximation; see above.
+        ignore_index: A label that means "no label here".
     """
 
     is_mixture = False
@@ -268,25 +270,26 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     @property
     def mutual_information(self) -> Tensor:
-        """What the outputs' uncertainty adds to the entropy, in nats: [B], or [B, O]; never negative."""
+        """The part of the entropy that comes from the outputs' uncertainty, in nats: [B], or [B, O]; never negative."""
         log_probs, entropy = self._integrals
         whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
         return (whole - entropy).clamp_min(0.0)
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
-    """Log of the density of some Gaussian variables and of the probability that the others stay at or below: [B].
+    """Log of the joint density of some Gaussian variables and probability that the censored variables are at most `residual`: [B].
 
-    Each is taken given those before it. A censored one before the last stands at some quantiles of its tail.
+    Each variable is conditional on the variables before it. A censored variable before the last one is integrated over
+    quantiles of its tail.
 
     Args:
-        residual: Values less their means, [B, O].
+        residual: Values minus their means, [B, O].
         censored: Truth values [B, O].
         factor: Lower Cholesky factor of the covariances, [B, O, O].
-        nodes: How many quantiles; 1 will do for one censored variable.
+        nodes: Number of quantiles. One censored variable needs only 1.
     """
     step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
-    ratio = 2.0  # of Kronecker's sequence with the powers of the root of x^(O + 1) = x + 1, the golden ratio for O = 1
+    ratio = 2.0  # becomes the root of x^(O + 1) = x + 1 for Kronecker's sequence, which is the golden ratio for O = 1
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / (residual.shape[1] + 1))
     white, total = factor.new_zeros(nodes, *residual.shape), factor.new_zeros(nodes, len(residual))
@@ -318,7 +321,7 @@ def _centered(mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
 def _probit(mean: Tensor, spread: Spread) -> Tensor:
     center, variance = _centered(mean, spread)
     if mean.shape[-1] == 2:
-        variance = 4 * variance  # of the difference
+        variance = 4 * variance  # variance of the difference
     return (center * (1 + math.pi / 8 * variance).rsqrt()).log_softmax(-1)
 
 

@@ -17,16 +17,16 @@ from bayesify.predictive.families.gaussian import GAUSSIAN
 
 
 class RegressionPredictive(Predictive):
-    r"""A mixture over draws of distributions of a family, independent over outputs: $p(y) = \frac1S \sum_s p(y; \theta_s)$.
+    r"""A mixture over draws of distributions from one family, independent over outputs: $p(y) = \frac1S \sum_s p(y; \theta_s)$.
 
     Args:
         outputs: The network's outputs of each draw.
-        components: The family's parameters [S, rows, O], from outputs [S, rows, ...]; means and variances of Gaussians. A function
-            of a module (or a partial of one), so that predictions can be pickled.
+        components: Function that maps outputs [S, rows, ...] to the family's parameters [S, rows, O], such as means and variances
+            of Gaussians. It must be at module level (or a partial of one), so that predictions can be pickled.
         family: Family of the distributions.
     """
 
-    remedy: ClassVar[str] = ", what predict(x) of a network of numbers gives"
+    remedy: ClassVar[str] = ", such as the result of predict(x) for a regression network"
 
     def __init__(
         self, outputs: Outputs, components: Callable[[Tensor], tuple[Tensor, ...]], family: Family = GAUSSIAN
@@ -36,10 +36,10 @@ class RegressionPredictive(Predictive):
         self.family = family
 
     def map_components(self, function: Callable[..., tuple[Tensor, ...]]) -> Self:
-        """The same draws with other distributions of the family: a function of their parameters [S, rows, O] in place of these.
+        """The same draws with other distributions of the family, by a function of their parameters [S, rows, O].
 
         Raises:
-            TypeError: If this is no mixture over draws of outputs, but a closed form.
+            TypeError: If this prediction is a closed form and not a mixture over draws.
         """
         made = self._fresh()
         made._components = partial(_composed, self._components, function)
@@ -60,7 +60,7 @@ class RegressionPredictive(Predictive):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance over draws of the distributions' means, the part that more data would remove: [B, O]."""
+        """Variance over draws of the distributions' means, the part of the variance that more data would remove: [B, O]."""
         return self._moments[1]
 
     @property
@@ -75,7 +75,7 @@ class RegressionPredictive(Predictive):
 
     @property
     def std(self) -> Tensor:
-        """Root of the variance: [B, O]."""
+        """Square root of the variance: [B, O]."""
         return self.variance.sqrt()
 
     @property
@@ -83,7 +83,7 @@ class RegressionPredictive(Predictive):
         """Mean of y given each draw: [S, B, O].
 
         Raises:
-            TypeError: If this is no mixture over draws, but a closed form.
+            TypeError: If this prediction is a closed form and not a mixture over draws.
         """
         self._check_mixture()
 
@@ -94,20 +94,20 @@ class RegressionPredictive(Predictive):
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
-        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a probability where y is a count: [B].
+        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a log-probability if y is a count: [B].
 
-        Where an output has an atom (a value of positive probability, such as a floor), its factor at the atom is the atom's
-        probability. The other outputs keep their densities: the whole is a density with respect to the product over outputs of
-        length plus a point of mass 1 at each atom, and its integral is 1.
+        An output may have an atom, a value of positive probability such as a floor. At the atom, the output's factor is the
+        atom's probability. Other outputs keep their densities. The result is a density with respect to a product measure over
+        outputs, each factor of which is length plus a point of mass 1 at the atom. It integrates to 1.
 
         Raises:
-            ValueError: If targets do not fit, or are no values that the family has.
+            ValueError: If targets do not fit, or are not possible values of the family.
         """
         self.family.check_targets(y)
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        r"""Log-density of some outputs, jointly with the probability that the censored ones C are at most y: [B].
+        r"""Log-density of some outputs, jointly with the probability that the censored outputs C are at most y: [B].
 
         $$ \log \frac1S \sum_s \prod_{o \notin C} p(y_o; \theta_{so}) \prod_{o \in C} P(Y_o \le y_o; \theta_{so}) $$
 
@@ -118,11 +118,11 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found.flatten(2).sum(-1) if found.ndim > 2 else found)
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """The same for each output by itself: [B, O]."""
+        """See `censored_log_prob`, for each output separately: [B, O]."""
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logarithm of the mean over draws of what log-densities and log-probabilities [S, rows, O] are joined to."""
+        """Logarithm of the mean over draws, after `joined` combines log-densities and log-probabilities [S, rows, O]."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class RegressionPredictive(Predictive):
 
     @checked
     def below(self, y: Tensor) -> Tensor:
-        """P(Y < y) for each output, less than `cdf` at an atom: [B, O]."""
+        """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
 
         def probability(outputs: Tensor, y: Tensor) -> Tensor:
             return self.family.below(y, *self._components(outputs)).mean(0)
@@ -154,18 +154,18 @@ class RegressionPredictive(Predictive):
 
     @checked
     def centrality(self, y: Tensor) -> Tensor:
-        r"""The level of the smallest central interval that holds y, $\max(1 - 2 P(Y \le y), 2 P(Y < y) - 1, 0)$: [B, O].
+        r"""The level of the smallest central interval that contains y, $\max(1 - 2 P(Y \le y), 2 P(Y < y) - 1, 0)$: [B, O].
 
-        Without atoms that is $|2 F(y) - 1|$. Intervals that end at an atom hold more than their level.
+        Without atoms the level is $|2 F(y) - 1|$. Intervals that end at an atom contain more probability than their level.
         """
         return torch.maximum(1 - 2 * self.cdf(y), 2 * self.below(y) - 1).clamp_min(0)
 
     @checked
     def quantile(self, q: Level | Sequence[Level]) -> Tensor:
-        """The value that y stays below with probability q, exact for the mixture, and no smaller for a larger q.
+        """The q-quantile of y, exact for the mixture and monotone in q.
 
-        Solved in float64 by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each; of
-        counts, the smallest that y stays at or below with a probability of at least q.
+        The equation is solved in float64 by Newton steps on the mixture's distribution function, inside a bracket that shrinks at
+        each step. For counts, the quantile is the smallest count k with P(Y <= k) of at least q.
 
         Args:
             q: Probability between 0 and 1, or several.
@@ -178,38 +178,38 @@ class RegressionPredictive(Predictive):
         """
         levels = [q] if isinstance(q, (int, float)) else list(q)
         if not levels:
-            raise ValueError("quantile: q holds no probability; give at least one")
+            raise ValueError("quantile: q is empty; give at least one probability")
 
         def solve(outputs: Tensor) -> Tensor:
             parameters = self._components(outputs)
             order = sorted(range(len(levels)), key=levels.__getitem__)
             found = self.family.quantiles([levels[place] for place in order], *parameters).movedim(0, 1)
             ranks = torch.tensor(order, device=found.device).argsort()
-            return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
+            return found.cummax(1).values[:, ranks]  # keeps values in order that differ only by rounding
 
         result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
 
     @checked
     def interval(self, level: Level = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds y with probability `level`: lower and upper end, each [B, O]."""
+        """The central interval that contains y with probability `level`: lower and upper end, each [B, O]."""
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ..., up to a tail of 1e-9, where counts are small enough to be listed: [K, B, O]; else `None`."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if the counts are too large to list."""
         most = int(self.quantile(1 - 1e-9).max()) + 1
         found = self._source.map(lambda outputs: self.family.cumulated(most, *self._components(outputs)))
         return found.movedim(1, 0) if found.shape[1] else None
 
     @checked
     def crps(self, y: Tensor) -> Tensor:
-        r"""Continuous ranked probability score of the mixture, in y's unit, less is better: [B, O].
+        r"""Continuous ranked probability score of the mixture, in the unit of y; lower is better: [B, O].
 
         $$ \mathbb{E}|Y - y| - \tfrac12 \mathbb{E}|Y - Y'|, \quad Y, Y' \sim p \text{ independent} $$   (Gneiting & Raftery 2007)
 
-        In closed form for Gaussians; else the first term is, and the second is a sum or an integral, see the family's
-        `half_spread`.
+        Gaussians have a closed form. For other families the first term has a closed form, and the second term is a sum or an
+        integral; see the family's `half_spread`.
         """
         self.family.check_targets(y)
 
@@ -229,7 +229,7 @@ def _composed(
 
 
 def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Components of Gaussians around outputs, with a given variance."""
+    """Components of Gaussians with the outputs as means and a given variance."""
     return mean, variance.to(mean)
 
 
@@ -240,10 +240,10 @@ def pair(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:
-    """Targets in the shape of predictions: a column that one side lacks is added or dropped; nothing else is broadcast.
+    """Targets with the shape of predictions. A last axis of one entry is added or dropped; nothing else is broadcast.
 
     Raises:
-        ValueError: If the shapes differ otherwise, or a target is not finite.
+        ValueError: If the shapes differ in another way, or a target is not finite.
     """
     check_finite(y, "targets")
     found = with_column(y, mean.shape)

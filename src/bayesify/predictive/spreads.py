@@ -1,4 +1,4 @@
-"""Covariances over the outputs of many rows, in the forms that they come in, and what predictions need of them."""
+"""Covariances over the outputs of many rows in several forms, with the operations that predictions need."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class Spread(ABC):
     """A covariance over K outputs for each of N rows, such as the positions of examples."""
 
     num_noise: int
-    """Standard normal numbers that one draw of a row takes."""
+    """Count of standard normal numbers for one draw of a row."""
     is_joint = False
-    """Whether the same numbers move all positions of an example as they vary together."""
+    """Whether shared noise moves all positions of an example with their true joint distribution."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """N."""
+        """N, the number of rows."""
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> Spread:
-        """That of some rows."""
+        """The spread of some rows."""
 
     @abstractmethod
     def variances(self) -> Tensor:
-        """The diagonals: [N, K]."""
+        """The diagonals of the covariances: [N, K]."""
 
     @abstractmethod
     def row_means(self) -> Tensor:
-        r"""$C 1 / K$: [N, K]."""
+        r"""The mean of each row of the covariances, $C 1 / K$: [N, K]."""
 
     @abstractmethod
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations from the mean by standard normal numbers [S, N, n], or [S, 1, n] for the same in all rows: [S, N, K]."""
+        """Deviations from the mean, [S, N, K], from standard normal noise [S, N, n], or [S, 1, n] if all rows share it."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """[N, K, K]."""
+        """The covariances as matrices: [N, K, K]."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:
@@ -52,7 +52,7 @@ class Spread(ABC):
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The rows of several of this kind."""
+        """The rows of several spreads of this kind."""
 
 
 class DenseSpread(Spread):
@@ -69,21 +69,21 @@ class DenseSpread(Spread):
         return DenseSpread(self._matrices[rows])
 
     def variances(self) -> Tensor:
-        """Entries."""
+        """The diagonals of the matrices."""
         return self._matrices.diagonal(dim1=-2, dim2=-1)
 
     def row_means(self) -> Tensor:
-        """Sums."""
+        """The means of the matrices' rows."""
         return self._matrices.mean(-1)
 
     def move(self, noise: Tensor) -> Tensor:
-        """By the symmetric root, which is the same on every machine."""
+        """Deviations by the symmetric root, which is the same on every machine."""
         values, vectors = stable_eigh(self._matrices, "Predictive: the covariance of the outputs")
         root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
         return (noise.transpose(0, 1) @ root).transpose(0, 1)
 
     def dense(self) -> Tensor:
-        """As they are."""
+        """The matrices."""
         return self._matrices
 
     def scaled(self, factor: float) -> DenseSpread:
@@ -97,7 +97,7 @@ class DenseSpread(Spread):
 
 
 class SharedBasis(Spread):
-    r"""$C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows: no row has to be decomposed.
+    r"""$C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows, so that no row needs a decomposition.
 
     Args:
         variances: v, [N, K].
@@ -115,7 +115,7 @@ class SharedBasis(Spread):
         return SharedBasis(self._values[rows], self._basis)
 
     def variances(self) -> Tensor:
-        """Squares of the eigenvectors."""
+        """The variances times the squared eigenvectors."""
         return self._values if self._basis is None else self._values @ self._basis.square().T
 
     def row_means(self) -> Tensor:
@@ -125,7 +125,7 @@ class SharedBasis(Spread):
         return (self._values * self._basis.mean(0)) @ self._basis.T
 
     def move(self, noise: Tensor) -> Tensor:
-        """By the symmetric root, which is the same on every machine."""
+        """Deviations by the symmetric root, which is the same on every machine."""
         root = self._values.sqrt()
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 
@@ -141,15 +141,15 @@ class SharedBasis(Spread):
 
     @classmethod
     def joined(cls, parts: Sequence[SharedBasis]) -> SharedBasis:
-        """All variances in the basis of the first, which must be that of the others."""
+        """All variances in the basis of the first part. All parts must have the same basis."""
         return cls(torch.cat([part._values for part in parts]), parts[0]._basis)
 
 
 class LowRank(Spread):
-    r"""$C_n = R_n R_n^\top$, as draws have it.
+    r"""$C_n = R_n R_n^\top$, the covariance of draws.
 
     Args:
-        roots: R, [N, K, n]; column j of all positions of an example belongs together.
+        roots: R, [N, K, n]. Column j belongs to the same draw at all positions of an example.
     """
 
     is_joint = True
@@ -173,7 +173,7 @@ class LowRank(Spread):
         return (self._roots @ self._roots.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:
-        """By R."""
+        """The noise times R."""
         return (noise.transpose(0, 1) @ self._roots.mT).transpose(0, 1)
 
     def dense(self) -> Tensor:
@@ -181,7 +181,7 @@ class LowRank(Spread):
         return self._roots @ self._roots.mT
 
     def scaled(self, factor: float) -> LowRank:
-        """Roots times the root of the factor."""
+        """The roots times the square root of the factor."""
         return LowRank(math.sqrt(factor) * self._roots)
 
     @classmethod

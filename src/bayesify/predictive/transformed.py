@@ -1,4 +1,4 @@
-"""Targets on another scale: transforms with one parameter at most, and predictions mapped back."""
+"""Targets on another scale: transforms with at most one parameter, and predictions mapped back to targets."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from bayesify.predictive.families.gaussian import normal_cdf
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"]
-"""Scales that targets can be predicted on; see `TargetTransform`."""
+"""Names of the transforms of targets; see `TargetTransform`."""
 SMALL_POWER = 1e-6
-"""Powers below it are logarithms."""
+"""Powers below this value are treated as logarithms."""
 KNOT_STEP, PIECES_PER_STEP = 0.25, 8
-"""Distance of the normal quantiles at which a predictive is asked for its own, and pieces each is then cut into."""
+"""Distance between the normal quantiles at which the predictive's quantiles are computed, and the number of pieces per step."""
 MAX_STEP_RATIO, GAP_CUTS = 3.0, (1.0, 2.5, 5.0)
-"""Steps that are longer than a neighbor by more than this factor are gaps between modes. They are cut in the middle, and from
-either end at these multiples of the step next to it."""
+"""A step is a gap between modes if it is longer than a neighbor by more than this factor. A gap is cut in the middle, and from
+either end at these multiples of the neighboring step."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetTransform:
-    r"""$z = (g(y) - \text{shift}) / \text{scale}$, a target on a scale on which a network predicts it.
+    r"""$z = (g(y) - \text{shift}) / \text{scale}$, a target on the scale on which a network predicts it.
 
     - `none`: $g(y) = y$.
-    - `log`: $\log y$ of positive targets.
-    - `log1p`: $\log(1 + y)$ of targets that are at least 0.
-    - `sqrt`: $\sqrt y$ of targets that are at least 0.
-    - `box_cox`: $(y^\lambda - 1) / \lambda$ of positive targets, $0 \le \lambda \le 1$ (Box & Cox 1964).
-    - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, else
+    - `log`: $\log y$ for positive targets.
+    - `log1p`: $\log(1 + y)$ for targets of at least 0.
+    - `sqrt`: $\sqrt y$ for targets of at least 0.
+    - `box_cox`: $(y^\lambda - 1) / \lambda$ for positive targets, $0 \le \lambda \le 1$ (Box & Cox 1964).
+    - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    Values of $z$ that no target has (below $g(0)$ for targets that are at least 0) map back to 0.
+    Values of $z$ without a target (below $g(0)$ for targets of at least 0) map back to 0.
 
     Args:
-        name: See above.
-        shift: [O].
-        scale: [O], positive.
-        power: $\lambda$, [O]; for the last two.
-        unit: [O], positive; for the last.
+        name: Name of the transform; see above.
+        shift: Shift, [O].
+        scale: Scale, [O], positive.
+        power: $\lambda$, [O]; used by `box_cox` and `yeo_johnson`.
+        unit: Unit, [O], positive; used by `yeo_johnson`.
     """
 
     name: TransformName
@@ -58,22 +58,24 @@ class TargetTransform:
     @classmethod
     @checked
     def fit(cls, name: TransformName, y: Tensor) -> Self:
-        r"""The transform after which targets have mean 0 and deviation 1, $\lambda$ by maximum likelihood of a Gaussian z.
+        r"""The transform that gives targets mean 0 and standard deviation 1.
+
+        $\lambda$ maximizes the likelihood of a Gaussian z.
 
         Args:
-            name: See the class.
-            y: Targets, [N, O]; those of one value are left at their size.
+            name: Name of the transform; see the class.
+            y: Targets, [N, O]. Constant targets are not scaled.
 
         Raises:
             ValueError: If targets are not finite or do not fit the transform.
         """
         if y.ndim != 2 or not len(y):
-            raise ValueError(f"TargetTransform.fit: y of shape {tuple(y.shape)}; give targets [N, O]")
+            raise ValueError(f"TargetTransform.fit: y has shape {tuple(y.shape)}; give targets [N, O]")
         check_finite(y, "targets")
         if not cls.takes(name, y):
             need = "of at least 0" if name in ("log1p", "sqrt") else "above 0"
             raise ValueError(
-                f"TargetTransform.fit: {name!r} takes targets {need}, the smallest is {float(y.min()):g}; use 'yeo_johnson'"
+                f"TargetTransform.fit: {name!r} needs targets {need}, but the smallest is {float(y.min()):g}; use 'yeo_johnson'"
             )
         y = y.double()
         one = torch.ones(y.shape[1], dtype=torch.float64, device=y.device)
@@ -94,7 +96,7 @@ class TargetTransform:
 
     @staticmethod
     def takes(name: str, y: Tensor) -> bool:
-        """Whether a transform takes all these targets."""
+        """Whether a transform accepts all of these targets."""
         least = float(y.min())
         return least > 0 if name in ("log", "box_cox") else least >= 0 or name not in ("log1p", "sqrt")
 
@@ -113,10 +115,12 @@ class TargetTransform:
         """The transform from its plain data.
 
         Raises:
-            ValueError: If it is no such data.
+            ValueError: If `config` does not describe a transform.
         """
         if not isinstance(config, dict) or config.get("name") not in get_args(TransformName):
-            raise ValueError("TargetTransform.restore: no configuration of a transform; give what config() returned")
+            raise ValueError(
+                "TargetTransform.restore: config does not describe a transform; give the result of config()"
+            )
         numbers = {key: torch.tensor(config[key], dtype=torch.float64) for key in ("shift", "scale", "power", "unit")}
         return cls(config["name"], **numbers)
 
@@ -124,7 +128,7 @@ class TargetTransform:
         return tuple(part.to(like) for part in (self.shift, self.scale, self.power, self.unit))
 
     def forward(self, y: Tensor) -> Tensor:
-        """z of targets [..., O]; minus infinity where there is none below."""
+        """z of targets [..., O]; minus infinity for values below all possible targets."""
         shift, scale, power, unit = self._numbers(y)
         if self.name == "log":
             found = y.clamp_min(0).log()
@@ -144,7 +148,7 @@ class TargetTransform:
         return (found - shift) / scale
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Targets from z, [..., O]; no smaller for a larger z."""
+        """Targets from z, [..., O]; monotone in z."""
         shift, scale, power, unit = self._numbers(z)
         value = shift + scale * z
         if self.name == "log":
@@ -161,7 +165,7 @@ class TargetTransform:
         return value
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """log dz/dy at targets [..., O]; minus infinity where there are none."""
+        """log dz/dy at targets [..., O]; minus infinity for impossible targets."""
         _, scale, power, unit = self._numbers(y)
         found = torch.zeros_like(y)
         if self.name == "log":
@@ -179,19 +183,19 @@ class TargetTransform:
 
     @property
     def least(self) -> Tensor:
-        """The least target, on which all z fall that no target has: [O]; minus infinity where every z has a target."""
+        """The smallest target, to which every z without a target maps: [O]; minus infinity if every z has a target."""
         bounded = self.power > SMALL_POWER if self.name == "box_cox" else self.name in ("log1p", "sqrt")
         return torch.where(
             torch.as_tensor(bounded, device=self.shift.device), 0.0, torch.full_like(self.shift, -math.inf)
         )
 
     def predictive(self, inner: RegressionPredictive) -> TransformedPredictive:
-        """The predictive of y from that of z."""
+        """The predictive of y from the predictive of z."""
         return TransformedPredictive(inner, self)
 
 
 def _power(log: Tensor, power: Tensor) -> Tensor:
-    """(exp(log)^power - 1) / power, the logarithm itself at 0."""
+    """(exp(log)^power - 1) / power; for a power of 0 the logarithm itself."""
     small = power.abs() < SMALL_POWER
     return torch.where(small, log, torch.expm1(power * log) / torch.where(small, 1.0, power))
 
@@ -203,18 +207,19 @@ def _unpower(value: Tensor, power: Tensor) -> Tensor:
 
 
 class TransformedPredictive(RegressionPredictive):
-    r"""The distribution of y for a transform z of it with a given predictive.
+    r"""The distribution of y, given a transform z of y and the predictive of z.
 
-    Quantiles are those of z mapped back and exact, so are intervals and the distribution function; the log-density is that of z
+    Quantiles, intervals and the distribution function are mapped back from z and exact. The log-density is the log-density of z
     plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
-    $|u| < 6$, z between some of them by cubic pieces: to about 1e-3 for mixtures of Gaussians. Of other families, whose tails may
-    have no mean on the scale of y, they are those of the middle 99.9 % where z is transformed. The mean always lies inside these
-    99.9 %: beyond, a wide Gaussian of log y would leave it to tails that nobody has seen. The score is that of the same
-    quantiles. How much of the variance is epistemic is as for z. Where the transform is a shift and a scale, all of it is exact.
+    $|u| < 6$, with cubic interpolation of z between some of them. Their error is about 1e-3 for mixtures of Gaussians. Other
+    families may have tails without a mean on the scale of y. For them, unless the transform is `none`, mean and variance describe
+    the middle 99.9 %. Under a transform the mean always lies inside the middle 99.9 %. Otherwise, for a wide Gaussian of log y,
+    tails that no data support would determine the mean. The CRPS uses the same quantiles. The epistemic share of the variance is
+    the same as for z. If the transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].
-        transform: From y to z.
+        transform: The transform from y to z.
     """
 
     is_mixture = False
@@ -240,7 +245,7 @@ class TransformedPredictive(RegressionPredictive):
 
     @cached_property
     def _knots(self) -> tuple[Tensor, Tensor]:
-        """Probabilities and quantiles of y at them, rising, [K, B, O] each: y is spread evenly between two of them."""
+        """Increasing probabilities and quantiles of y, [K, B, O] each. Between two quantiles y is uniform."""
         steps = self.inner.steps() if self.family.discrete else None
         if steps is not None:  # at each count, the probabilities before and after
             z = torch.arange(len(steps), dtype=steps.dtype, device=steps.device).view(-1, *(1,) * (steps.ndim - 1))
@@ -255,7 +260,9 @@ class TransformedPredictive(RegressionPredictive):
         width = z.diff(dim=0)
         beside = torch.minimum(torch.cat((width[1:], width[-1:])), torch.cat((width[:1], width[:-1])))
         gap = width > MAX_STEP_RATIO * beside
-        gap = gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))  # cubics reach one step further
+        gap = (
+            gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))
+        )  # a cubic also depends on the neighboring steps
         for step in gap.flatten(1).any(1).nonzero().flatten().tolist():
             before, after = (width[max(0, min(step + move, len(width) - 1))] for move in (-1, 1))
             before, after = (torch.minimum(part, width[step] / 12) for part in (before, after))
@@ -266,9 +273,9 @@ class TransformedPredictive(RegressionPredictive):
                 p[place] = torch.where(
                     gap[step], self._recalibrated(self.inner.cdf(at.to(self.inner.mean))).to(p), p[place]
                 )
-        # Cubics through quantiles with a kink, as recalibration makes them, go down in places; quantiles do not.
+        # Recalibration gives quantiles kinks, and a cubic through a kink may decrease, which quantiles must not.
         y, least = self._to_targets(smooth.cummax(0).values), self._least.to(z).expand_as(z[0])
-        last = (y[:-1] == least) & (y[1:] > least)  # the whole atom lies at the last quantile that is the least target
+        last = (y[:-1] == least) & (y[1:] > least)  # the atom ends at the last quantile that equals the smallest target
         p[:-1] = torch.where(last, self.cdf(least.nan_to_num(0, 0, 0)).to(p), p[:-1])
         return p, y
 
@@ -282,9 +289,7 @@ class TransformedPredictive(RegressionPredictive):
         y = self._limited(p, y)
         half = 0.5 * p.diff(dim=0) / (p[-1] - p[0])
         weights = torch.cat((half[:1], half[1:] + half[:-1], half[-1:]))
-        if (
-            not self.family.discrete
-        ):  # where y is smooth in the normal quantiles, a rule that is exact to many more digits
+        if not self.family.discrete:  # a more accurate rule if y is smooth in the normal quantiles
             fine = torch.special.ndtri(p.double())
             density = (-0.5 * fine.square()).exp()
             even = (fine.diff(dim=0).diff(dim=0).abs().amax(0) < 1e-3) & (y[0] > self._least.to(y))
@@ -297,15 +302,15 @@ class TransformedPredictive(RegressionPredictive):
         return mean, variance * share, variance * (1 - share)
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
-        """Quantiles y at probabilities p, [K, B, O] each, as they count in moments."""
+        """Quantiles y at probabilities p, [K, B, O] each, as the moments use them."""
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
-        """The probability of targets below y, from that of values below z."""
+        """The probability of targets below y, from the probability of values below z."""
         return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
-        """Of z."""
+        """Quantiles of z."""
         return self.inner.quantile(q)
 
     def _to_targets(self, z: Tensor) -> Tensor:
@@ -313,7 +318,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:
-        """z of targets, from all of their digits; exactly that of an atom at its target."""
+        """z of targets, computed in float64. The target of an atom gives exactly the atom's z."""
         at = match_targets(y, self.inner.mean).double()
         z = self.transform.forward(at)
         if self.family.least is not None:
@@ -322,36 +327,36 @@ class TransformedPredictive(RegressionPredictive):
 
     @property
     def _family_least(self) -> Tensor:
-        """The target of the family's atom; minus infinity where it has none: [O]."""
+        """The target of the family's atom, [O]; minus infinity if the family has no atom."""
         least = -math.inf if self.family.least is None else self.family.least
         z = torch.full_like(self.transform.shift, least)
         return z if self.family.least is None else self.transform.inverse(z)
 
     @property
     def _least(self) -> Tensor:
-        """The least target, an atom; minus infinity where there is none: [O]."""
+        """The smallest target, which is an atom, [O]; minus infinity if there is none."""
         return torch.maximum(self.transform.least, self._family_least)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, jointly with the probabilities of those that are atoms: [B].
+        """Log-density of targets, jointly with the probabilities of targets that are atoms: [B].
 
-        See `RegressionPredictive.log_prob`. It is minus infinity where the transform has no z.
+        See `RegressionPredictive.log_prob`. The result is minus infinity for targets that have no z.
         """
         self.family.check_targets(self._standardized(y).nan_to_num(0, 0, 0))
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of some outputs, jointly with the probability that the others are at most y: [B]."""
+        """Log-density of some outputs, jointly with the probability that the censored outputs are at most y: [B]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """The same for each output by itself: [B, O]."""
+        """See `censored_log_prob`, for each output separately: [B, O]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 
     def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """z of targets, which of them are atoms or censored, and what is to be added: log dz/dy, or minus infinity."""
+        """z of targets, a mask of atoms and censored targets, and the term to add: log dz/dy, or minus infinity."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)
@@ -365,22 +370,22 @@ class TransformedPredictive(RegressionPredictive):
         return self._probability(at, self.inner.cdf, at >= self._least.to(at))
 
     def below(self, y: Tensor) -> Tensor:
-        """P(Y < y) for each output, less than `cdf` at an atom: [B, O]."""
+        """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
         at = match_targets(y, self.inner.mean)
         return self._probability(at, self.inner.below, at > self._least.to(at))
 
     def _probability(self, y: Tensor, of: Callable[[Tensor], Tensor], possible: Tensor) -> Tensor:
-        """A probability of z where it is possible, 0 elsewhere."""
+        """A probability of z if `possible`, otherwise 0."""
         z = self._standardized(y)
         found = torch.where(possible & z.isfinite(), of(z.nan_to_num(0, 0, 0)), (z == math.inf).to(z))
         return self._recalibrated(found)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """The value that y stays below with probability q: [B, O], or [Q, B, O]."""
+        """The q-quantile of y: [B, O], or [Q, B, O]."""
         return self._to_targets(self._inner_quantiles(q))
 
     def crps(self, y: Tensor) -> Tensor:
-        """Continuous ranked probability score in y's unit: [B, O]."""
+        """Continuous ranked probability score in the unit of y: [B, O]."""
         if self._affine:
             return self.transform.scale.to(self.inner.mean) * self.inner.crps(self._standardized(y))
         at = match_targets(y, self.inner.mean)
@@ -395,13 +400,13 @@ class TransformedPredictive(RegressionPredictive):
 
 
 def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
-    """The first of quantiles y [K, B, O] whose probability reaches a level: [B, O]."""
+    """The first quantile in y [K, B, O] whose probability reaches a level: [B, O]."""
     place = (p < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
     return y.gather(0, place)[0]
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:
-    """The matrix that reads values at fine places from those at coarse ones, a step apart, by cubics through four: [F, C]."""
+    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, with four coarse places each: [F, C]."""
     count = len(coarse)
     place = (fine - coarse[0]) / (coarse[1] - coarse[0])
     first = (place.floor() - 1).clamp(0, count - 4).long()

@@ -1,4 +1,4 @@
-"""Priors over weights: Gaussians, around 0 or a network, with fixed scales or with scales that have a posterior of their own."""
+"""Gaussian priors over weights, centered on 0 or on a network, with fixed scales or with scales that have their own posterior."""
 
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.priors.fixed import AroundNetwork, Gaussian, Neal, Standard

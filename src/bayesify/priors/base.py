@@ -1,4 +1,4 @@
-"""What a prior is: a module that knows the weights and gives the scales by which draws of them are judged."""
+"""The base class of priors: a module that knows the weights and gives the scales of their prior."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bayesify.weights.catalog import Weight
 
 @dataclass(frozen=True)
 class PriorDraw:
-    r"""The prior over weights given S draws of its hyperparameters: Gaussians, of zero mean unless `mean` has another.
+    r"""The Gaussian prior over weights, given S draws of its hyperparameters. Its mean is 0 unless `mean` gives another.
 
-    The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless it is named in `factor`: then it is a
-    convolution's kernel whose filters, one for each pair of output and input channel, are independent of each other, each
-    $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in row-major order.
+    The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless `factor` names the weight. In this case the
+    weight is a convolution's kernel with one filter for each pair of output and input channel. The filters are independent of
+    each other, and each is $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in row-major order.
 
     Args:
-        std: $\sigma_w$ by weight name, a number, or [S] where the prior is hierarchical and S sets were drawn.
+        std: $\sigma_w$ by weight name: a number, or [S] for S draws of a hierarchical prior.
         kl: KL of the hyperparameters' own posterior to their prior in nats; 0 for a fixed prior.
         factor: C by weight name, lower triangular, [S, K, K].
-        std_variance: Variance of $\sigma_w$ where `std` is its mean and not a draw (see `Prior.typical`), by name.
-        mean: $\mu_w$ by weight name, [*shape]; 0 for weights that it does not name.
+        std_variance: Variance of $\sigma_w$ by name, if `std` is the mean of $\sigma_w$ and not a draw (see `Prior.typical`).
+        mean: $\mu_w$ by weight name, [*shape]. Weights that are not named have mean 0.
     """
 
     std: Mapping[str, float | Tensor]
@@ -42,24 +42,26 @@ class PriorDraw:
 
     @cached_property
     def fixed(self) -> bool:
-        """Whether all scales are numbers and all entries independent and around 0."""
+        """Whether all scales are numbers, and all entries are independent with mean 0."""
         kinds = set(map(type, self.std.values()))
         return not self.factor and not self.mean and not any(issubclass(kind, Tensor) for kind in kinds)
 
     def require_fixed(self, owner: str) -> PriorDraw:
-        """Itself; a `ValueError` that names `owner` unless it is fixed."""
+        """This prior, or a `ValueError` that names `owner` if the prior is not fixed."""
         if not self.fixed:
             raise ValueError(
-                f"{owner}: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+                f"{owner}: the prior draws its scale, or is centered on a network; use a fixed prior with mean 0, such as Neal()"
             )
         return self
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
-        r"""What `cross_entropy` needs of a weight's value: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].
+        r"""The moments of a weight's value that `cross_entropy` needs.
+
+        They are $\lVert w - \mu \rVert^2$, or for kernels named in `factor` $\sum_f w_f w_f^\top$ over filters, [K, K].
 
         Args:
             name: The weight's name.
-            value: [*shape], or several of them, which are added up.
+            value: One value of the weight, [*shape], or several values, whose moments are added up.
         """
         if name not in self.factor:
             return self.centered(name, value).square().sum()
@@ -109,12 +111,12 @@ class PriorDraw:
         return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
-        """A kernel with the prior's correlation from one with independent positions, both at the prior's scale.
+        """A kernel with the prior's correlation, from a kernel with independent positions, both at the prior's scale.
 
-        For posteriors that are built on the prior, in which $C^{-1} w$ takes the place of w.
+        Posteriors that are built on the prior work with $C^{-1} w$ instead of w.
 
         Args:
-            name: The weight's name; one that is not in `factor` is returned as it is.
+            name: The weight's name. A weight that is not in `factor` is returned unchanged.
             value: [S, *shape].
         """
         if name not in self.factor:
@@ -134,7 +136,7 @@ class PriorDraw:
         return found
 
     def size(self, name: str) -> float:
-        """Standard deviation of a weight's entries, the root of their mean variance where positions differ."""
+        """Standard deviation of a weight's entries, or the root of their mean variance if positions differ."""
         std = float(torch.as_tensor(self.std[name]).detach().mean())
         if name not in self.factor:
             return std
@@ -147,7 +149,7 @@ class PriorDraw:
         return torch.cholesky_inverse(factor) / self._std(name, factor).square().reshape(-1, 1, 1)
 
     def _std(self, name: str, like: Tensor) -> Tensor:
-        """A weight's scale as a tensor of the type and device of another; a number is not copied to the device but made there."""
+        """A weight's scale as a tensor with the type and device of `like`. A number is created on the device, not copied to it."""
         std = self.std[name]
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
 
@@ -155,14 +157,14 @@ class PriorDraw:
 class Prior(nn.Module):
     """A prior over the weights of a network.
 
-    `bind` makes a copy that knows the weights; `draw` then gives the prior's scales. A fixed prior writes `std_of` only. A
-    hierarchical one makes the parameters of its hyperparameters' posterior in `build` and writes `draw`, which
-    returns one set of scales per draw and their KL, `typical`, and `set_to_prior`; nothing else changes for the posteriors.
+    `bind` makes a copy that knows the weights, and `draw` then gives the prior's scales. A fixed prior defines only `std_of`. A
+    hierarchical prior also defines `build`, `draw`, `typical` and `set_to_prior`. `build` makes the parameters of its
+    hyperparameters' posterior, and `draw` returns one set of scales per draw and their KL.
     """
 
     name: ClassVar[str]
     _drawn: tuple[list[Any], PriorDraw] | None = None
-    """Scales of a fixed prior with the arguments and weights that they are of: a network has hundreds of them."""
+    """Cached scales of a fixed prior, with their arguments and weights, because a network has hundreds of scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +178,7 @@ class Prior(nn.Module):
         return {"name": self.name, **arguments}
 
     def bind(self, weights: Mapping[str, Weight], values: Mapping[str, Tensor] | None = None) -> Self:
-        """A copy of this prior for the given weights, whose values in the network are known to priors around them."""
+        """A copy of this prior for the given weights. Priors that are centered on the network also need `values`."""
         bound = type(self)(**{key: value for key, value in self.config().items() if key != "name"})
         bound.weights = dict(weights)
         bound.build()
@@ -184,17 +186,17 @@ class Prior(nn.Module):
         return bound
 
     def build(self) -> None:
-        """Make parameters, where the prior has any."""
+        """Make the prior's parameters, if it has any."""
 
     def look_at(self, values: Mapping[str, Tensor] | None) -> None:
-        """Take what the prior needs of the network's weights; most need nothing."""
+        """Take the information that the prior needs from the network's weights. Most priors need none."""
 
     @abstractmethod
     def std_of(self, weight: Weight) -> float:
-        """Prior standard deviation of one weight's entries, with hyperparameters, where there are any, at 1."""
+        """Prior standard deviation of one weight's entries, with all hyperparameters at 1."""
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """The scales that `num_draws` draws of the weights are judged by."""
+        """The prior's scales for `num_draws` draws of the weights."""
         asked = [value for key, value in vars(self).items() if key not in _STANDARD]
         known = self._drawn
         if known is None or known[0] != asked:
@@ -207,11 +209,11 @@ class Prior(nn.Module):
         return {key: value for key, value in vars(self).items() if key != "_drawn"}
 
     def typical(self) -> PriorDraw:
-        """The means of the scales under the hyperparameters' posterior, as one draw without any randomness."""
+        """The means of the scales under the hyperparameters' posterior, as one draw without randomness."""
         return self.draw(1)
 
     def live(self) -> PriorDraw:
-        """What `typical` gives at the time when it is read: it follows the training of the hyperparameters' posterior."""
+        """The current result of `typical` at each read. It follows the training of the hyperparameters' posterior."""
         typical = self.typical()
         if typical.fixed:
             return typical
@@ -220,7 +222,7 @@ class Prior(nn.Module):
         return PriorDraw(std, 0.0, factor, variance, mean)
 
     def set_to_prior(self) -> None:
-        """Make the hyperparameters' posterior equal to their prior, in place; a fixed prior has none."""
+        """Make the hyperparameters' posterior equal to their prior, in place. A fixed prior has no hyperparameters."""
 
 
 _STANDARD = frozenset((*vars(nn.Module()), "_drawn"))
@@ -228,7 +230,7 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class _Live(Mapping[str, Any]):
-    """One of the mappings of `Prior.typical`, computed again at each look."""
+    """One of the mappings of `Prior.typical`, computed again at each access."""
 
     def __init__(self, prior: Prior, key: str) -> None:
         self.prior, self.key = prior, key
@@ -244,7 +246,7 @@ class _Live(Mapping[str, Any]):
 
 
 def kernel_positions(weight: Weight) -> int | None:
-    """K, the positions of a convolution's kernel; `None` for weights that are not one."""
+    """K, the number of positions of a convolution's kernel; `None` for other weights."""
     if weight.kind != "matrix" or weight.is_bias or weight.units is None or len(weight.shape) < 3:
         return None
     return math.prod(weight.shape[2:])

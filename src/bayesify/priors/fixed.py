@@ -1,4 +1,4 @@
-"""Priors whose scale is given: the same for all weights, or by the fan-in, around 0 or a network."""
+"""Priors with given scales: the same for all weights or by fan-in, and centered on 0 or on a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gaussian(Prior):
         self.std = float(std)
 
     def std_of(self, weight: Weight) -> float:
-        """`std`, whatever the weight."""
+        """`std` for every weight."""
         return self.std
 
 
@@ -42,21 +42,21 @@ class Standard(Prior):
     name = "standard"
 
     def std_of(self, weight: Weight) -> float:
-        """1, whatever the weight."""
+        """1 for every weight."""
         return 1.0
 
 
 class Neal(Prior):
-    r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$, so that activations keep their scale in width (Neal 1996).
+    r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$, so that activations keep their scale at any width (Neal 1996).
 
-    The fan-in of a layer counts its inputs without the column of the bias. Ritter et al. (2021) fold the bias into W and count it,
-    so that their fan-in is larger by 1: for the 576 inputs of a 3 x 3 convolution of 64 channels the deviations differ by 0.09 %.
-    A bias shares its layer's fan-in; embeddings, normalization layers and custom parameters, which have none,
-    get standard deviation `scale`.
+    The fan-in of a layer counts its inputs without the column of the bias. Ritter et al. (2021) include the bias in W, so their
+    fan-in is larger by 1. For the 576 inputs of a 3 x 3 convolution of 64 channels, the standard deviations differ by 0.09 %.
+    A bias shares its layer's fan-in. Embeddings, normalization layers and custom parameters have no fan-in, and their standard
+    deviation is `scale`.
 
     Args:
-        scale: Factor on the standard deviation. Without a prior `bayesianize` takes 8, which leaves trained networks as good as
-            they are; 1 is Neal's own, for networks that start at it.
+        scale: Factor on the standard deviation. The default prior of `bayesianize` has scale 8, which keeps the accuracy of
+            trained networks. Neal's own scale is 1, for networks that start at the prior.
 
     Raises:
         ValueError: If `scale` is not positive and finite.
@@ -75,12 +75,12 @@ class Neal(Prior):
 
 
 class AroundNetwork(Neal):
-    r"""$p(w) = \mathcal{N}(w_0, \text{scale}^2 / \text{fan\_in})$ around the weights $w_0$ that the network comes with.
+    r"""$p(w) = \mathcal{N}(w_0, \text{scale}^2 / \text{fan\_in})$, centered on the weights $w_0$ of the given network.
 
-    A trained network is pulled nowhere, so that few epochs and wide scales are safe. It is no prior in the strict sense: where
-    $w_0$ was trained on the same data these are used twice, the evidence is too high, and uncertainty is too small where
-    training has overfitted. With $w_0$ from other data (a pretrained network) it is one. Weights without a fan-in have
-    the standard deviation `scale`.
+    This prior does not pull a trained network away from its weights, so few epochs and wide scales are safe. It is not a prior in
+    the strict sense if $w_0$ was trained on the same data. The data are then used twice, the evidence is too high, and the
+    uncertainty is too small if training has overfitted. With $w_0$ from other data (a pretrained network) it is a proper prior.
+    Weights without a fan-in have standard deviation `scale`.
 
     Stored: `center`, $w_0$ by name, not trained.
 
@@ -98,10 +98,10 @@ class AroundNetwork(Neal):
         """Keep a copy of the network's weights."""
         if values is None:
             raise ValueError(
-                "AroundNetwork: this method takes priors around 0; use Neal(), or a posterior of bayesianize"
+                "AroundNetwork: this method needs a prior with mean 0; use Neal(), or a posterior of bayesianize"
             )
         self.center = NamedParameters({name: values[name].clone() for name in self.weights}, trainable=False)
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """Numbers, around the network's weights."""
+        """Fixed scales, with the network's weights as means."""
         return PriorDraw(super().draw(num_draws).std, mean=dict(self.center.items()))

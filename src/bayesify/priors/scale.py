@@ -1,4 +1,4 @@
-"""A scale per layer with a Gamma posterior of its own."""
+"""A prior with one scale per layer, which has its own Gamma posterior."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from bayesify.weights.catalog import Weight
 
 SHAPE = 2.0
 RATE = 2.0
-AT_PRIOR = -80.0
-"""Log of alpha and beta at which they are lost beside 2, so that q(s) is the prior."""
+NEGLIGIBLE_LOG_VALUE = -80.0
+"""Log of alpha and beta at which they are negligible compared with 2, so that q(s) equals the prior."""
 
 
 class Scale(Prior):
-    r"""Neal's prior times a scale per layer, which is drawn as well (Ober & Aitchison 2021, eq. 16 to 18; ScalePrior).
+    r"""Neal's prior with a random scale per layer (Ober & Aitchison 2021, eq. 16 to 18; ScalePrior).
 
     $$ p(w | s_l) = \mathcal{N}\Bigl(0, \frac{1}{s_l\,\text{fan\_in}}\Bigr), \qquad p(s_l) = \mathrm{Gamma}(2, 2), \qquad
        q(s_l) = \mathrm{Gamma}(2 + \alpha_l, 2 + \beta_l) $$
 
-    by shape and rate. Weight and bias of a layer share $s_l$; weights without a fan-in have the variance $1 / s_l$. The bound has
+    with shape and rate as parameters. Weight and bias of a layer share $s_l$. Weights without a fan-in have variance $1 / s_l$.
+    The bound has
 
-    $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)), $$
+    $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)). $$
 
-    the first term with the S draws of s that come with the S draws of the weights, reparameterized (see `draw_gamma`), the
-    second in closed form: all that is learned of the prior is paid for, and bounds compare across models.
+    The first term uses one reparameterized draw of s (see `draw_gamma`) for each of the S draws of the weights. The second term
+    has a closed form. The KL includes everything that is learned about the prior, so bounds are comparable across models.
 
-    Stored: `log_alpha`, `log_beta`. Both start at half the layer's number of weights $P_l$: given weights as large as Neal's
-    prior has them, $q(s_l)$ is then the exact posterior,
+    Stored: `log_alpha`, `log_beta`. Alpha and beta start at half of the layer's number of weights $P_l$. If the weights are as
+    large as under Neal's prior, $q(s_l)$ is then the exact posterior,
     $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
 
     Shapes:
-        log_alpha, log_beta: [L], layers in the order of their first weight.
+        log_alpha, log_beta: [L], with layers in the order of their first weight.
     """
 
     name = "scale"
@@ -44,7 +45,7 @@ class Scale(Prior):
     log_beta: nn.Parameter
 
     def build(self) -> None:
-        """One q(s) per layer."""
+        """Make one q(s) per layer."""
         sizes: dict[str, int] = {}
         for weight in self.weights.values():
             sizes[weight.layer] = sizes.get(weight.layer, 0) + weight.numel
@@ -82,7 +83,7 @@ class Scale(Prior):
         return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
 
     def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
-        """Values for each weight, [S], from those of its layer, [S, L], times a power of Neal's scale."""
+        """Values for each weight, [S], from the values of its layer, [S, L], times a power of Neal's scale."""
         columns = roots.unbind(-1)
         made: dict[tuple[str, float], Tensor] = {}
         for weight in self.weights.values():
@@ -93,6 +94,6 @@ class Scale(Prior):
 
     @torch.no_grad()
     def set_to_prior(self) -> None:
-        """q(s) = p(s)."""
-        self.log_alpha.fill_(AT_PRIOR)
-        self.log_beta.fill_(AT_PRIOR)
+        """Set q(s) to p(s)."""
+        self.log_alpha.fill_(NEGLIGIBLE_LOG_VALUE)
+        self.log_beta.fill_(NEGLIGIBLE_LOG_VALUE)

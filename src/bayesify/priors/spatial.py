@@ -1,4 +1,4 @@
-"""Correlations between the positions of a convolution's kernel, with an inverse-Wishart posterior of their own."""
+"""A prior that correlates the positions of a convolution's kernel, with its own inverse-Wishart posterior."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.weights.catalog import Weight
 
-AT_PRIOR = -80.0
-"""Log of nu and of the diagonal of Psi's factor at which they are lost beside K + 1, so that q(L) is the prior."""
+NEGLIGIBLE_LOG_VALUE = -80.0
+"""Log of nu and of the diagonal of Psi's factor at which they are negligible compared with K + 1, so that q(L) equals the prior."""
 
 
 class SpatialInverseWishart(Prior):
-    r"""Kernels whose positions are correlated, alike in all filters (Ober & Aitchison 2021, eq. 19; SpatialIWPrior).
+    r"""A prior with correlated positions of a kernel, equal in all its filters (Ober & Aitchison 2021, eq. 19; SpatialIWPrior).
 
     $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
 
-    for each filter $w_f$, the K weights of one pair of output and input channel; the paper's $N_{l-1}$ stands for K, the number of
-    the kernel's positions. So $L^{-1}$ is Wishart with mean I, and the prior is Neal's on average. Weights that are not
-    kernels, biases included, have Neal's prior. The KL of q(L) is in closed form (see `wishart_kl`), draws are Bartlett's.
+    for each filter $w_f$, the K weights of one pair of output and input channel. K is the number of the kernel's positions, which
+    the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so the prior is Neal's on average. Weights that are not kernels,
+    including biases, have Neal's prior. The KL of q(L) has a closed form (see `wishart_kl`), and draws use Bartlett's method.
 
-    Posteriors whose second moments over a kernel's positions are known, or that are built on the prior, work with it;
-    `bayesianize` refuses the others.
+    A posterior can use this prior if its second moments over a kernel's positions are known, or if it is built on the prior.
+    `bayesianize` rejects other posteriors.
 
     Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, as `log_diagonal`
-    (d) and `lower` (N, row by row). Kernels of equal K stand together, in the order of the network. $\nu$ starts at the number of
-    filters and $\Psi$ at $\nu I$: the mean of $L^{-1}$ is I, and its spread that of a posterior which has seen this many filters.
+    (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network. $\nu$ starts at the number
+    of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, with the spread of a posterior after this many filters.
 
     Shapes:
         log_nu: [G] for each K; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
@@ -42,7 +42,7 @@ class SpatialInverseWishart(Prior):
     name = "spatial_inverse_wishart"
 
     def build(self) -> None:
-        """One q(L) per kernel, those of equal K together."""
+        """Make one q(L) per kernel. Kernels of equal K are stored together."""
         self.groups: dict[int, list[str]] = {}
         for name, weight in self.weights.items():
             size = kernel_positions(weight)
@@ -57,7 +57,7 @@ class SpatialInverseWishart(Prior):
         self.log_nu, self.log_diagonal, self.lower = (nn.ParameterDict(part) for part in (nu, diagonal, lower))
 
     def std_of(self, weight: Weight) -> float:
-        """`1 / sqrt(fan_in)`; for a kernel, where the correlation is the identity."""
+        """`1 / sqrt(fan_in)`; for a kernel, the value with the identity as correlation."""
         return 1 / math.sqrt(weight.fan_in or 1)
 
     def dof(self, size: int) -> Tensor:
@@ -74,7 +74,7 @@ class SpatialInverseWishart(Prior):
         return found
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """S factors of the correlation of each kernel."""
+        """S factors of each kernel's correlation."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():
             drawn = self._root(size) @ bartlett(self.dof(size), size, num_draws, generator)  # [S, G, K, K]
@@ -105,9 +105,9 @@ class SpatialInverseWishart(Prior):
 
     @torch.no_grad()
     def set_to_prior(self) -> None:
-        """q(L) = p(L)."""
+        """Set q(L) to p(L)."""
         for part in (self.log_nu, self.log_diagonal):
             for value in part.values():
-                value.fill_(AT_PRIOR)
+                value.fill_(NEGLIGIBLE_LOG_VALUE)
         for value in self.lower.values():
             value.zero_()

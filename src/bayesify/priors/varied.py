@@ -1,4 +1,4 @@
-"""Fixed priors of several models in one: scales that are tensors."""
+"""The fixed priors of several models in one, with tensors as scales."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bayesify.weights.catalog import Weight
 
 
 class Varied(Prior):
-    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$ with scales in a buffer, so that models of a stack may differ in them.
+    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$ with scales in a buffer, so that the models of a stack may have different scales.
 
     Shapes:
-        scales: [U], the distinct scales; weights that have the same scale in every model share one.
+        scales: [U], the distinct scales. Weights with equal scales in every model share one entry.
     """
 
     name = "varied"
@@ -30,7 +30,7 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """The prior of the first of R models, given the scales of all of them by weight name; `every` holds theirs, [R, U]."""
+        """The prior of the first of R models, given the scales of every model by weight name. `every` holds all scales, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}

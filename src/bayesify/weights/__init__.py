@@ -1,4 +1,4 @@
-"""Which weights a network has, who takes them, and weights with a structure of their own."""
+"""The weights of a network, their selection by posteriors, and structured weights."""
 
 from bayesify.weights.catalog import Layer, Weight, count_parameters
 

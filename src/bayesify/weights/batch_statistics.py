@@ -1,4 +1,4 @@
-"""Running statistics of normalization layers: where they lie, whether they are those of a training, and those of single draws."""
+"""Running statistics of normalization layers: their buffers, whether they come from a training run, and those of single draws."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch.nn.modules.batchnorm import _NormBase
 Items = TypeVar("Items", bound=Sized)
 
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
-"""What a posterior's training does with them: see `bayesianize`. Names are those of the layers that are frozen."""
+"""Treatment of running statistics while a posterior trains; see `bayesianize`. Names are the names of frozen layers."""
 MAX_INITIAL_SHARE = 0.05
-"""Weight of the values that statistics start with (mean 0, variance 1), below which they are those of a training: 29 batches at the
-usual momentum of 0.1. A forward pass or two of a fresh network in training mode do not make it a trained one."""
+"""Statistics count as trained if their initial values (mean 0, variance 1) have less weight than this: after 29 batches at the
+usual momentum of 0.1. One or two forward passes of a fresh network in training mode do not make it a trained network."""
 MIN_BATCHES = 20
-"""The same for plain averages (`momentum=None`), whose start has no weight, and for large momenta."""
+"""Smallest number of batches for trained statistics. It matters for plain averages (`momentum=None`), in which initial values have
+no weight, and for large momenta."""
 
 
 def tracking_layers(network: nn.Module) -> dict[str, _NormBase]:
-    """The layers that keep statistics of the batches they have seen, and normalize by them in evaluation mode, by name."""
+    """The layers that keep running statistics and normalize by them in evaluation mode, by name."""
     return {
         path: module
         for path, module in network.named_modules()
@@ -31,7 +32,7 @@ def tracking_layers(network: nn.Module) -> dict[str, _NormBase]:
 
 
 def running_statistics(network: nn.Module) -> dict[str, Tensor]:
-    """The buffers in which normalization layers keep statistics of the batches they have seen, by name."""
+    """The buffers in which normalization layers keep running statistics, by name."""
     return {
         f"{path}.{name}" if path else name: buffer
         for path, module in tracking_layers(network).items()
@@ -40,10 +41,12 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
-    """The same batches, each of which the layers' momenta are set for: a pass over all gives means in which batches count by size.
+    """The same batches, after setting the layers' momenta for each batch.
+
+    A pass over all batches then gives averages in which each batch counts by its size.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no batches.
     """
     layers, seen = list(layers), 0
     for batch in batches:
@@ -52,11 +55,14 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
             layer.momentum = len(batch) / seen
         yield batch
     if not seen:
-        raise ValueError("the loader for batch statistics yields no batch; give one over the training data")
+        raise ValueError("the loader for batch statistics yields no batch; give a loader over the training data")
 
 
 def is_trained(layer: _NormBase) -> bool:
-    """Whether a layer's statistics are those of a training: of enough batches, or different from their start without a count."""
+    """Whether a layer's statistics come from a training run.
+
+    They must have seen enough batches. Without a count of batches, they must differ from their initial values.
+    """
     assert layer.running_mean is not None
     assert layer.running_var is not None
     if layer.running_mean.is_meta:
@@ -68,15 +74,15 @@ def is_trained(layer: _NormBase) -> bool:
 
 
 def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> tuple[str, ...]:
-    """Names of the layers whose statistics stay as they are while a posterior trains.
+    """Names of the layers whose statistics stay fixed while a posterior trains.
 
     Args:
-        network: As it was given.
+        network: The network that the user gave.
         choice: See `bayesianize`.
-        belong: Whether the statistics belong to the draws of all posteriors at their start, which `"auto"` asks for.
+        belong: Whether the statistics suit the initial draws of all posteriors, which `"auto"` requires.
 
     Raises:
-        ValueError: If a name is no such layer's.
+        ValueError: If a name is not the name of a layer with running statistics.
     """
     layers = tracking_layers(network)
     if choice == "train":
@@ -94,7 +100,7 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
 
 
 def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
-    """The choice that freezes the same layers, whatever statistics a network has."""
+    """The choice that freezes the same layers regardless of the network's statistics."""
     tracking = tuple(tracking_layers(network))
     if frozen and frozen != tracking:
         return list(frozen)
@@ -103,14 +109,14 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 
 @dataclass(frozen=True)
 class KeptStatistics:
-    """Running statistics of K draws that a seed gives, each computed with that draw's own weights.
+    """Running statistics of K draws from a seed, each computed with the draw's own weights.
 
-    They hold while all tensors that the draws and their passes depend on are as they were, which a checksum tells. The seed is
-    that of a generator on the CPU, whose numbers are the same for every device.
+    The statistics are valid as long as no tensor changes that the draws and their passes depend on. A checksum detects changes.
+    The seed is for a generator on the CPU, whose numbers are the same for every device.
 
     Args:
         seed: Seed of the K draws.
-        checksum: `checksum_of` these tensors.
+        checksum: `checksum_of` the tensors that the statistics depend on.
         values: Statistics by the buffer's name, each [K, *shape].
     """
 
@@ -120,23 +126,23 @@ class KeptStatistics:
 
     @classmethod
     def of(cls, seed: int, values: Mapping[str, Tensor], *modules: nn.Module) -> Self:
-        """Statistics that hold while the modules are as they are now."""
+        """Statistics that are valid as long as the modules do not change."""
         return cls(seed, checksum_of(modules, values), values)
 
     def hold(self, *modules: nn.Module) -> bool:
-        """Whether the modules are as they were."""
+        """Whether the modules have not changed, so that the statistics are valid."""
         return self.checksum == checksum_of(modules, self.values)
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """Buffers by name for each of the first draws: copies, since a pass in training mode would change them in place."""
+        """Buffers by name for each of the first draws. They are copies, because a pass in training mode changes them in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same with a function of each statistic in its place."""
+        """The same object after applying a function to each statistic."""
         return type(self)(self.seed, self.checksum, {name: function(value) for name, value in self.values.items()})
 
     def state(self) -> dict[str, Tensor]:
@@ -145,10 +151,10 @@ class KeptStatistics:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor], network: nn.Module) -> Self:
-        """Inverse of `state`, on the devices of a network's own statistics.
+        """The object from its `state`, on the devices of a network's own statistics.
 
         Raises:
-            ValueError: If they are not statistics of this network.
+            ValueError: If the state does not hold statistics of this network.
         """
         own, values = running_statistics(network), dict(state)
         seed, checksum = (int(values.pop(name)) for name in ("seed", "checksum"))
@@ -159,9 +165,9 @@ class KeptStatistics:
                 or value.shape[1:] != own[name].shape
                 or value.dtype != own[name].dtype
             ):
-                raise ValueError(f"the statistics of draws for {name} are not of this network")
+                raise ValueError(f"the statistics of draws for {name} do not belong to this network")
         if not values or len({len(value) for value in values.values()}) > 1 or not all(map(len, values.values())):
-            raise ValueError("the statistics of draws are not of the same number of draws")
+            raise ValueError("the statistics of draws have different numbers of draws")
         return cls(seed, checksum, {name: value.to(own[name].device) for name, value in values.items()})
 
 
@@ -170,9 +176,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def checksum_of(modules: Iterable[nn.Module], without: Container[str]) -> int:
-    """64 bits that change with any value of modules' parameters and buffers: sums of bits, mixed with their places.
+    """A 64-bit checksum of all parameters and buffers of modules: sums of their bits, mixed with their positions.
 
-    It is the same on every device. Tensors whose names are in `without` do not count.
+    The checksum is the same on every device. Tensors whose names are in `without` do not count.
     """
     total: Tensor | None = None
     named = (pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers()))

@@ -1,4 +1,4 @@
-"""Which weights a network has, how each is seen as a matrix, and the slots they are taken out of."""
+"""The weights of a network, each weight as a matrix, and the slots that hold them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Kind = Literal["matrix", "lookup", "norm", "custom"]
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a network: a tensor under a name of `named_parameters()`, and what prior and posterior need of it.
+    """One weight of a network: the name of a tensor in `named_parameters()`, and the facts that prior and posterior need.
 
     Args:
-        name: Its first name in `named_parameters()`.
-        shape: Its shape in the network.
-        layer: The layer it belongs to: weight and bias of one linear map share it.
+        name: The weight's first name in `named_parameters()`.
+        shape: The weight's shape in the network.
+        layer: Name of the weight's layer. Weight and bias of one linear map share a layer.
         kind: `"matrix"` for (the bias of) a linear map, `"lookup"` for an embedding table, `"norm"` for scale and
             shift of a normalization layer, `"custom"` for a parameter of a module that the library does not know.
-        fan_in: Number of inputs that one output sums over; a bias has its layer's. `None` where that has no meaning.
-        is_bias: Whether it is the bias of its layer.
-        groups: Groups of a convolution.
-        transposed: Whether it is the kernel of a transposed convolution, stored inputs first.
-        units: Inputs of the layer that the weight reads, `None` where that has no meaning: the columns of its
+        fan_in: Number of inputs that one output sums over. A bias has its layer's fan-in. `None` if there is no fan-in.
+        is_bias: Whether the weight is the bias of its layer.
+        groups: Number of groups of a convolution.
+        transposed: Whether the weight is the kernel of a transposed convolution, which stores inputs first.
+        units: Number of the layer's inputs that the weight reads, or `None` if this has no meaning. The columns of its
             matrix are `units` blocks of equal width, one for each input feature or channel.
         aliases: Other names of the same tensor (tied weights).
-        position: Index of its layer in the order of `named_modules()`, counted over layers that are linear maps.
-        normalized: Whether a layer that normalizes by running statistics comes after it in that order.
+        position: Index of the weight's layer among the layers that are linear maps, in the order of `named_modules()`.
+        normalized: Whether a layer that normalizes by running statistics comes later in this order.
     """
 
     name: str
@@ -62,23 +62,24 @@ class Weight:
 
     @cached_property
     def matrix_shape(self) -> tuple[int, int]:
-        """Rows (outputs) and columns (inputs) of the weight seen as a matrix; a vector is one column."""
+        """Rows (outputs) and columns (inputs) of the weight as a matrix. A vector is one column."""
         if len(self.shape) <= 1:
             return (self.numel, 1)
         if self.kind == "lookup":
             return (self.shape[1], self.shape[0])
         rows = self.shape[1] * self.groups if self.transposed else self.shape[0]
-        if self.kind == "custom":  # such as positions x width with an axis for the batch before them
+        if self.kind == "custom":  # for example [1, positions, width] with an axis for the batch
             rows = next((size for size in self.shape[:-2] if size != 1), self.shape[-2])
         return (rows, self.numel // rows if rows else 0)
 
     def to_matrix(self, value: Tensor) -> Tensor:
-        """See a weight as outputs x inputs.
+        """View a weight as a matrix of outputs x inputs.
 
-        A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`; a transposed one `(c_in, c_out/g, *k)` has
-        inputs and outputs exchanged within each group first; an embedding table is the matrix that multiplies a
-        one-hot row; a vector is one column; a parameter of an unknown module has its first axis longer than 1, or
-        the last but one, as outputs.
+        - A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`.
+        - A transposed kernel `(c_in, c_out/g, *k)` first has inputs and outputs exchanged within each group.
+        - An embedding table is the matrix that multiplies a one-hot row.
+        - A vector is one column.
+        - For a parameter of an unknown module, the outputs are the first axis longer than 1, or the last axis but one.
 
         Args:
             value: [*batch, *shape].
@@ -104,16 +105,16 @@ class Weight:
             c_in, c_out, *k = self.shape
             grouped = matrix.reshape(*batch, self.groups, c_out, c_in // self.groups, *k)
             matrix = grouped.movedim(len(batch) + 2, len(batch) + 1)
-        return matrix.reshape((*batch, *self.shape))  # a tuple: a scalar has no sizes
+        return matrix.reshape((*batch, *self.shape))  # a tuple, because a scalar has no sizes
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one linear map that are under one posterior, seen together as one matrix `[W b]`.
+    """The weights of one linear map that are under one posterior, viewed together as one matrix `[W b]`.
 
     Args:
-        name: Dotted name, that of the module where the module is one linear map.
-        weights: The weight, the bias, or both, in that order.
+        name: Dotted name. If the module is a single linear map, it is the module's name.
+        weights: The weight, the bias, or both, in this order.
     """
 
     name: str
@@ -121,12 +122,12 @@ class Layer:
 
     @cached_property
     def rows(self) -> int:
-        """Outputs: rows of `[W b]`."""
+        """Number of rows of `[W b]`, the outputs."""
         return self.weights[0].matrix_shape[0]
 
     @cached_property
     def cols(self) -> int:
-        """Inputs: columns of `[W b]`, the bias column included."""
+        """Number of columns of `[W b]`, the inputs, including the column of the bias."""
         return sum(weight.matrix_shape[1] for weight in self.weights)
 
     @cached_property
@@ -154,10 +155,10 @@ class Layer:
 
 @dataclass
 class Catalog:
-    """All weights of a network, and those that no posterior can take with the reason.
+    """All weights of a network, with a reason for each weight that no posterior can take.
 
     Args:
-        weights: By first name, in the order of `named_parameters()`.
+        weights: Weights by first name, in the order of `named_parameters()`.
         refused: Reason by name for parameters that must stay point estimates (frozen, or not floating point).
     """
 
@@ -177,8 +178,8 @@ def catalog(network: nn.Module) -> Catalog:
         The catalog. A tensor that appears under several names is one weight with aliases.
 
     Raises:
-        ValueError: If a parameter is uninitialized (lazy modules), the network has no parameters, or it holds a function that
-            a copy of it would not have of its own.
+        ValueError: If a parameter is uninitialized (lazy modules), if the network has no parameters, or if the network holds a
+            function that runs one of its modules, because a copy would run the original's module.
     """
     _check_functions(network)
     names: dict[int, list[str]] = {}
@@ -212,7 +213,7 @@ def catalog(network: nn.Module) -> Catalog:
 
 
 def _check_functions(network: nn.Module) -> None:
-    """Refuse functions that hold a module of the network: in a copy of it they run the module of the original."""
+    """Raise `ValueError` for functions that hold a module of the network, because in a copy they run the original's module."""
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
@@ -227,15 +228,16 @@ def _check_functions(network: nn.Module) -> None:
                 if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
                     raise ValueError(
                         f"bayesianize: {name} of {path or 'the network'} holds the function {function.__qualname__}, which runs "
-                        "a module of this very network and would do so in every copy, with other weights; make it a method"
+                        "a module of this network; in a copy it would still run the original module with its old weights; make "
+                        "the function a method"
                     )
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalization layer, whose scale and shift stay point estimates unless asked for.
+    """Whether a module is a normalization layer, whose scale and shift stay point estimates unless a selector names them.
 
-    Torch's own by type; others by a class name that ends in "Norm" (or "Norm2d" and the like), since networks
-    of other libraries bring their own and share no base class.
+    Torch's own layers are recognized by type. Other libraries have their own normalization layers without a common base
+    class, so those are recognized by a class name that ends in "Norm", "Norm2d" and similar.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True
@@ -282,7 +284,7 @@ def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tenso
 
 
 def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
-    """Group weights of one linear map, the weight before the bias, layers in the order of their first weight."""
+    """Group weights by linear map, with the weight before the bias and layers in the order of their first weight."""
     layers: dict[str, list[Weight]] = {}
     for weight in weights:
         layers.setdefault(weight.layer if weight.kind in ("matrix", "lookup") else weight.name, []).append(weight)
@@ -294,8 +296,8 @@ def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
 def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]:
     """Empty the slots of weights in a network, in place, and return the values they held.
 
-    A slot holds `None` afterwards, so that a network without its posterior fails loudly; its name stays registered,
-    so that printing, pickling and copying work.
+    A slot then holds `None`, so that a network without its posterior fails loudly. The slot's name stays registered, so that
+    printing, pickling and copying work.
     """
     values = {}
     for weight in weights:
@@ -308,7 +310,7 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
 
 
 def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, Tensor]) -> None:
-    """Fill emptied slots with new parameters, in place; tied names share one parameter."""
+    """Fill emptied slots with new parameters, in place. Tied names share one parameter."""
     for weight in weights:
         parameter = nn.Parameter(values[weight.name].detach().clone(memory_format=torch.preserve_format))
         for name in (weight.name, *weight.aliases):
@@ -321,7 +323,7 @@ def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that holds a parameter, and the parameter's own name there."""
     *path, leaf = name.split(".")
     owner = network
-    for part in path:  # by hand: `get_submodule` takes ten times as long
+    for part in path:  # `get_submodule` takes ten times as long
         child = owner._modules.get(part) if type(owner._modules) is dict else None
         if child is None:
             return network.get_submodule(".".join(path)), leaf
@@ -332,8 +334,8 @@ def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
 def refresh_recurrent(network: nn.Module) -> None:
     """Make the private weight lists of recurrent modules agree with their slots again.
 
-    `nn.LSTM` and its kin keep their weights a second time in a list; after a weight was swapped the list still holds
-    the old one, which breaks copying and keeps a draw alive.
+    Recurrent modules such as `nn.LSTM` keep a second list of their weights. After a weight is swapped, this list still holds
+    the old weight, which breaks copying and keeps a draw alive.
     """
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
@@ -352,7 +354,7 @@ def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, 
 
 
 def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
-    """Indices of the entries of padding rows into all weights laid end to end, [n]."""
+    """Indices of the entries of padding rows in the concatenation of all weights, [n]."""
     rows, found, start = padding_rows(net, list(weights.values())), [torch.zeros(0, dtype=torch.long)], 0
     for name, weight in weights.items():
         if name in rows:
@@ -364,5 +366,5 @@ def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
 
 @checked
 def count_parameters(module: nn.Module) -> int:
-    """Trainable scalars of a module; a tensor under several names counts once."""
+    """Number of trainable scalars of a module. A tensor under several names counts once."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

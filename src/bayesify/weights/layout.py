@@ -1,4 +1,4 @@
-"""How drawn weights become those of a network: units, padding rows, low precision and channels last."""
+"""The conversion of drawn weights to a network's own form: units, padding rows, low precision and channels last."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NetworkLayout:
-    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on, and their units.
+    """Types, memory layouts, padding rows and units of a network's own weights, which drawn weights adopt.
 
     Attributes:
-        units: What a posterior's weight is multiplied by to be the network's, by name; 1 for those that are not named.
-        is_plain: Whether drawn weights are the network's as they are.
+        units: Factor from a posterior's weight to the network's weight, by name; 1 for names that are not listed.
+        is_plain: Whether drawn weights need no conversion.
     """
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
@@ -31,7 +31,7 @@ class NetworkLayout:
         self.set_units({})
 
     def set_units(self, units: dict[str, float]) -> None:
-        """Take other units."""
+        """Use other units."""
         self.units = units
         self.is_plain = not (self._padding or self.low_precision or self.channels_last or units)
 
@@ -43,14 +43,14 @@ class NetworkLayout:
         """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own, in place.
 
         Args:
-            weights: By name.
-            spread: Whether these are variances, which padding rows do not have.
+            weights: Drawn weights by name.
+            spread: Whether these are variances, which are 0 in padding rows.
         """
         for name in [name for name in self.units if name in weights]:
             weight, unit = weights[name], self.units[name]
             factor = unit**2 if spread else unit
             weights[name] = weight.times(factor) if isinstance(weight, StructuredWeight) else weight * factor
-        # torch does not train the rows that stand for padding either
+        # Keep the network's padding rows, because torch does not train them either.
         for name in [name for name in self._padding if name in weights]:
             (row, value), weight = self._padding[name], weights[name]
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
@@ -58,11 +58,11 @@ class NetworkLayout:
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         if isinstance(weights, PlacedWeights):
             return weights
-        # In the weights' order: those with noise for each example draw it here, and the order of a set is another in each process.
+        # Use the order of the weights: local weights draw noise here, and the order of a set differs between processes.
         for name in [name for name in weights if name in self.low_precision]:
             weights[name] = weights[name].to(self.low_precision[name])
             if name not in self.channels_last and not isinstance(weights[name], StructuredWeight):
-                weights[name] = weights[name].contiguous()  # rows that start anywhere take slower kernels
+                weights[name] = weights[name].contiguous()  # unaligned rows use slower kernels
         for name in [name for name in weights if name in self.channels_last]:
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
@@ -70,7 +70,7 @@ class NetworkLayout:
 
 
 def strides_of(layout: NetworkLayout | None, name: str, shape: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Size and stride of a weight without gaps in memory, as the network has it."""
+    """Size and stride of a weight in the network's memory layout, without gaps."""
     like = torch.empty(shape, device="meta")
     if layout is not None and name in layout.channels_last:
         like = like.movedim(1, -1).contiguous().movedim(-1, 1)

@@ -16,15 +16,16 @@ class LocalGaussian(LocalWeight):
     r"""A Gaussian weight whose noise is drawn for each example at the output of a linear map.
 
     For independent $W_{ij} \sim \mathcal{N}(m_{ij}, s_{ij}^2)$ the output $y = W x + b$ of one example is Gaussian with
-    independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$; drawing $y$ instead of $W$ has less variance in
-    training (Kingma et al. 2015, eq. 6). It keeps each example's marginal and destroys the joint over examples, so it
-    serves the training objective only. That holds for a linear map that sees each example once: inputs [B, d_in] in one call. A
-    layer with positions (sequences, convolutions), one that sees other rows than the batch's, and any other function get one
-    plain draw of the weight; one that is called again raises `UsedAgain`, upon which the objective is computed once more with a
-    plain draw.
+    independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$. Drawing $y$ instead of $W$ reduces the gradient's variance
+    (Kingma et al. 2015, eq. 6). Each example keeps its marginal, but the joint distribution over examples is lost, so only the
+    training objective uses this weight.
+
+    The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. Layers with positions (sequences,
+    convolutions), layers whose rows are not the batch's examples, and all other functions get one plain draw of the weight. A
+    layer that is called again raises `UsedAgain`, and the objective is then computed again with a plain draw.
 
     Shapes:
-        mean, variance: the weight's, or with a leading axis of draws.
+        mean, variance: the weight's shape, or with a leading axis of draws.
     """
 
     def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:
@@ -58,6 +59,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     bias_mean, bias_variance = bias.use() if isinstance(bias, LocalGaussian) else (bias, None)
     noise = weight.normal((len(x), mean.shape[0]), mean)
     output, spread = F.linear(x, mean, bias_mean), F.linear(x.square(), variance, bias_variance)
-    # Where all inputs are 0 so is the variance, and its root has no gradient.
+    # Clamp the variance: if all inputs are 0, so is the variance, and its root has no gradient.
     std = spread.clamp_min(torch.finfo(spread.dtype).tiny).sqrt()
     return torch.addcmul(output, std, noise.to(output.dtype))

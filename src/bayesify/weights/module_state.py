@@ -1,4 +1,4 @@
-"""A module's tensors as files hold them, and the description by which two networks are known to be alike."""
+"""A module's tensors in the form that files hold, and fingerprints that compare two networks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def fingerprint(module: nn.Module) -> dict[str, str]:
 
 
 def describe(shape: torch.Size, dtype: torch.dtype) -> str:
-    """Shape and type of a tensor in words, as a fingerprint has them."""
+    """Shape and type of a tensor as text, for a fingerprint."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state; a slash in a name, which stands for a dot of the network's names, becomes that dot.
+    """A module's state. A slash in a name stands for a dot in the network's names and is replaced by a dot.
 
     Raises:
-        TypeError: If an entry of the state is no tensor.
+        TypeError: If an entry of the state is not a tensor.
     """
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -42,7 +42,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Inverse of `tensors_of`, in place; parameters for which the state holds masks are pruned first.
+    """Load the result of `tensors_of` in place. Parameters for which the state holds masks are pruned first.
 
     Raises:
         ValueError: If an entry is missing on either side.
@@ -52,12 +52,14 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     names = {name.replace("/", "."): name for name in module.state_dict()}
     missing, extra = sorted(names.keys() - state.keys()), sorted(state.keys() - names.keys())
     if missing or extra:
-        raise ValueError(f"the file lacks {missing[0]}" if missing else f"the file has {extra[0]}, the model does not")
+        raise ValueError(
+            f"the file lacks {missing[0]}" if missing else f"the file has {extra[0]}, but the model does not"
+        )
     module.load_state_dict({names[name]: value for name, value in state.items()})
 
 
 def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> nn.Module:
-    """A copy of a network that shares nothing with it, or its frozen parameters only.
+    """A copy of a network that shares nothing with the original, or only the frozen parameters.
 
     Raises:
         ValueError: If a module holds a tensor that was computed from others, which cannot be copied.
@@ -71,31 +73,31 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
                 if isinstance(value, Tensor) and not value.is_leaf:
                     raise ValueError(
                         f"{owner}: {f'{path}.{name}'.lstrip('.')} was computed from other tensors, as torch.nn.utils.weight_norm "
-                        "and spectral_norm do, and a network with it cannot be copied; use torch.nn.utils.parametrizations in "
-                        "their place, or remove it first (torch.nn.utils.remove_weight_norm)"
+                        "and spectral_norm do, so the network cannot be copied; use torch.nn.utils.parametrizations instead, or "
+                        "remove the norm first (torch.nn.utils.remove_weight_norm)"
                     ) from error
         raise
 
 
 def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a module with the given state, every entry of it."""
+    """A copy of a module with every entry of the given state."""
     copied = copy_network(net, "load")
     put_tensors(copied, state)
     return copied
 
 
 def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of a state below a dotted prefix, without it."""
+    """The entries of a state below a dotted prefix, under names without the prefix."""
     return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 
 def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The states of several parts as one, each part's entries below its name; the inverse of `below`."""
+    """One state from the states of several parts, with each part's entries below its name. It is the inverse of `below`."""
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 
 def _pack_bits(mask: Tensor) -> Tensor:
-    """A mask with eight entries to a byte, row-major, filled up with zeros."""
+    """A mask with eight entries per byte, row-major, padded with zeros."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy()))
 
 
@@ -105,7 +107,7 @@ def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Prune the parameters of a fresh module for which a state holds masks, and unpack these masks in the state."""
+    """Prune the parameters of a fresh module for which a state holds masks, and unpack the masks in the state."""
     for path, part in module.named_modules():
         if isinstance(part, NamedParameters):
             for name in part:
@@ -118,7 +120,7 @@ def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 @contextmanager
 def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other tensors in the places of a module's parameters and buffers, as `torch.func.functional_call` puts them there."""
+    """Replace a module's parameters and buffers by other tensors for a while, as `torch.func.functional_call` does."""
     places = []
     for name, value in values.items():
         path, _, leaf = name.rpartition(".")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 
 class NamedParameters(nn.Module):
-    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly.
+    """Parameters under dotted names, such as names of weights and layers, which torch does not allow directly.
 
-    A parameter can be pruned: then only the entries that a mask keeps are stored, in one vector, and `dense` puts them back
-    among zeros. The mask is a buffer next to it.
+    A parameter can be pruned. The entries that a mask keeps are then stored in one vector, and `dense` puts them back among
+    zeros. The mask is a buffer next to the parameter.
     """
 
     def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
@@ -48,16 +48,16 @@ class NamedParameters(nn.Module):
         )
 
     def mask(self, name: str) -> Tensor | None:
-        """Which entries are kept, in the dense shape; `None` where all are."""
+        """Mask of the kept entries, in the dense shape; `None` if all entries are kept."""
         return self._buffers.get(encode(name) + MASK)
 
     @property
     def is_pruned(self) -> bool:
-        """Whether entries of any parameter are left out."""
+        """Whether any parameter is pruned."""
         return bool(self._buffers)
 
     def prune(self, name: str, mask: Tensor) -> None:
-        """Keep only the entries of a parameter where the mask, of its dense shape, is true; it becomes a new parameter."""
+        """Keep only the entries of a parameter where the mask is true, as a new parameter. The mask has the dense shape."""
         key, parameter = encode(name), self[name]
         kept = self.dense(name).detach()[mask]
         self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
@@ -68,7 +68,7 @@ class NamedParameters(nn.Module):
         return self.scatter(name, self[name])
 
     def scatter(self, name: str, values: Tensor) -> Tensor:
-        """Values for the stored entries of a parameter, [*batch, stored shape], among zeros: [*batch, *dense shape]."""
+        """Values of a parameter's stored entries, [*batch, stored shape], put among zeros: [*batch, *dense shape]."""
         mask = self.mask(name)
         if mask is None:
             return values
@@ -86,7 +86,10 @@ class NamedParameters(nn.Module):
 
 
 def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
-    """Parameters of a module and of those in it, and buffers, one that is shared more than once; `parameters()` walks by name."""
+    """Parameters and buffers of a module and its submodules. Shared tensors appear several times.
+
+    This is faster than `parameters()`, which walks by name.
+    """
     parts, found = [module], list[Tensor | None]()
     for part in parts:
         found += part._parameters.values()
@@ -97,7 +100,7 @@ def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
 
 
 def first_parameter(module: nn.Module) -> Tensor:
-    """`next(module.parameters())`, which takes ten times as long."""
+    """The first parameter of a module. `next(module.parameters())` takes ten times as long."""
     waiting = [module]
     while waiting:
         part = waiting.pop()
@@ -110,12 +113,12 @@ def first_parameter(module: nn.Module) -> Tensor:
 
 _is_given: Any = partial(operator.is_not, None)
 MASK = ":mask"
-"""What the name of a mask ends in, after the name of its parameter."""
+"""Suffix of a mask's name, after the name of its parameter."""
 
 
 def encode(name: str) -> str:
     """A dotted name as a key that torch allows."""
-    return name.replace(".", "/") or "/"  # no name holds a slash; "/" is the empty name, of a network that is one layer
+    return name.replace(".", "/") or "/"  # names contain no slash; "/" is the empty name of a network that is one layer
 
 
 def decode(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Drawn weights side by side in memory, each of which becomes a tensor when it is asked for."""
+"""Drawn weights in shared memory, each of which becomes a tensor on first access."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from bayesify.maths.fused_draws import Place, Places
 
 
 class PlacedWeights(MutableMapping[str, Tensor]):
-    """Weights [S, *shape] by name, as the network has them in type and layout.
+    """Weights [S, *shape] by name, with the network's own types and layouts.
 
-    To make a tensor takes the host a microsecond, of which a draw of a large network takes hundreds; a pass that needs one draw
-    gets it without the axis of draws at once.
+    Creating a tensor costs about 1 µs on the host, and a large network needs hundreds per draw, so tensors are created lazily. A
+    pass that needs one draw gets tensors without the axis of draws directly.
 
     Args:
         names: Names of the weights.
-        places: Where each is.
+        places: Place of each weight in memory.
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
         self.num_draws: int = places[0][1][0]
         self._names, self._given = names, places
-        self._values: dict[str, Tensor | None] = dict.fromkeys(names)  # those that were made or put in
+        self._values: dict[str, Tensor | None] = dict.fromkeys(names)  # weights that were created or replaced
         self._draws: dict[int, dict[str, Tensor]] = {}
         self._is_whole = True
 
@@ -61,11 +61,11 @@ class PlacedWeights(MutableMapping[str, Tensor]):
         return len(self._values)
 
     def places(self) -> dict[str, Place] | None:
-        """Where the weights are, by name; `None` where one was put in another one's place."""
+        """Place of each weight in memory, by name; `None` if a weight was replaced or deleted."""
         return self._places if self._is_whole else None
 
     def at(self, index: int) -> Mapping[str, Tensor]:
-        """One draw, [*shape] each, made once: not to be changed."""
+        """One draw, [*shape] each. It is made once and must not be changed."""
         if index in self._draws:
             return self._draws[index]
         if isinstance(self._given, Places):

@@ -1,4 +1,4 @@
-"""Which posterior takes which weight: selectors, plain data and files."""
+"""Selectors, which assign weights to posteriors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def select(
 ) -> tuple[list[tuple[str | None, list[Weight]]], dict[str, str]]:
     """Give each weight to the first selector that matches it.
 
-    A selector is a dotted name of a module or parameter, a glob over such names whose `*` crosses dots, the name of a
-    module's class or of one of its bases, a module object, or `None` for everything. A module that matches brings all
+    A selector is a dotted name of a module or parameter, a glob over dotted names whose `*` crosses dots, the name of a
+    module's class or of one of its bases, a module object, or `None` for everything. A matching module takes all
     weights below it. Scale and shift of normalization layers stay point estimates unless the selector names them or
-    matches nothing else; frozen parameters always do.
+    matches nothing else. Frozen parameters always stay point estimates.
 
     Returns:
         Pairs of selector and its weights, in the order of the selectors, and the reason by name for every weight that stays a
         point estimate.
 
     Raises:
-        ValueError: If a selector is left without a weight.
+        ValueError: If a selector gets no weight.
     """
     free = catalog.trainable
     taken: list[tuple[str | None, list[Weight]]] = []
@@ -52,7 +52,7 @@ def select(
 def _match(
     selector: str | nn.Module | None, modules: Mapping[str, nn.Module], catalog: Catalog
 ) -> tuple[set[str], set[str]]:
-    """Names of the weights that a selector matches, and of those that it names directly."""
+    """Names of the weights that a selector matches, and of the weights that it names directly."""
     first = {alias: weight.name for weight in catalog.weights.values() for alias in (weight.name, *weight.aliases)}
     if selector is None:
         return set(catalog.weights), set()
@@ -94,7 +94,7 @@ def _why_empty(
         kinds = {weight.kind for weight in catalog.trainable.values()}
         if kinds == {"norm"}:
             return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
-        return "bayesianize: every parameter is frozen; set requires_grad on those that are to be Bayesian"
+        return "bayesianize: every parameter is frozen; set requires_grad on the parameters that should be Bayesian"
     if not matched:
         known = (
             [path for path in modules if path] + list(catalog.weights) + [type(m).__name__ for m in modules.values()]
@@ -104,4 +104,4 @@ def _why_empty(
     if len(refused) == len(matched):
         reason = catalog.refused[refused[0]]
         return f"bayesianize: selector {label!r} matches only {refused[0]}: {reason}; unfreeze it or drop the selector"
-    return f"bayesianize: selector {label!r} is left without a weight: earlier selectors took them; put it first or drop it"
+    return f"bayesianize: selector {label!r} gets no weight, because earlier selectors took them all; put it first or drop it"

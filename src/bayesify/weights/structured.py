@@ -18,16 +18,16 @@ Own = TypeVar("Own", bound=Rule)
 
 
 class StructuredWeight(Tensor):
-    """A drawn weight that answers some functions by its own rule and is a plain tensor for all others.
+    """A drawn weight that handles some functions by its own rules and is a plain tensor for all others.
 
-    A subclass is made by `wrap` from the arguments that it takes, first its components (plain tensors), then the rest; it says how
-    to materialize the plain tensor, and registers rules with `rule(F.linear)`. Wherever a network uses it in a function with a
-    rule, the rule runs and the weight is never materialized; everywhere else it is materialized first. Like any draw it may carry a
-    leading axis of draws in each of its components; `vmap` then removes that axis from each.
+    A subclass takes its components (plain tensors) as first arguments, then all other arguments, and builds itself by `wrap`. It
+    defines `materialize` and registers rules with `rule(F.linear)`. In a function with a rule, the rule runs and the weight is
+    never materialized. In any other function the weight is materialized first. All components may have a leading axis of draws,
+    which `vmap` then removes.
 
     Attributes:
         components_: The plain tensors that make up the weight.
-        static_: The other arguments that it is made of.
+        static_: The other arguments of the weight.
     """
 
     components_: tuple[Tensor, ...]
@@ -35,7 +35,7 @@ class StructuredWeight(Tensor):
 
     rules: ClassVar[dict[Callable[..., Any], Rule]] = {}
     batchable: ClassVar[bool] = True
-    """Whether `vmap` may run over its axis of draws; a rule that draws noise of its own says no."""
+    """Whether `vmap` may run over the axis of draws. It may not if a rule draws its own noise."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -44,7 +44,7 @@ class StructuredWeight(Tensor):
         def rebuild(components: Any, static: Any) -> Any:
             parts = list(components)
             if not all(isinstance(part, Tensor) for part in parts):
-                return parts  # `vmap` puts axis numbers in the place of tensors to see how many there are
+                return parts  # `vmap` replaces tensors by axis numbers to count them
             return cls.from_components(parts, static)
 
         pytree.register_pytree_node(
@@ -56,7 +56,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def rule(cls, *functions: Callable[..., Any]) -> Callable[[Own], Own]:
-        """Register a rule for torch functions; it is called with the function's own arguments."""
+        """Register a rule for torch functions. It is called with the function's own arguments."""
 
         def register(own: Own) -> Own:
             cls.rules |= dict.fromkeys(functions, own)
@@ -66,7 +66,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def wrap(cls, shape: Sequence[int], like: Tensor, components: tuple[Tensor, ...], static: tuple[Any, ...]) -> Self:
-        """The weight of a shape, with the type and device of one of its components."""
+        """The weight with a given shape, and with the type and device of one of its components."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, torch.Size(shape), dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
         )
@@ -89,11 +89,11 @@ class StructuredWeight(Tensor):
         return self.materialize() * factor
 
     def at(self, index: int | slice) -> Self:
-        """One draw, or a slice of draws, out of a weight that carries the axis of draws."""
+        """One draw, or a slice of draws, from a weight with an axis of draws."""
         return self.from_components((component[index] for component in self.components_), self.static_)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """All draws one by one, out of a weight that carries the axis of draws."""
+        """All draws separately, from a weight with an axis of draws."""
         parts = zip(*(component.unbind(dim) for component in self.components_), strict=True)
         return tuple(self.from_components(part, self.static_) for part in parts)
 
@@ -120,7 +120,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Answer a function that has no rule: by the plain tensors."""
+        """The result of a function without a rule, on plain tensors."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
 
@@ -133,25 +133,25 @@ class StructuredWeight(Tensor):
 
 
 class UsedAgain(Exception):
-    """A weight that was drawn for each example is used a second time, where it would have to be the same."""
+    """Error for the second use of a weight with noise per example, because both uses would need the same noise."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name or 'a weight'} has noise of its own for each example and is used more than once in a pass (called twice, or "
+            f"{name or 'a weight'} has separate noise for each example but is used more than once in a pass (called twice, or "
             "recomputed by checkpointing); use local_reparameterization=False"
         )
         self.name = name
 
 
 class LocalWeight(StructuredWeight):
-    """A weight with noise of its own for each example of a batch, in the first use only if that sees each example once.
+    """A weight with separate noise for each example of a batch, if its first use sees each example once.
 
-    The last two arguments of a subclass are the source of the noise and the weight's name, for errors.
+    The last two arguments of a subclass are the source of the noise and the weight's name, which error messages show.
 
     Attributes:
-        examples_: Rows of the batch in this pass; 0 before it.
-        used_: Whether a rule has drawn noise for each example in this pass.
-        materialized_: The plain draw of the weight, once there is one.
+        examples_: Number of rows of the batch in this pass; 0 before the pass.
+        used_: Whether a rule has drawn noise per example in this pass.
+        materialized_: The plain draw of the weight, or `None` before there is one.
     """
 
     batchable = False
@@ -164,26 +164,26 @@ class LocalWeight(StructuredWeight):
         """A plain draw of the weight."""
 
     def materialize(self) -> Tensor:
-        """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
+        """One draw of the weight, the same for all examples and all uses (a recurrent cell uses its weights at each step)."""
         self.check_unused()
         if self.materialized_ is None:
             self.materialized_ = self.draw()
         return self.materialized_
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Standard normal numbers of a shape, with the type and device of a tensor."""
+        """Standard normal numbers of a given shape, with the type and device of `like`."""
         return standard_normal(math.prod(shape), like, self.static_[-2]).view(shape)
 
     def is_local(self, x: Tensor) -> bool:
-        """Whether the rows of an input are the pass's examples, and no plain draw was used yet."""
+        """Whether the rows of an input are the pass's examples, and no plain draw has been used."""
         return x.shape[0] == self.examples_ and self.materialized_ is None
 
     def begin_pass(self, num_examples: int) -> None:
-        """Noise is for the examples of this pass."""
+        """Start a pass over a number of examples, which then get their own noise."""
         self.examples_, self.used_ = num_examples, False
 
     def check_unused(self) -> None:
-        """Raise `UsedAgain` where the noise of an earlier use cannot be had again."""
+        """Raise `UsedAgain` if an earlier use has drawn noise per example, because that noise cannot be recovered."""
         if self.used_:
             raise UsedAgain(self.static_[-1])
 
@@ -204,7 +204,7 @@ _METADATA = {
 
 
 def plain(tree: Any) -> Any:
-    """Form every structured weight in a nested structure of arguments."""
+    """Materialize every structured weight in a nested structure of arguments."""
     return pytree.tree_map_only(
         StructuredWeight,
         lambda weight: weight.materialize(),

@@ -1,4 +1,4 @@
-"""A table of what became of each weight."""
+"""A table of all weights and their posteriors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class WeightRow:
     """One weight in the summary.
 
     Args:
-        name: Its name in `named_parameters()`.
-        shape: Its shape.
-        treatment: The posterior that draws it, or "point estimate".
-        before: Scalars in the network.
-        after: Trainable scalars that stand for it now; `None` where they are counted with another weight of its layer.
-        remark: Why it was left alone, or the names it is tied to.
+        name: The weight's name in `named_parameters()`.
+        shape: The weight's shape.
+        treatment: The posterior that draws the weight, or "point estimate".
+        before: Number of scalars in the network.
+        after: Number of trainable scalars that represent the weight now; `None` if they count with another weight of its layer.
+        remark: The reason why the weight has no posterior, or the names it is tied to.
     """
 
     name: str
@@ -36,11 +36,11 @@ def summarize(
     """The table of a network's weights.
 
     Args:
-        weights: All of them by name.
-        left: Why a weight was left alone, by name.
-        posteriors: Those of the network.
+        weights: All weights by name.
+        left: The reason why a weight has no posterior, by name.
+        posteriors: Posteriors of the network.
         points: Names of weights that are trained as point estimates.
-        total: Trainable scalars of all.
+        total: Number of all trainable scalars.
     """
     drawn: dict[str, tuple[str, int | None]] = {}
     remarks = dict(left)
@@ -59,11 +59,11 @@ def summarize(
 
 @dataclass(frozen=True)
 class Summary:
-    """Every weight of a network, who draws it, and what that costs; `print` shows it as a table.
+    """Every weight of a network, the posterior that draws it, and its number of scalars. `print` shows a table.
 
     Args:
-        rows: One per weight.
-        shared: Trainable scalars that belong to no single weight: the likelihood's, the prior's, shared ones.
+        rows: One row per weight.
+        shared: Number of trainable scalars that belong to no single weight: the likelihood's, the prior's and shared ones.
     """
 
     rows: tuple[WeightRow, ...]
@@ -71,12 +71,12 @@ class Summary:
 
     @property
     def before(self) -> int:
-        """Scalars in the network as it was given."""
+        """Number of scalars in the given network."""
         return sum(row.before for row in self.rows)
 
     @property
     def after(self) -> int:
-        """Scalars in the Bayesian network."""
+        """Number of trainable scalars in the Bayesian network."""
         return sum(row.after or 0 for row in self.rows) + self.shared
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Distributions of one number, of which predictions of numbers are mixtures."""
+"""Distributions of one number. Regression predictions are mixtures of them."""
 
 from bayesify.predictive.families.base import Family
 

@@ -1,4 +1,4 @@
-"""What a family of distributions of one number is, and what a mixture of them is."""
+"""The base class of families of distributions of one number, and of their mixtures."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bayesify.maths.gamma import widened
 from bayesify.predictive.base import check_finite
 
 MAX_INTEGRATION_PLACES = 193
-"""Where the integral of a mixture's score is cut into pieces."""
+"""Largest number of places that divide the integral of a mixture's score into pieces."""
 _INNER, _OUTER = (math.sqrt(5 + sign * 2 * math.sqrt(10 / 7)) / 3 for sign in (-1, 1))
 _HEAVY, _LIGHT = ((322 + sign * 13 * math.sqrt(70)) / 900 for sign in (1, -1))
 LEGENDRE_NODES, LEGENDRE_WEIGHTS = (-_OUTER, -_INNER, 0.0, _INNER, _OUTER), (_LIGHT, _HEAVY, 128 / 225, _HEAVY, _LIGHT)
-"""Of Gauss and Legendre's rule with five nodes on [-1, 1]."""
+"""Nodes and weights of the five-point Gauss-Legendre rule on [-1, 1]."""
 MAX_CDF_VALUES_PER_CHUNK = 2**18
-"""Values of distribution functions that are computed together."""
+"""Largest number of values of distribution functions that are computed together."""
 
 
 class Family(ABC):
-    r"""A distribution of one number given its parameters, entry by entry, and the mixture of S of them with equal weights.
+    r"""A distribution of one number given its parameters, and the mixture of S such distributions with equal weights.
 
-    Parameters are tensors that broadcast to [S, B, O]; a family says what they are, and whether further axes follow. What is
-    written `*parameters` below is what a predictive's components give.
+    Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes. The argument
+    `*parameters` is the result of a predictive's components.
     """
 
     discrete: ClassVar[bool] = False
-    """Whether the numbers are whole."""
+    """Whether all values are whole numbers."""
     least: ClassVar[float | None] = None
-    """The least number, where it has a probability of its own and all others are spread above it."""
+    """The smallest value, if it is an atom and all other values lie above it."""
     light_tailed: ClassVar[bool] = False
     """Whether exp(Y) has all moments."""
 
@@ -43,26 +43,26 @@ class Family(ABC):
 
     @abstractmethod
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """Log-density of y, or log-probability where numbers are whole."""
+        """Log-density of y, or log-probability for whole numbers."""
 
     @abstractmethod
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """P(Y <= y)."""
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), from float64: small probabilities keep their digits."""
+        """log P(Y <= y), computed in float64 so that small probabilities stay accurate."""
         return self.cdf(widened(y), *(widened(part) for part in parameters)).log().to(parameters[0].dtype)
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """The value that Y stays below with probability q; a family that has quantiles and places of its own needs none."""
+        """The q-quantile of each component. A family that overrides `quantiles` and `places` does not need it."""
         raise NotImplementedError
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Of several probabilities: [Q, S, B, O]."""
+        """Quantiles of each component at several probabilities: [Q, S, B, O]."""
         return torch.stack([self.component_quantile(q, *parameters) for q in levels])
 
     def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
-        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 where numbers are not whole, or too many."""
+        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 if values are not whole numbers, or are too many."""
         return parameters[0].new_zeros(parameters[0].shape[1], 0)
 
     @abstractmethod
@@ -71,10 +71,10 @@ class Family(ABC):
 
     @abstractmethod
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Parameters of the distribution with the same center and its variance times a factor.
+        """Parameters of the distribution with the same center and with its variance multiplied by a factor.
 
         Raises:
-            TypeError: If the mean says the variance.
+            TypeError: If the mean determines the variance.
         """
 
     def check_targets(self, y: Tensor) -> None:
@@ -86,8 +86,8 @@ class Family(ABC):
         return self.cdf(y, *parameters)
 
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles of the mixture, in float64 by Newton steps inside brackets that shrink with each: [Q, B, O]."""
-        wide = tuple(widened(part) for part in parameters)  # rounded once, which keeps the order
+        """Quantiles of the mixture, in float64 by Newton steps inside shrinking brackets: [Q, B, O]."""
+        wide = tuple(widened(part) for part in parameters)  # rounded only once, to keep the order
         each = self.component_quantiles(levels, *wide)
         if each.shape[1] == 1:
             return each[:, 0].to(parameters[0].dtype)
@@ -114,9 +114,10 @@ class Family(ABC):
         return found.clamp_min(0).to(parameters[0].dtype)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, to a relative 1e-6: [B, O].
+        r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, with a relative error of 1e-6: [B, O].
 
-        By Gauss-Legendre's rule between the components' quantiles, put in order: nodes lie where any component varies.
+        The Gauss-Legendre rule is applied between the sorted quantiles of all components, so that nodes lie where a component
+        varies.
         """
         places = self.places(*parameters)
         left, width = places[:-1], places.diff(dim=0)
@@ -128,15 +129,15 @@ class Family(ABC):
         return total
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Quantiles of the components in order, where an integral over the mixture is cut: [J, B, O]."""
+        """Sorted quantiles of the components, which divide an integral over the mixture: [J, B, O]."""
         return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:
-        """Probabilities whose quantiles cut the integral of `half_spread`."""
+        """Probabilities whose quantiles divide the integral of `half_spread`."""
         return torch.linspace(-30, 30, 41, dtype=torch.float64).sigmoid().tolist()
 
     def _mixture_cdf(self, at: Tensor, *parameters: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The mixture's distribution function at values [J, B, O], some of them at a time, with the place of the first."""
+        """The mixture's distribution function at values [J, B, O], in chunks, each with the index of its first value."""
         step = self._rows_at_once(at, *parameters)
         for start in range(0, len(at), step):
             yield start, self.cdf(at[start : start + step].unsqueeze(1), *parameters).mean(1)
@@ -147,7 +148,7 @@ class Family(ABC):
 
 
 def in_order(found: list[Tensor]) -> Tensor:
-    """Values [S, B, O] of several levels in order, at most `MAX_INTEGRATION_PLACES` of them: [J, B, O]."""
+    """Sorted values [J, B, O] from values [S, B, O] of several levels, at most `MAX_INTEGRATION_PLACES`."""
     values = torch.cat(found).sort(0).values
     if len(values) > MAX_INTEGRATION_PLACES:
         values = values[torch.linspace(0, len(values) - 1, MAX_INTEGRATION_PLACES, device=values.device).round().long()]
@@ -164,16 +165,16 @@ def solve_quantile(
     scale: Tensor,
     steps: int = 60,
 ) -> Tensor:
-    """Where a distribution function has the value q, entry by entry, between two values, to rounding.
+    """The value at which a distribution function equals q, entry by entry, up to rounding.
 
     Args:
-        cdf: The function.
-        density: Its slope.
+        cdf: The distribution function.
+        density: The derivative of `cdf`.
         q: The probability.
-        lower, upper: A bracket.
+        lower, upper: A bracket of the solution.
         start: The first guess.
-        scale: What rounding is counted in, beside the value itself.
-        steps: The most of them.
+        scale: Scale of the rounding error, in addition to the value itself.
+        steps: Largest number of steps.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
     done = torch.zeros_like(value, dtype=torch.bool)
@@ -183,8 +184,8 @@ def solve_quantile(
         newton = value - excess / density(value)
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, 0.5 * (lower + upper))
-        # What is met to rounding cannot be met better; and what has converged stays, so that an entry does not depend on
-        # those beside it.
+        # An entry that is accurate up to rounding cannot improve. A converged entry stays fixed, so that the result for one
+        # entry does not depend on its neighbors.
         done = done | (excess.abs() <= tolerance)
         close = (step - value).abs() <= tolerance * (step.abs() + scale)
         value = torch.where(done, value, step)

@@ -16,32 +16,32 @@ from bayesify.predictive.families.base import LEGENDRE_NODES, LEGENDRE_WEIGHTS, 
 from bayesify.predictive.families.gaussian import normal_quantile
 
 TAIL_PROBABILITY = 1e-12
-"""Probability on either side beyond which a distribution's terms are left out of a sum."""
+"""Tail probability at which a sum over a distribution's terms stops."""
 MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
-"""Of a sum over all counts, and of a mean whose probability of 0 can be a start of it."""
+"""Largest number of terms of a sum over all counts, and largest mean for which the sum can start at the probability of 0."""
 
 
 class CountFamily(Family):
-    """Whole numbers of at least 0. In sums and searches the distribution function is continued between them."""
+    """Whole numbers of at least 0. Sums and searches interpolate the distribution function between them."""
 
     discrete = True
 
     @abstractmethod
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y) at whole numbers, and a smooth line between them."""
+        """P(Y <= y) at whole numbers, and a smooth interpolation between them."""
 
     def check_targets(self, y: Tensor) -> None:
-        """Raise `ValueError` for a target that is no count."""
+        """Raise `ValueError` for a target that is not a count."""
         super().check_targets(y)
         wrong = (y < 0) | (y != y.round() if y.is_floating_point() else y < 0)
         if bool(wrong.any()):
             raise ValueError(
-                f"targets hold {y[wrong][0].item()}; counts are whole numbers of at least 0, use likelihoods.StudentT() or "
+                f"targets hold {y[wrong][0].item()}, but counts are whole numbers of at least 0; use likelihoods.StudentT() or "
                 "likelihoods.Gaussian() for other numbers"
             )
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y), 0 below 0."""
+        """P(Y <= y); 0 for y below 0."""
         wide = widened(y).floor()
         found = self.smooth_cdf(wide.clamp_min(0), *(widened(part) for part in parameters))
         return torch.where(wide < 0, 0.0, found).to(parameters[0].dtype)
@@ -69,10 +69,10 @@ class CountFamily(Family):
         return found.to(parameters[0].dtype)
 
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\sum_k (F(k) - [k \ge y])^2$ of the mixture, but for a tail of 1e-12, where means are below 500: [B, O].
+        r"""$\sum_k (F(k) - [k \ge y])^2$ of the mixture, up to a tail of 1e-12, if all means are below 500: [B, O].
 
-        Else $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$, the range of the sum cut at the components' quantiles, and long pieces
-        integrated: to a relative 1e-4.
+        Otherwise it is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of this sum, and
+        long pieces are integrated, with a relative error of 1e-4.
         """
         wide, y = tuple(widened(part) for part in parameters), widened(y)
         if not self._few(*wide):
@@ -86,14 +86,14 @@ class CountFamily(Family):
         return (score + (y - k).clamp_min(0)).to(parameters[0].dtype)
 
     def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
-        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 where these are too many."""
+        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 if there are too many counts."""
         wide = tuple(widened(part) for part in parameters)
         if most > MAX_SUMMED_TERMS or not bool((self.moments(*wide)[0] <= MAX_SUMMED_MEAN).all()):
             return super().cumulated(most, *wide)
         return torch.stack(list(islice(self._cumulated(*wide), most + 1)), 1).clamp_max(1)
 
     def _few(self, *parameters: Tensor) -> bool:
-        """Whether counts can be gone through one by one from 0."""
+        """Whether counts are small enough to sum one by one from 0."""
         mean, variance = self.moments(*parameters)
         return bool((mean <= MAX_SUMMED_MEAN).all() & (mean + 40 * variance.sqrt() <= MAX_SUMMED_TERMS).all())
 
@@ -107,7 +107,7 @@ class CountFamily(Family):
             total = total + term.mean(0)
 
     def _bisected(self, q: float, *parameters: Tensor) -> Tensor:
-        """By bisection between Cantelli's bounds."""
+        """The q-quantile, by bisection between Cantelli's bounds."""
         mean, variance = self.moments(*parameters)
         center, std = mean.mean(0), (mean.var(0, unbiased=False) + variance.expand_as(mean).mean(0)).sqrt()
         lower = ((center - std * math.sqrt((1 - q) / q)).floor() - 1).clamp_min(-1)
@@ -119,7 +119,7 @@ class CountFamily(Family):
         return upper
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        r"""$\sum_k F(k) (1 - F(k))$: each count for itself in short pieces between `places`, integrals over long ones."""
+        r"""$\sum_k F(k) (1 - F(k))$: an exact sum over short pieces between `places`, and integrals over long pieces."""
         places = self.places(*parameters)
         left, width = places[:-1], places.diff(dim=0)
         short = width <= len(LEGENDRE_NODES)
@@ -134,7 +134,7 @@ class CountFamily(Family):
         return total
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Counts from 0 on, ever further apart, and around each component, by a gamma distribution with its moments."""
+        """Counts from 0 at growing distances, and quantiles of gamma distributions with the components' moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931
@@ -145,9 +145,9 @@ class CountFamily(Family):
         return in_order([*near, *((last + 1).pow(step / 64).floor() - 1 for step in range(65))])
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Refused: the mean says the variance."""
+        """Not available, because the mean determines the variance."""
         raise TypeError(
-            "a distribution of counts has no variance of its own to scale; calibrate its intervals by bayesify.conformal"
+            "a distribution of counts has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )
 
 
@@ -155,7 +155,7 @@ class PoissonFamily(CountFamily):
     """Poisson distributions, by the logarithm of the mean."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean twice."""
+        """The mean, which is also the variance."""
         mean = parameters[0].exp()
         return mean, mean
 
@@ -192,7 +192,7 @@ class NegativeBinomialFamily(CountFamily):
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\log \frac{\Gamma(y + r)}{\Gamma(r)\,y!} - r \log(1 + \alpha \mu) + y (\log \alpha \mu - \log(1 + \alpha \mu))$.
 
-        In float64: the gamma functions cancel.
+        It is computed in float64, because the gamma functions cancel.
         """
         log_mean, dispersion = (widened(part) for part in parameters)
         y, number = widened(y), 1 / dispersion

@@ -30,7 +30,7 @@ class GaussianFamily(Family):
         return normal_cdf((y - mean) / variance.sqrt())
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), exact where the probability itself would be 0."""
+        """log P(Y <= y), accurate even if the probability underflows to 0."""
         mean, variance = parameters
         found: Tensor = torch.special.log_ndtr((y - mean) / variance.sqrt())
         return found
@@ -49,7 +49,7 @@ class GaussianFamily(Family):
         r"""$\frac{1}{2S^2} \sum_{s,t} \mathbb{E}|Y_s - Y_t|$ in closed form (Grimit et al. 2006, eq. 5): [B, O]."""
         mean, variance = parameters[0], parameters[1].expand_as(parameters[0])
         total = torch.zeros_like(mean[0])
-        for m, v in zip(mean, variance, strict=True):  # one draw against all: memory stays that of the draws
+        for m, v in zip(mean, variance, strict=True):  # one draw against all draws, so that memory does not grow
             total += _absolute_gaussian(mean - m, variance + v).mean(0)
         return 0.5 * total / mean.shape[0]
 
@@ -65,12 +65,12 @@ def gaussian_log_density(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def normal_cdf(z: Tensor) -> Tensor:
-    """The standard normal distribution function; torch's own `ndtr` has no digits of its lower tail, and is 0 from -8.3 on."""
+    """The standard normal distribution function. Torch's own `ndtr` loses precision in the lower tail and is 0 below -8.3."""
     return 0.5 * torch.erfc(-z / math.sqrt(2))
 
 
 def normal_quantile(q: float) -> float:
-    """The standard normal distribution's quantile."""
+    """The q-quantile of the standard normal distribution."""
     return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
 
 

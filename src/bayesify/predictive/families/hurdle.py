@@ -1,4 +1,4 @@
-"""Amounts that are often exactly zero: an atom at 0, and a log-normal distribution above it."""
+"""Amounts that are often exactly zero: an atom at 0 and a log-normal distribution above 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HurdleFamily(Family):
         super().check_targets(y)
         if bool((y < 0).any()):
             raise ValueError(
-                f"targets hold {y[y < 0][0].item()}; amounts are at least 0, use likelihoods.StudentT() or "
+                f"targets hold {y[y < 0][0].item()}, but amounts are at least 0; use likelihoods.StudentT() or "
                 "likelihoods.HeteroscedasticGaussian() for other numbers"
             )
 
@@ -59,8 +59,9 @@ class HurdleFamily(Family):
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         r"""Quantiles of the mixture, [Q, B, O].
 
-        With $\bar\pi$ the mean probability of 0, a level $q > \bar\pi$ is the level $(q - \bar\pi) / (1 - \bar\pi)$ of a mixture of
-        Gaussians of log Y with the weights $(1 - \pi_s) / \sum_t (1 - \pi_t)$, whose quantile lies between those of its parts.
+        Let $\bar\pi$ be the mean probability of 0. A level $q > \bar\pi$ corresponds to the level
+        $(q - \bar\pi) / (1 - \bar\pi)$ of a mixture of Gaussians of log Y with weights $(1 - \pi_s) / \sum_t (1 - \pi_t)$. The
+        mixture's quantile lies between the quantiles of its components.
         """
         location, variance, logit = torch.broadcast_tensors(*(widened(part) for part in parameters))
         std, positive = variance.sqrt(), torch.sigmoid(-logit)
@@ -91,15 +92,15 @@ class HurdleFamily(Family):
         return torch.sigmoid(logit) * y.abs() + torch.sigmoid(-logit) * above
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Zero, and quantiles of the amounts above it."""
+        """Zero, and quantiles of the positive amounts."""
         location, std = torch.broadcast_tensors(parameters[0], parameters[1].sqrt())
         above = [(location + normal_quantile(level) * std).exp() for level in self.node_levels()]
         return torch.cat((torch.zeros_like(location[:1]), in_order(above)))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Refused: with an atom, no parameter scales the variance alone."""
+        """Not available, because with an atom no parameter scales the variance alone."""
         raise TypeError(
-            "a distribution with an atom at 0 has no variance of its own to scale; calibrate its intervals by bayesify.conformal"
+            "a distribution with an atom at 0 has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )
 
 

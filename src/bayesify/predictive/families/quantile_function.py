@@ -12,14 +12,15 @@ from bayesify.predictive.families.base import Family
 
 
 class QuantileFunction(Family):
-    r"""The distribution whose quantile function is a line between given quantiles and a logarithm beyond them.
+    r"""The distribution whose quantile function is linear between given quantiles and logarithmic beyond them.
 
-    Parameters: one tensor of quantiles $q_1 < \dots < q_K$, [..., K], at fixed levels $l_k$. Between two of them the density is
-    constant, $(l_{k+1} - l_k) / (q_{k+1} - q_k)$. Beyond the first and the last the tails are exponential through the two outermost
-    quantiles: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$, $b = (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
+    The parameter is one tensor of quantiles $q_1 < \dots < q_K$, [..., K], at fixed levels $l_k$. Between two neighboring
+    quantiles the density is constant, $(l_{k+1} - l_k) / (q_{k+1} - q_k)$. Beyond the first and the last quantile the tails are
+    exponential and pass through the two outermost quantiles: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$ with
+    $b = (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
 
     Args:
-        levels: $l_1 < \dots < l_K$, strictly between 0 and 1.
+        levels: Levels $l_1 < \dots < l_K$, strictly between 0 and 1.
     """
 
     def __init__(self, levels: Sequence[float]) -> None:
@@ -61,7 +62,7 @@ class QuantileFunction(Family):
         return torch.where(place == 0, low, torch.where(place == knots.shape[-1], high, between))
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y), a line between the quantiles."""
+        """P(Y <= y), linear between the quantiles."""
         (knots,) = parameters
         left, right = self._tails(knots)
         share = ((y.unsqueeze(-1) - knots[..., :-1]) / _widths(knots)).clamp(0, 1)
@@ -70,7 +71,7 @@ class QuantileFunction(Family):
         return low + (share * self._levels(knots).diff()).sum(-1) + high
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), a line in the lower tail."""
+        """log P(Y <= y), linear in the lower tail."""
         (knots,) = parameters
         low = math.log(self.levels[0]) + (y - knots[..., 0]) / self._tails(knots)[0]
         return torch.where(y < knots[..., 0], low, self.cdf(y, knots).log())
@@ -88,7 +89,7 @@ class QuantileFunction(Family):
         return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """E|Y - y|, piece by piece, exact."""
+        """E|Y - y|, exact, summed over the pieces."""
         (knots,) = parameters
         left, right = self._tails(knots)
         start, end = knots[..., :-1], knots[..., 1:]
@@ -101,7 +102,7 @@ class QuantileFunction(Family):
         return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        """As for every family; exact for one component."""
+        """See `Family.half_spread`; exact for one component."""
         (knots,) = parameters
         if len(knots) > 1:
             return super().half_spread(*parameters)
@@ -113,24 +114,27 @@ class QuantileFunction(Family):
         return middle + left * (low - low**2 / 2) + right * (high - high**2 / 2)
 
     def node_levels(self) -> list[float]:
-        """The levels themselves, between which the integrand is a parabola, and some in the tails."""
+        """The levels, between which the integrand is a parabola, and additional levels in the tails."""
         steps = [math.exp(-step) for step in (0.5, 1, 1.5, 2, 3, 4, 5, 7, 9, 12, 16, 20, 25)]
         low, high = self.levels[0], 1 - self.levels[-1]
         return [*(low * step for step in steps), *self.levels, *(1 - high * step for step in steps)]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Quantiles moved from, or to, the mean."""
+        """Quantiles moved away from the mean, or towards it."""
         (knots,) = parameters
         mean = self.moments(knots)[0].unsqueeze(-1)
         return (mean + factor**0.5 * (knots - mean),)
 
 
 def _widths(knots: Tensor) -> Tensor:
-    """Distances of the quantiles, which may coincide where others clip them."""
+    """Positive distances between the quantiles, which may coincide after clipping."""
     return knots.diff(dim=-1).clamp_min(torch.finfo(knots.dtype).tiny)
 
 
 def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:
-    """E|X - y| for an exponential tail that starts at a gap from y and leads away from it; inside the tail the gap is negative."""
+    """E|X - y| for an exponential tail that starts at a distance `gap` from y and leads away from y.
+
+    The gap is negative if y lies inside the tail.
+    """
     inside = (-gap).clamp_min(0)
     return gap.clamp_min(0) + scale + torch.where(gap < 0, inside + 2 * scale * torch.expm1(-inside / scale), 0.0)

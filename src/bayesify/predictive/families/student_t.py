@@ -15,7 +15,7 @@ from bayesify.predictive.families.base import Family, in_order, solve_quantile
 from bayesify.predictive.families.gaussian import normal_quantile
 
 TABLE_SIZE, TABLE_REACH = 8193, 36.0
-"""Entries of the table of a distribution function, and how far it goes in asinh t."""
+"""Number of entries of the table of a distribution function, and its largest asinh t."""
 
 
 class StudentTFamily(Family):
@@ -33,22 +33,22 @@ class StudentTFamily(Family):
         return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, on the left of the location.
+        r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, to the left of the location.
 
-        Of many values at once it is read from a table, to 1e-10.
+        For many values at once it is read from a table, with an error of 1e-10.
         """
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), never from the table, whose error is absolute."""
+        """log P(Y <= y). It is never read from the table, because the table's error is absolute."""
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Of several probabilities, found between the normal quantiles and those of two degrees: [Q, S, B, O]."""
+        """Quantiles at several probabilities, [Q, S, B, O], between the quantiles for infinite and for two degrees of freedom."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
         ends = torch.stack(
@@ -69,7 +69,7 @@ class StudentTFamily(Family):
         return location + square.sqrt() * found.to(location.dtype)
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """As for every family, with quantiles that need not be exact."""
+        """See `Family.places`. Approximate quantiles are sufficient here."""
         location, square, degrees = parameters
         scale = square.sqrt()
         return in_order([location + scale * _near_quantile(q, degrees) for q in self.node_levels()])
@@ -127,14 +127,14 @@ def _exact_cdf(t: Tensor, degrees: Tensor) -> Tensor:
 
 
 def _near_quantile(q: float, degrees: Tensor) -> Tensor:
-    """About the standard quantile (Wallace 1959)."""
+    """Approximation of the standard quantile (Wallace 1959)."""
     z = normal_quantile(q)
     grown = torch.expm1(z**2 * (degrees - 5 / 6) / (degrees - 2 / 3 + 0.1 / degrees).square())
     return math.copysign(1, z) * (degrees * grown).sqrt()
 
 
 def _two_degrees(q: float) -> float:
-    """Quantile of the t distribution with two degrees of freedom: further out than that of more."""
+    """Quantile of the t distribution with two degrees of freedom, which is further out than with more degrees."""
     return (2 * q - 1) / math.sqrt(2 * q * (1 - q))
 
 
