@@ -16,8 +16,8 @@ JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Lower factors [..., n, n], and whether the factorization failed [...]: not positive definite, or not finite.
 
-    It depends on the machine's LAPACK whether a factorization reports NaN or infinity. Unreported ones appear in the factor's
-    diagonal, which is checked here.
+    It depends on the machine's LAPACK whether a factorization reports NaN or infinity. If it does not, they appear in the
+    factor's diagonal, which is checked here.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor, (failed > 0) | ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)

@@ -248,7 +248,7 @@ def _table() -> tuple[Any, Any]:
     right = (low + 2**16).view(np.float32).astype(np.float64)
     middle = (left + right) / 2
     slope = np.where(used, (_quantile(right) - _quantile(left)) / (right - left), 0.0)
-    # Shift the chord by two thirds of its error in the middle, so that the line and the function have equal means on the piece.
+    # The chord is shifted by two thirds of its error in the middle, which gives it the mean of the function on the piece.
     sag = (_quantile(left) + _quantile(right)) / 2 - _quantile(middle)
     start = _quantile(left) - slope * left - np.where(used, sag * 2 / 3, 0.0)
     return start.astype(np.float32), slope.astype(np.float32)
