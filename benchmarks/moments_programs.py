@@ -500,7 +500,7 @@ def check(seed: int, stages: tuple[int, ...] = STAGES) -> dict[str, Any]:
     try:
         found = bnn.predict(x, method="moments")
     except ValueError as refusal:
-        if "method='moments' cannot" not in str(refusal):
+        if "method='moments' does not support" not in str(refusal):
             raise
         return row | {"reason": str(refusal)}
     for count in stages:
@@ -554,7 +554,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(text: str) -> str:
-    found = re.sub(r"^.*cannot pass [^:]*: ", "", text).removesuffix("; use method='draws'")
+    found = re.sub(r"^.*(?:cannot pass|does not support) [^:]*: ", "", text).removesuffix("; use method='draws'")
     return re.sub(r"layers\.\S+ is used", "a weight is used", re.sub(r"\d+(\.\d+)?", "n", found))
 
 

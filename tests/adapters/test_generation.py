@@ -122,7 +122,7 @@ def test_laplace_writes_too():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="give temperature= to draw tokens"):
+    with pytest.raises(ValueError, match="give temperature= to sample tokens"):
         generate(by_hand(), prompts(), num_beams=2)
     with pytest.raises(ValueError, match="has no method generate"):
         generate(bayesify.bayesianize(nn.Linear(2, 2), "mean_field"), torch.zeros(2, 2))

@@ -221,7 +221,7 @@ def test_vectors_alone_can_vary():
 def test_mistakes_name_the_remedy():
     with pytest.raises(ValueError, match="give a list, each entry a string"):
         bayesianize_lora(network(), names="*lora_*")
-    with pytest.raises(ValueError, match="give a tuple of globs"):
+    with pytest.raises(ValueError, match="give a tuple of glob patterns"):
         bayesianize_lora(network(), names=())
     with pytest.raises(ValueError, match=r"no weight of Linear is called \*lora_\*.*pip install 'bayesify\[lora\]'"):
         bayesianize_lora(nn.Linear(2, 2))

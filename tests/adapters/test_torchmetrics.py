@@ -99,14 +99,14 @@ def test_metrics_reset_and_pickle():
         (
             lambda: RMSE().update(prediction(Categorical()), LABELS),
             TypeError,
-            "RMSE: prediction=ClassificationPredictive; give one of a regression",
+            "RMSE: prediction=ClassificationPredictive; give a prediction of numbers",
         ),
         (
             lambda: Accuracy().update(prediction(Gaussian().double()), VALUES),
             TypeError,
-            "Accuracy: prediction=RegressionPredictive; give one of classes",
+            "Accuracy: prediction=RegressionPredictive; give a prediction of classes",
         ),
-        (lambda: Accuracy().update(F[0], LABELS), ValueError, "does not hold class probabilities"),
+        (lambda: Accuracy().update(F[0], LABELS), ValueError, "does not contain class probabilities"),
         (lambda: Coverage(1.0), ValueError, "Coverage: level=1.0"),
         (lambda: CalibrationError(0), ValueError, "num_bins=0; give an integer of at least 1"),
         (lambda: collection("ranking"), ValueError, "task='ranking'; give"),

@@ -419,7 +419,7 @@ def test_bad_calls_are_named() -> None:
         gp.fit((X, Y), epochs=1, map_epochs=1, progress=False)
     with torch.no_grad():
         gp.layers[0].kernel.raw_lengthscale.fill_(math.nan)  # type: ignore[union-attr, operator]
-    with pytest.raises(ValueError, match=r"raw_lengthscale holds NaN .* lower the learning rate"):
+    with pytest.raises(ValueError, match=r"raw_lengthscale contains NaN .* lower the learning rate"):
         gp.elbo(X, Y, num_data=5)
 
 
@@ -443,7 +443,7 @@ def test_a_broken_parameter_is_named_whatever_lapack_notices(
     monkeypatch.setattr(torch.linalg, "cholesky_ex", cholesky_ex)
     for call in (lambda: gp.elbo(X, Y, num_data=5), lambda: gp.predict(X), gp.kl):
         with pytest.raises(
-            ValueError, match=r"DeepGP: layers\.1\.kernel\.raw_amplitude holds NaN .* lower the learning rate"
+            ValueError, match=r"DeepGP: layers\.1\.kernel\.raw_amplitude contains NaN .* lower the learning rate"
         ):
             call()
 

@@ -347,7 +347,7 @@ def test_covariance_without_full_rank() -> None:
     x = torch.randn(3, 2, dtype=torch.float64)
     twice = torch.cat((x, x[:1]))
     space = FunctionSpaceVI(bnn, covariance="full", prior_variance=2.0)
-    with pytest.warns(UserWarning, match="not of full rank"):
+    with pytest.warns(UserWarning, match="does not have full rank"):
         assert torch.isfinite(space.function_kl(twice))
     with pytest.raises(ValueError, match=r"20 function values from 18 weights.*jitter="):
         FunctionSpaceVI(bnn, covariance="joint").function_kl(torch.randn(10, 2, dtype=torch.float64))

@@ -100,9 +100,9 @@ class TestContexts:
             Box(0.0, 1.0, 0)
         with pytest.raises(ValueError, match="finite"):
             Box(0.0, float("inf"), 3)
-        with pytest.raises(ValueError, match="one shape"):
+        with pytest.raises(ValueError, match="the same shape"):
             Box(torch.zeros(2), torch.ones(3), 5)
-        with pytest.raises(ValueError, match=r"ends have shape \[2\], inputs \[3\]"):
+        with pytest.raises(ValueError, match=r"low and high have shape \[2\], but inputs have \[3\]"):
             Box(torch.zeros(2), torch.ones(2), 5).draw(X)
         with pytest.raises(ValueError, match="std=0"):
             NoisyContext(X, 0.0)
@@ -168,7 +168,7 @@ class TestBadInput:
             FunctionSpaceVI(network()).predict(X, method="laplace")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="kernel"):
             GaussianProcess(1.0)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"the kernel gives \[3\]"):
+        with pytest.raises(ValueError, match=r"the kernel returns \[3\]"):
             FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: a[0])).function_kl(X)
         with pytest.raises(ValueError, match="std=-1"):
             NeuralTangent(std=-1.0)
@@ -327,13 +327,16 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
         (lambda: FunctionSpaceVI(network(), memory="much"), "memory='much'"),
         (lambda: FunctionSpaceVI(network()).function_moments(X, "banana"), "covariance='banana'"),  # type: ignore[arg-type]
         (lambda: FunctionSpaceVI(network()).function_kl(X[:0]), "the batch is empty"),
-        (lambda: FunctionSpaceVI(network()).predict(X, method="linearized", chunk=3), "chunk is for method='draws'"),
+        (
+            lambda: FunctionSpaceVI(network()).predict(X, method="linearized", chunk=3),
+            "chunk applies only to method='draws'",
+        ),
         (lambda: Mixture(Box(0.0, 1.0), X), "Tensor is not a Context"),  # type: ignore[arg-type]
         (lambda: Box.around(X, widths=-1.0), "widths=-1.0"),
         (lambda: NoisyContext(Y, 0.5, 3).draw(Y), "to which no noise can be added"),
         (
             lambda: FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: -torch.eye(len(a)))).function_kl(X),
-            "the kernel gives a variance of 0 or below",
+            "the kernel returns a variance of 0 or below",
         ),
         (
             lambda: FunctionSpaceVI(

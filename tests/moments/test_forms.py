@@ -226,7 +226,11 @@ def _split_heads(h: Tensor) -> Tensor:
 
 
 REFUSED = {
-    "attention weights": (_weights_of, lambda: nn.MultiheadAttention(8, 2, batch_first=True), "weights of attention"),
+    "attention weights": (
+        _weights_of,
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+        "function of the attention weights",
+    ),
     "attention weights alone": (
         lambda x, layer: layer(x, x, x)[1],
         lambda: nn.MultiheadAttention(8, 2, batch_first=True),
@@ -254,7 +258,7 @@ REFUSED = {
     "many outputs that meet themselves": (
         lambda x, layer: (lambda h: h[:, :, 1:] - h[:, :, :-1])(layer(x.repeat(1, 1, 20))),
         lambda: nn.Conv1d(5, 8, 3),
-        "meet themselves",
+        "combined with themselves",
     ),
 }
 
@@ -264,7 +268,7 @@ def test_refusals_name_what_and_the_remedy(name: str) -> None:
     function, layer, words = REFUSED[name]
     torch.manual_seed(0)
     bnn = bayesian(Net(function, layer=layer()))
-    with pytest.raises(ValueError, match=rf"method='moments' cannot pass .*{words}.*; use method='draws'"):
+    with pytest.raises(ValueError, match=rf"method='moments' does not support .*{words}.*; use method='draws'"):
         bnn.predict(torch.randn(3, 5, 8), method="moments")
 
 

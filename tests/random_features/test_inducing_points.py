@@ -109,7 +109,7 @@ def test_is_stored_as_a_module(tmp_path):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"inducing inputs of shape \(3,\); give \[M, D\]"):
+    with pytest.raises(ValueError, match=r"inducing inputs have shape \(3,\); give \[M, D\]"):
         InducingPointGP(torch.zeros(3))
     with pytest.raises(ValueError, match="covariance='low-rank'; give 'diagonal' or 'full'"):
         InducingPointGP(torch.zeros(3, 2), "low-rank")

@@ -166,7 +166,7 @@ def test_compile() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match=r"is 12, not a power of two; pad .* to 16 .*WalshHadamard pads by itself"):
+    with pytest.raises(ValueError, match=r"is 12, not a power of two; pad .* to 16 .*WalshHadamard pads automatically"):
         hadamard(torch.randn(2, 12))
     with pytest.raises(ValueError, match=r"is 0, not a power of two"):
         hadamard(torch.randn(2, 0))

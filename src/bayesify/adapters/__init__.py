@@ -1,6 +1,6 @@
-"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, peft, torchmetrics, ArviZ, ONNX, BoTorch.
+"""Bridges to other libraries: Lightning, transformers, peft, torchmetrics, ArviZ, ONNX, BoTorch.
 
-Asking for a name loads the package that it is for, and says which extra brings it where it is not installed.
+Each library is imported when one of its names is first used. If it is not installed, the error names the extra to install.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ _HOMES = {
     "export_onnx": "onnx",
     "BoTorchModel": "botorch",
 }
-"""The file that each name is in."""
+"""The module that defines each name."""
 
 __all__ = list(_HOMES)
 

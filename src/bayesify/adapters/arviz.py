@@ -29,38 +29,39 @@ def to_inference_data(
     output: str | int | None = None,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Draws of the weights, and what they say of data, as an `arviz.InferenceData`.
+    """Draws of the weights, and their predictions of data, as an `arviz.InferenceData`.
 
-    Groups: `posterior`, one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. With `x`:
-    `posterior_predictive`, the network's outputs `outputs` [chain, draw, B, ...]. With `y` too: `observed_data`, and
-    `log_likelihood`, `y` [chain, draw, B], from which `arviz.loo` estimates the predictive density of unseen data.
+    The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. With `x`, the
+    group `posterior_predictive` has the network's outputs as `outputs` [chain, draw, B, ...]. With `y` too, there are the groups
+    `observed_data` and `log_likelihood`, with `y` [chain, draw, B], from which `arviz.loo` estimates the predictive density of
+    unseen data.
 
     Args:
-        model: Something with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of one length.
-        num_draws: Draws of each chain; all, or what the model draws by default, by default.
+        model: A model with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of the same length.
+        num_draws: Number of draws per chain; by default all draws, or the model's default number.
         x: Inputs, as `predict` takes them.
-        y: Their targets.
-        likelihood: p(y | outputs), where the model has none.
-        output: Which of several outputs; see `bayesianize`.
+        y: Targets of the inputs.
+        likelihood: p(y | outputs), if the model has no likelihood.
+        output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 
     Raises:
-        ImportError: If arviz is missing.
+        ImportError: If arviz is not installed.
         TypeError: If the model cannot draw.
-        ValueError: If chains differ in length or weights, `y` comes without `x`, or there is no likelihood for it.
+        ValueError: If chains differ in length or weights, `y` is given without `x`, or `y` is given and there is no likelihood.
     """
     arviz = load("arviz", extra="arviz", owner="to_inference_data")
     if y is not None and x is None:
-        raise ValueError("to_inference_data: targets without inputs; give x too")
+        raise ValueError("to_inference_data: y is given without x; give x too")
     models = list(model) if isinstance(model, Sequence) and not isinstance(model, Draws) else [model]
     if not models:
-        raise ValueError("to_inference_data: model holds no chains; give at least one")
+        raise ValueError("to_inference_data: model is an empty sequence of chains; give at least one chain")
     chains = [fixed_draws(each, num_draws, generator, "to_inference_data") for each in models]
     for index, chain in enumerate(chains):
         if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():
             raise ValueError(
-                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, the first "
-                f"{len(chains[0])} of {len(chains[0].weights)}; give chains of one length and one network, or num_draws"
+                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first has "
+                f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same length and network, or num_draws"
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:
@@ -77,6 +78,6 @@ def to_inference_data(
 
 
 def _together(chains: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
-    """Each variable as [chain, draw, ...]; numpy has no bfloat16."""
+    """Each variable as [chain, draw, ...]; bfloat16 becomes float32, because numpy lacks it."""
     joined = {name: torch.stack([chain[name] for chain in chains]).detach().cpu() for name in chains[0]}
     return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in joined.items()}

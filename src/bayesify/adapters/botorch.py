@@ -1,4 +1,4 @@
-"""BoTorch: a predictor with draws as a `botorch` model, for Bayesian optimization."""
+"""A predictor with draws as a BoTorch model, for Bayesian optimization."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _Deterministic: Any = _load("botorch.models.deterministic").GenericDeterministic
 _Ensemble: Any = _load("botorch.posteriors.ensemble").EnsemblePosterior
 _Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
 _GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
-_load("torch._decomp.decompositions_for_jvp")  # which torch would load with the first derivative, and with a warning
+_load("torch._decomp.decompositions_for_jvp")  # otherwise torch loads it at the first derivative, with a warning
 
 DEFAULT_NUM_DRAWS = 128
-"""Functions of a model whose draws cannot be counted."""
+"""Number of functions for a model with infinitely many draws."""
 
 
 class DrawsPosterior(_Ensemble):
-    """Values of S functions at q points, [*b, S, q, O]: the empirical distribution of the draws.
+    """Empirical distribution of the draws: values of S functions at q points, [*b, S, q, O].
 
-    Mean and variance are over draws, so that analytic acquisition functions use the Gaussian with these moments.
+    Mean and variance are taken over draws, so that analytic acquisition functions use the Gaussian with these moments.
     """
 
 
 class DrawSampler(_Sampler):
-    """The draws in their order, sample i is draw i mod S: all points, batches and calls see the same functions.
+    """Sampler that takes the draws in order: sample i is draw i mod S, the same function for all points, batches and calls.
 
-    With a multiple of S samples an average over samples is that over draws, without noise. botorch's `IndexSampler` takes
-    draws at random, with repetition, and others for each batch.
+    With a multiple of S samples, an average over samples equals the average over draws, without noise. BoTorch's `IndexSampler`
+    takes draws at random, with repetition, and takes different draws for each batch.
     """
 
     def _construct_base_samples(self, posterior: Any) -> None:
@@ -67,30 +67,30 @@ _GetSampler.register(DrawsPosterior)(_draw_sampler)
 
 
 class BoTorchModel(_Model):
-    r"""Functions from a posterior as a `botorch.models.model.Model`: the same S functions for every input.
+    r"""Functions drawn from a posterior as a `botorch.models.model.Model`, with the same S functions for every input.
 
-    The value of a function at x is the mean of y under the likelihood given that draw's outputs, in the targets' units:
-    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable by x, and
-    computed in float64, whatever the network was trained in. Of a `Laplace` they are those of its predictions: the linearized
-    network $f(x; w^*) + J(x) (w_s - w^*)$.
+    The value of a function at x is the mean of y under the likelihood given the draw's outputs, in the targets' units:
+    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable with respect to
+    x, and computed in float64, whatever the network's type. For a `Laplace`, the functions are those of its predictions, the
+    linearized network $f(x; w^*) + J(x) (w_s - w^*)$.
 
     Args:
-        model: What can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, `FixedDraws` of a chain; or `Draws`.
-        num_draws: S; by default all where they can be counted, else 128.
-        inputs: From the points of the search to inputs of the network, differentiable, such as botorch's `Normalize`.
-        targets: Where the network was trained on a transform of the targets: that transform.
-        data: Points [N, D] and targets [N, O] that the model was trained on; for `condition_on_observations`.
-        num_outputs: O; that of `data` by default, 1 without.
-        likelihood: Of numbers; the model's by default. For `Draws` outputs are values.
-        output: Which of several outputs of the network; see `bayesianize`.
+        model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
+        num_draws: Number of draws S; by default all draws if their number is finite, otherwise 128.
+        inputs: Differentiable function from points of the search to inputs of the network, such as BoTorch's `Normalize`.
+        targets: Transform of the targets with which the network was trained, if any.
+        data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
+        num_outputs: Number of outputs O; by default that of `data`, or 1 without `data`.
+        likelihood: Likelihood of numbers; the model's by default. For `Draws` without a likelihood, outputs are values.
+        output: Name or index of the network's output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 
     Attributes:
-        draws: The functions.
+        draws: The draws that define the functions.
 
     Raises:
-        TypeError: If the model cannot draw, or its likelihood is not of numbers.
-        ValueError: If `data` do not fit.
+        TypeError: If the model cannot draw, or its likelihood is not one of numbers.
+        ValueError: If the shapes of `data` do not fit.
     """
 
     @checked
@@ -115,8 +115,8 @@ class BoTorchModel(_Model):
             )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
-            raise ValueError(f"BoTorchModel: data of shapes {shapes}; give points [N, D] and targets [N, O]")
-        self._model: list[Drawable | Draws] = [model]  # lists: not submodules
+            raise ValueError(f"BoTorchModel: data have shapes {shapes}; give points [N, D] and targets [N, O]")
+        self._model: list[Drawable | Draws] = [model]  # in lists, so that they are not submodules
         self._law = [law and copy.deepcopy(law).requires_grad_(False)]
         self._data, self._inputs, self._targets = data, inputs, targets
         self._output, self._given = output_of(model, output), (num_draws, likelihood)
@@ -125,16 +125,16 @@ class BoTorchModel(_Model):
 
     @property
     def num_outputs(self) -> int:
-        """O."""
+        """Number of outputs O."""
         return self._num_outputs
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Empty: one model."""
+        """Empty, because this is a single model."""
         return torch.Size()
 
     def sampler(self) -> DrawSampler:
-        """A sampler that takes each draw once: what Monte Carlo acquisition functions need, and no more."""
+        """A sampler that takes each draw once, for Monte Carlo acquisition functions."""
         return DrawSampler(sample_shape=torch.Size([len(self.draws)]))
 
     def posterior(
@@ -144,32 +144,34 @@ class BoTorchModel(_Model):
         observation_noise: bool = False,
         posterior_transform: Any = None,
     ) -> Any:
-        """The draws at points, jointly.
+        """The joint distribution of the functions at points.
 
         Args:
-            X: [*b, q, D].
-            output_indices: Which of the outputs; all by default.
-            observation_noise: Whether to add the likelihood's noise to each draw, the same in every call and batch.
-            posterior_transform: Of botorch.
+            X: Points, [*b, q, D].
+            output_indices: Indices of the outputs; all by default.
+            observation_noise: Whether to add the likelihood's noise to each draw. The noise is the same in every call and batch.
+            posterior_transform: A posterior transform of BoTorch.
 
         Returns:
             A `DrawsPosterior` over [*b, q, O].
 
         Raises:
-            TypeError: If the noise is a tensor.
-            ValueError: If points are no [*b, q, D].
+            TypeError: If `observation_noise` is a tensor.
+            ValueError: If the points are not [*b, q, D].
         """
         if not isinstance(observation_noise, bool):
-            raise TypeError("BoTorchModel: observation_noise is a tensor; give true for the likelihood's own noise")
+            raise TypeError(
+                "BoTorchModel: observation_noise is not True or False; give True to add the likelihood's own noise"
+            )
         if X.ndim < 2:
-            raise ValueError(f"BoTorchModel: points {tuple(X.shape)}; give [*b, q, D], of one point x.unsqueeze(0)")
+            raise ValueError(f"BoTorchModel: points {tuple(X.shape)}; give [*b, q, D], or x.unsqueeze(0) for one point")
         values = self._values(self.draws, X, observation_noise)
         values = values if output_indices is None else values[..., output_indices]
         found = DrawsPosterior(values)
         return found if posterior_transform is None else posterior_transform(found)
 
     def _values(self, draws: Draws, X: Tensor, noisy: bool = False) -> Tensor:
-        """[*b, S, q, O]."""
+        """Values of the functions at points, [*b, S, q, O]."""
         outputs = self._run(draws, self._rows(X).double()).to(X.dtype)
         outputs = outputs if outputs.ndim > 2 else outputs.unsqueeze(-1)  # [S, b q, K O]
         law, values = self._law[0], outputs
@@ -209,13 +211,13 @@ class BoTorchModel(_Model):
         return points.reshape(-1, points.shape[-1])
 
     def thompson_path(self, generator: torch.Generator | None = None) -> Any:
-        """One function from the posterior, for Thompson sampling: a deterministic botorch model that an optimizer can climb.
+        """One function from the posterior as a deterministic BoTorch model, for Thompson sampling.
 
         Args:
             generator: Source of randomness.
 
         Returns:
-            A `GenericDeterministicModel`: a fresh draw of the model, or one of the given `Draws`.
+            A `GenericDeterministicModel` of a fresh draw, or of an existing draw if the number of draws is finite.
         """
         model = self._model[0]
         if isinstance(model, Drawable) and model.num_distinct_draws is None:
@@ -229,30 +231,32 @@ class BoTorchModel(_Model):
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, *, epochs: int = 100, learning_rate: float = 1e-3, seed: int = 0, **options: Any
     ) -> BoTorchModel:
-        """The model after a few more steps of training, from where it stands, on its data and new ones.
+        """The model after a few more steps of training on its data and new data.
 
         Args:
             X: New points, [N', D].
-            Y: Their targets, [N', O].
-            epochs: Steps, each on all data.
+            Y: Targets of the new points, [N', O].
+            epochs: Number of steps, each on all data.
             learning_rate: Learning rate of the steps.
             seed: Seed of the steps.
-            options: More options of `fit`.
+            options: Further arguments of `fit`.
 
         Returns:
-            A new model over a copy of the predictor; this one stays as it is.
+            A new model over a copy of the predictor; this model does not change.
 
         Raises:
-            TypeError: If what draws cannot be trained.
-            ValueError: If the model does not have its training data, or points and targets are no [N, D] and [N, O].
+            TypeError: If the predictor cannot be trained.
+            ValueError: If the training data are unknown, or points and targets are not [N, D] and [N, O].
         """
         model = self._model[0]
         if not isinstance(model, Trainable):
             raise TypeError(
-                f"BoTorchModel: {type(model).__name__} cannot be trained further; fit one to all data, and make a new BoTorchModel"
+                f"BoTorchModel: {type(model).__name__} cannot be trained further; fit a new predictor to all data"
             )
         if self._data is None:
-            raise ValueError("BoTorchModel: training data are not known; give data=(X, Y) when you make it")
+            raise ValueError(
+                "BoTorchModel: the training data are unknown; give data=(X, Y) when you create the BoTorchModel"
+            )
         if not (X.ndim == Y.ndim == 2 and len(X) == len(Y)):
             raise ValueError(
                 f"BoTorchModel: points {tuple(X.shape)} and targets {tuple(Y.shape)}; give one set [N, D] and [N, O] at a time"
@@ -276,7 +280,7 @@ class BoTorchModel(_Model):
 
 
 def _precise(draws: Draws) -> Draws:
-    """Detached draws as the same functions in evaluation mode and float64: line searches fail on float32's rounding."""
+    """Detached draws as the same functions in evaluation mode and in float64, because line searches fail on float32 rounding."""
 
     def widen(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.double() if value.is_floating_point() else value for name, value in values.items()}

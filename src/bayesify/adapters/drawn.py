@@ -1,4 +1,4 @@
-"""A fixed set of draws from anything that can draw."""
+"""A fixed set of draws from any model that can draw."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bayesify.predictor import Drawable, Predictor
 def fixed_draws(
     model: Drawable | Draws, num_draws: int | None, generator: torch.Generator | None, owner: str, default: int = 1
 ) -> Draws:
-    """Draws of a model, materialized and cut off from its parameters and from later training.
+    """Draws of a model, materialized and detached, so that later training does not change them.
 
     Args:
-        model: Draws already, or what can draw: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...
-        num_draws: S; by default all of them where they can be counted.
+        model: `Draws`, or a model that can draw: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...
+        num_draws: Number of draws S; by default all draws, if their number is finite.
         generator: Source of randomness.
-        owner: Who asks, for messages.
-        default: S where draws cannot be counted.
+        owner: Name of the caller, for error messages.
+        default: Number of draws for a model with infinitely many.
 
     Raises:
         TypeError: If the model cannot draw.
-        ValueError: If there are fewer draws than asked for.
+        ValueError: If there are fewer than `num_draws` draws.
     """
     if isinstance(model, Draws):
         if num_draws is not None and not 1 <= num_draws <= len(model):
@@ -37,16 +37,16 @@ def fixed_draws(
 
 
 def check_draws(model: object, owner: str) -> None:
-    """A `TypeError` for what cannot draw."""
+    """Raise `TypeError` for a model that cannot draw."""
     if not isinstance(model, Drawable | Draws):
         raise TypeError(f"{owner}: model={shown(model)} has no draws; give a BayesianNetwork, a Laplace, or Draws")
 
 
 def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likelihood:
-    """The given likelihood, else the model's.
+    """The given likelihood, or otherwise the model's.
 
     Raises:
-        ValueError: If there is neither.
+        ValueError: If there is none.
     """
     found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
@@ -55,5 +55,5 @@ def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likeli
 
 
 def output_of(model: object, given: str | int | None) -> str | int | None:
-    """The given choice among several outputs, else the model's."""
+    """The given choice among several outputs, or otherwise the model's."""
     return model.output if given is None and isinstance(model, Predictor) else given

@@ -1,4 +1,4 @@
-"""The packages that adapters stand on, imported with an error that names the extra."""
+"""Import of optional packages, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def load(module: str, *, extra: str, owner: str) -> Any:
-    """A module of another package.
+    """Import a module of an optional package.
 
-    What the package itself announces or deprecates while it loads is not shown: the caller can do nothing about it.
+    Warnings of the package during the import are hidden, because the caller can do nothing about them.
 
     Args:
-        module: Its dotted name.
-        extra: The extra of bayesify that brings the package.
-        owner: What needs it, for the message.
+        module: Dotted name of the module.
+        extra: Extra of bayesify that installs the package.
+        owner: Name of the class or function that needs the package, for the error message.
 
     Raises:
-        ImportError: If it is not installed.
+        ImportError: If the package is not installed.
     """
     try:
         with warnings.catch_warnings():

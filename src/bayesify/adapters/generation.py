@@ -1,4 +1,4 @@
-"""Text from draws: a language model's `generate`, with all draws in one batch."""
+"""Text generation with draws of a language model, all in one batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bayesify.running.row_draws import as_rows
 
 @dataclass(frozen=True)
 class Generation:
-    """Text that draws have written.
+    """Text that draws have generated.
 
     Args:
-        tokens: The prompt and what follows: [B, T], or [S, B, T] where each draw writes for itself.
-        log_probs: Log-probability of each new token given those before it: [..., new]; 0 after the end of a text. Their sum is the
-            log-probability of the continuation, `predict(...).log_prob(...)` of its tokens.
-        mutual_information: What the draws disagree about at each new token, in nats: [B, new]; 0 where each writes for itself.
+        tokens: Prompt and continuation: [B, T], or [S, B, T] if each draw writes its own text.
+        log_probs: Log-probability of each new token given the previous tokens: [..., new]; 0 after the end of a text. The sum is
+            the log-probability of the continuation, equal to `predict(...).log_prob(...)` of its tokens.
+        mutual_information: Disagreement of the draws at each new token, in nats: [B, new]; 0 if each draw writes its own text.
     """
 
     tokens: Tensor
@@ -43,41 +43,41 @@ def generate(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Generation:
-    r"""Continue prompts with draws of a language model, S draws of B prompts as one batch of S B rows.
+    r"""Continue B prompts with S draws of a language model, as one batch of S B rows.
 
-    With `mix` the draws write one text together, a token from the predictive distribution given the tokens before it,
+    With `mix`, the draws write one text together. Each token comes from the predictive distribution given the previous tokens,
 
     $$ p(y_t | y_{<t}) = \sum_s w_s\, p_s(y_t | y_{<t}), \qquad w_s \propto \prod_{u < t} p_s(y_u | y_{<u}) $$
 
-    so that the product over t is the probability of the text under the mixture of draws: a draw that finds the text unlikely
-    counts for less as it goes on. Without it each draw writes its own.
+    so that the product over t is the probability of the text under the mixture of draws. A draw that finds the text unlikely gets
+    less and less weight. Without `mix`, each draw writes its own text.
 
     Args:
-        predictor: A `BayesianNetwork` or `Laplace` over a model of transformers with linear weights under the posterior.
-        inputs: Tokens of the prompts [B, T], or a dict with `input_ids` and `attention_mask` (prompts filled up on the left).
-        num_draws: S.
-        mix: Whether the draws write together.
-        temperature: 0 takes the likeliest token; else tokens are drawn from $p^{1 / T}$.
+        predictor: A `BayesianNetwork` or `Laplace` over a transformers model, with linear weights under the posterior.
+        inputs: Tokens of the prompts [B, T], or a dict with `input_ids` and `attention_mask` (prompts padded on the left).
+        num_draws: Number of draws S.
+        mix: Whether the draws write one text together.
+        temperature: With 0, the most probable token is chosen; otherwise tokens are drawn from $p^{1 / T}$.
         generator: Source of randomness for draws and tokens.
-        options: Of the model's `generate`, such as `max_new_tokens`; one beam.
+        options: Options of the model's `generate`, such as `max_new_tokens`; beam search is not supported.
 
     Raises:
-        ValueError: If the model has no `generate`, prompts are no [B, T], or beams are asked for.
+        ValueError: If the model has no `generate`, prompts are not [B, T], or `options` ask for several beams.
     """
     if options.get("num_beams", 1) != 1 or options.get("do_sample"):
-        raise ValueError("generate: num_beams and do_sample are not for draws; give temperature= to draw tokens")
+        raise ValueError("generate: num_beams and do_sample do not work with draws; give temperature= to sample tokens")
     draws = predictor.draw(num_draws, generator=generator)
     network: Any = draws.runner.network
-    inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # of peft
+    inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # inside a peft model
     if not hasattr(inner, "generate"):
         raise ValueError(
-            f"generate: {type(inner).__name__} has no method generate; give a language model of transformers, ...ForCausalLM"
+            f"generate: {type(inner).__name__} has no method generate; give a transformers language model, such as GPT2LMHeadModel"
         )
     given = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
     prompts = given.get("input_ids")
     if prompts is None or prompts.ndim != 2:
         found = "there are no input_ids" if prompts is None else f"input_ids are {list(prompts.shape)}"
-        raise ValueError(f"generate: {found}; give the prompts' tokens, [B, T], of one prompt tokens.unsqueeze(0)")
+        raise ValueError(f"generate: {found}; give tokens of prompts [B, T], or tokens.unsqueeze(0) for one prompt")
     weights, _, repeated = as_rows(draws.materialize().weights, (), given)
     recorder = _Mixture(num_draws, mix, temperature, generator)
     tokens: Tensor = draws.runner.evaluating().call(
@@ -94,9 +94,9 @@ def generate(
 
 
 class _Mixture:
-    """A processor of logits that mixes draws, chooses the next token of each text, and keeps what it was.
+    """A logits processor that mixes draws, chooses the next token of each text, and records it.
 
-    Called with tokens [S B, t] and logits [S B, V]; returns logits whose largest is the chosen token.
+    It is called with tokens [S B, t] and logits [S B, V], and returns logits that are largest at the chosen token.
     """
 
     def __init__(self, num_draws: int, mix: bool, temperature: float, generator: torch.Generator | None) -> None:
@@ -124,7 +124,9 @@ class _Mixture:
         if self.temperature > 0:
             device = None if self.generator is None else self.generator.device
             uniform = torch.rand(mixed.shape, generator=self.generator, device=device or mixed.device).to(mixed)
-            choice = mixed / self.temperature - (-uniform.clamp(1e-20, 1 - 1e-7).log()).log()  # the largest is a draw
+            choice = (
+                mixed / self.temperature - (-uniform.clamp(1e-20, 1 - 1e-7).log()).log()
+            )  # Gumbel-max: the argmax is a draw
         token = choice.argmax(-1, keepdim=True)
         self.log_probs.append(mixed.gather(-1, token).squeeze(-1))
         self.chosen.append(token.squeeze(-1))
@@ -133,7 +135,7 @@ class _Mixture:
         return picked.scatter(-1, rows, 0.0)
 
     def finish(self, ends: list[int]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and mutual information of what was written, 0 behind a token that ends a text."""
+        """Log-probabilities and mutual information of the new tokens, 0 after a token that ends a text."""
         chosen = torch.stack(self.chosen, dim=-1)
         at_end = torch.isin(chosen, chosen.new_tensor(ends)).long()
         ended = at_end.cumsum(-1) > at_end

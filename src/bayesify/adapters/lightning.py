@@ -29,25 +29,26 @@ class BayesianModule(_Module):
 
     $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
 
-    Logged are `train_loss`, `train_kl` (nats) and `train_nll` (of a draw, per example) in training and `val_nll` (of the
-    mixture) in validation. With several processes B is each process's part of the batch, and Lightning's mean over equal
-    parts is the whole batch's. Checkpoints hold the network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` brings it back.
+    Training logs `train_loss`, `train_kl` (nats) and `train_nll` (of a draw, per example); validation logs `val_nll` (of the
+    mixture). With several processes, B is each process's part of the batch, and Lightning averages over the processes; for equal
+    parts the average is the loss of the whole batch. Checkpoints contain the network;
+    `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
 
     Args:
         bnn: The network, with a likelihood.
-        num_data: N, the number of training examples; counted when training starts by default.
-        optimizer: A function from parameters to an optimizer; Adam by default.
+        num_data: Number of training examples N; counted at the start of training by default.
+        optimizer: Function from parameters to an optimizer; Adam by default.
         learning_rate: Learning rate of the default optimizer.
-        num_draws: S, draws per step; what the posterior recommends by default.
+        num_draws: Number of draws S per step; by default the posterior's recommendation.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
-        kl_schedule: Factor on the KL as a function of the epochs that have passed; see `KLSchedule`.
-        prediction_draws: Draws for validation, test and prediction; as `predict` by default.
-        prediction_seed: Of these draws, so that epochs are compared by the same ones.
-        read_batch: A function from what the loader yields to inputs and targets, for loaders that yield something else.
+        kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
+        prediction_draws: Number of draws for validation, test and prediction; by default as in `predict`.
+        prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
+        read_batch: Function from an item of the loader to inputs and targets, for loaders with other items.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If it has no likelihood, or a number is out of range.
+        ValueError: If `bnn` has no likelihood, or a number is out of range.
     """
 
     @checked
@@ -76,7 +77,7 @@ class BayesianModule(_Module):
         self._reader = read_batch
 
     def on_fit_start(self) -> None:
-        """Count the training examples, where their number was not given."""
+        """Count the training examples if their number was not given."""
         if self.num_data is None:
             self.trainer.fit_loop.setup_data()
             self.num_data = count_examples(self.trainer.train_dataloader, self._reader)
@@ -112,7 +113,7 @@ class BayesianModule(_Module):
         return self._score(batch, "val_nll")
 
     def test_step(self, batch: object, batch_idx: int) -> Predictive:
-        """As for validation, under `test_nll`."""
+        """Log the NLL of a batch under `test_nll`, and return its prediction, for callbacks."""
         return self._score(batch, "test_nll")
 
     def _score(self, item: object, name: str) -> Predictive:
@@ -120,7 +121,7 @@ class BayesianModule(_Module):
         prediction = self._predict(data.x)
         if data.weights is not None:
             raise ValueError(
-                f"BayesianModule: a batch for {name} has example weights, which Lightning's mean over batches does not take; "
+                f"BayesianModule: a batch for {name} has example weights, which Lightning's mean over batches ignores; "
                 "leave them out of validation and test data, or score with bayesify.fit(validation=...)"
             )
         nll = -prediction.log_prob(data.y).mean()
@@ -128,7 +129,7 @@ class BayesianModule(_Module):
         return prediction
 
     def predict_step(self, batch: object, batch_idx: int) -> Predictive:
-        """The predictive of a batch, with targets beside the inputs or without."""
+        """The prediction of a batch, with or without targets next to the inputs."""
         try:
             inputs = parse_batch(batch, self._reader).x
         except (TypeError, ValueError):
@@ -147,11 +148,11 @@ class BayesianModule(_Module):
 class PredictiveScores(_Callback):
     """A callback that logs the scores of `metrics.evaluate` over all validation and test batches.
 
-    It takes the predictions that `validation_step` and `test_step` of a `BayesianModule` return, or any module's that return
-    a `Predictive`. Scores go under `val_` and `test_` and their name, such as `val_ece` or `test_crps`.
+    It uses the predictions that `validation_step` and `test_step` return; they must return a `Predictive`, as in `BayesianModule`.
+    Scores are logged under their name with the prefix `val_` or `test_`, such as `val_ece` or `test_crps`.
 
     Args:
-        read_batch: A function from what the loader yields to inputs and targets, for loaders that yield something else.
+        read_batch: Function from an item of the loader to inputs and targets, for loaders with other items.
     """
 
     @checked
@@ -161,7 +162,7 @@ class PredictiveScores(_Callback):
         self._scores: Any = None
 
     def on_validation_epoch_start(self, trainer: object, pl_module: Any) -> None:
-        """Start again."""
+        """Reset the scores."""
         self._scores = None
 
     def on_validation_batch_end(
@@ -170,7 +171,7 @@ class PredictiveScores(_Callback):
         """Add a batch."""
         if not isinstance(outputs, Predictive):
             raise TypeError(
-                f"PredictiveScores: the step returned {type(outputs).__name__}; return what predict(x) returns, "
+                f"PredictiveScores: the step returned {type(outputs).__name__}; return the result of predict(x), "
                 "as BayesianModule does"
             )
         if self._scores is None:
@@ -179,18 +180,18 @@ class PredictiveScores(_Callback):
         data = parse_batch(batch, self._reader)
         if data.weights is not None:
             raise ValueError(
-                "PredictiveScores: a batch has example weights, which these scores do not take; leave them out"
+                "PredictiveScores: a batch has example weights, which these scores do not support; leave them out"
             )
         self._scores.update(outputs, data.y)
 
     def on_validation_epoch_end(self, trainer: object, pl_module: Any) -> None:
-        """Log."""
+        """Log the scores of the epoch."""
         self._log(pl_module, "val_")
 
     on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
 
     def on_test_epoch_end(self, trainer: object, pl_module: Any) -> None:
-        """Log."""
+        """Log the scores of the epoch."""
         self._log(pl_module, "test_")
 
     def _log(self, module: Any, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters under a posterior: those of peft, or of modules of your own."""
+"""Low-rank adapters under a posterior, from peft or from your own modules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
-"""Scale of the default prior `Neal` of A and of B: the size of an update drawn from it, over alpha / r, is the square of that of
-a linear map that keeps the scale of activations. Chosen in `benchmarks/lora.py`, on files that its table does not use."""
+"""Scale of the default prior `Neal` of A and of B. An update drawn from it, divided by alpha / r, has the square of this scale,
+relative to a linear map that preserves the scale of activations. It was chosen in `benchmarks/lora.py`, on files outside its
+table."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
-"""What is in the names of the factor that starts at 0, in peft: of embeddings it is A."""
+"""Parts of the names of the factor that starts at 0 in peft: B, but A for embeddings."""
 
 
 @outside_inference_mode()
@@ -35,35 +36,35 @@ def bayesianize_lora(
     prior: Prior | str | Mapping[str, Any] | None = None,
     output: str | int | None = None,
 ) -> BayesianNetwork:
-    r"""A model whose low-rank updates alone are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, W as it is.
+    r"""A model in which only the low-rank updates are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, and W fixed.
 
-    Weights are found by name, so that it does not matter who put them there: peft, which calls them `lora_A` and `lora_B`, or
-    a module of your own. Frozen weights stay frozen and are shared with the model, not copied; others, such as a new head, stay
-    trainable point estimates unless `names` has them.
+    Weights are found by name, so that they can come from peft, which calls them `lora_A` and `lora_B`, or from your own module.
+    Frozen weights stay frozen and are shared with the model, not copied. Other weights, such as a new head, stay trainable point
+    estimates unless `names` includes them.
 
-    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, r the adapter's rank: it starts at the adapter as
-    it is and has $1 + (3 r + 2 + 1 / r) / d$ numbers for each weight of an $r \times d$ matrix. Of an ensemble the first member
-    starts at the adapter as it is, the others as fresh adapters do: A at random and B, which is told by its name, at 0 (of
-    embeddings the other way round).
+    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, with r the adapter's rank. It starts at the current
+    adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an $r \times d$ matrix. In an ensemble, the first
+    member starts at the current adapter, and the others start like fresh adapters: A at random and B, which is recognized by its
+    name, at 0 (for embeddings the other way round).
 
     Args:
-        model: What `peft.get_peft_model` returns, or any module with low-rank weights, fresh or trained.
-        posterior: For these weights: an instance, a name, or a dict with its name and options.
-        names: Globs of the weights' names.
+        model: The result of `peft.get_peft_model`, or any module with low-rank weights, fresh or trained.
+        posterior: Posterior of these weights: an instance, a name, or a dict with its name and options.
+        names: Glob patterns of the weights' names.
         likelihood: p(y | logits).
         prior: p(weights); `Neal(0.5)` by default.
-        output: Which of the model's outputs the likelihood is about; the only tensor or the one called `logits` by default.
+        output: Name or index of the output that the likelihood applies to; by default the only tensor, or the one called `logits`.
 
     Raises:
-        ValueError: If a glob matches nothing, or only frozen weights.
+        ValueError: If a pattern matches no weight, or only frozen weights.
     """
     if not names:
-        raise ValueError(f"bayesianize_lora: names={names!r}; give a tuple of globs, such as ('*lora_*',)")
+        raise ValueError(f"bayesianize_lora: names={names!r}; give a tuple of glob patterns, such as ('*lora_*',)")
     found = [value for name, value in model.named_parameters() if any(fnmatchcase(name, glob) for glob in names)]
     if not found:
         raise ValueError(
             f"bayesianize_lora: no weight of {type(model).__name__} is called {' or '.join(names)}; "
-            "peft.get_peft_model(model, peft.LoraConfig(...)) puts adapters there (pip install 'bayesify[lora]')"
+            "add adapters with peft.get_peft_model(model, peft.LoraConfig(...)) (pip install 'bayesify[lora]')"
         )
     if posterior == "inducing":
         rank = max((min(value.shape) for value in found if value.ndim > 1), default=1)

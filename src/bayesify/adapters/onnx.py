@@ -1,4 +1,4 @@
-"""Draws, or the posterior that makes them, as one ONNX file, which predicts without torch."""
+"""Export of draws, or of a posterior that makes draws, to one ONNX file, which predicts without torch."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ REGRESSION_OUTPUTS = ("mean", "variance", "epistemic")
 CLASSIFICATION_OUTPUTS = ("probs", "entropy", "mutual_information")
 BATCH_AXIS = torch.export.Dim("batch", min=1)
 DEFAULT_NUM_DRAWS = 16
-"""Draws in the file where a model's draws cannot be counted."""
+"""Number of draws in the file for a model with infinitely many."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_onnx` wrote.
+    """Description of a file that `export_onnx` wrote.
 
     Args:
-        path: The file.
-        inputs: Names of the graph's inputs: the network's, examples along the first axis of each, and `seed` or `noise`, where
-            draws are made inside.
-        outputs: Names of its outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
-        num_draws: S, the draws inside.
-        largest_difference: Largest difference of an output from torch's on the example inputs, in units of 1 + its size.
-        noise_size: K, the normal numbers that each draw takes, where draws are made inside.
+        path: Path of the file.
+        inputs: Names of the graph's inputs: the network's inputs, with examples along the first axis, and `seed` or `noise` if the
+            file makes its own draws.
+        outputs: Names of the graph's outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
+        num_draws: Number of draws S in the file.
+        largest_difference: Largest difference between an output and torch's on the example inputs, relative to 1 + its absolute
+            value.
+        noise_size: Number of normal numbers K per draw, if the file makes its own draws.
     """
 
     path: Path
@@ -60,13 +61,13 @@ class Exported:
 class PredictiveGraph(nn.Module):
     """S plain networks, one per draw, and the moments of their mixture as a tuple of tensors.
 
-    Weights that are not under the posterior are shared by the networks.
+    The networks share all weights that are not under the posterior.
 
     Args:
         draws: The draws.
         likelihood: p(y | outputs).
-        output: Which of several outputs the likelihood is about.
-        keys: Names of keyword inputs in the order in which they come; empty for positional inputs.
+        output: Name or index of the output that the likelihood applies to, if there are several.
+        keys: Names of keyword inputs in their order; empty for positional inputs.
     """
 
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:
@@ -95,14 +96,14 @@ class PredictiveGraph(nn.Module):
 
 
 class _WholeOutputs(Outputs):
-    """Outputs that are never cut: how many rows fit at a time would be fixed in the graph."""
+    """Outputs that are never split, because the graph would fix the number of rows per piece."""
 
     def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
         return function(self.kept, *rowwise)
 
 
 def moments(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
-    """What the graph gives of outputs [S, B, ...]; the names are `REGRESSION_OUTPUTS` or `CLASSIFICATION_OUTPUTS`."""
+    """The graph's results from outputs [S, B, ...]; their names are `REGRESSION_OUTPUTS` or `CLASSIFICATION_OUTPUTS`."""
     prediction: Predictive = likelihood.predictive(_WholeOutputs(outputs))
     if isinstance(prediction, RegressionPredictive):
         return prediction.mean, prediction.variance, prediction.epistemic
@@ -125,39 +126,41 @@ def export_onnx(
     sample: bool | Literal["seed", "noise"] = False,
     int8: bool = False,
 ) -> Exported:
-    """Write S draws, or what makes them, and the average of what they predict as one ONNX graph, and check it against torch.
+    """Write S draws, or the posterior that makes them, and the average of their predictions as one ONNX graph.
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
-    `entropy` and `mutual_information` of a classification. The number of examples is free. The file holds S times the
-    weights under the posterior, the others once, and layers below the first drawn one run once. Before it gets its name,
-    ONNX Runtime runs it on `x`, on one example and on more than `x` has, and every output is compared with torch's. For a
-    `Laplace` this is the network at draws of its weights, not the linearized prediction.
+    `entropy` and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights under
+    the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph
+    predicts by the network at draws of its weights, not by the linearized network.
 
-    With `sample` the file holds the posterior in place of its draws: means and scales, or the factors of inducing weights, as
-    many numbers as the posterior has, so that the file of an inducing posterior is smaller than the network's. Each run draws
-    S networks from normal numbers that it makes from the input `seed` by integer operations (see `onnx_sampling.normals`): the
-    same seed gives the same prediction on every machine up to rounding, another seed another one.
+    Before the file gets its name, ONNX Runtime runs it on `x`, on one example and on one more example than `x` has. Every output is
+    compared with torch's.
+
+    With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. It
+    has as many numbers as the posterior, so that the file of an inducing posterior is smaller than the network's. Each run draws S
+    networks from normal numbers, which it computes from the input `seed` by integer operations (see `onnx_sampling.normals`). The
+    same seed gives the same prediction on every machine, up to rounding; different seeds give different predictions.
 
     Args:
-        model: Something with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
-        path: The file.
+        model: A model with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
+        path: Path of the file.
         x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-        num_draws: S; by default all where they can be counted (`Draws`, an ensemble, a chain), else 16.
-        likelihood: p(y | outputs), where the model has none.
-        output: Which of several outputs; see `bayesianize`.
+        num_draws: Number of draws S; by default all draws if their number is finite (`Draws`, an ensemble, a chain), otherwise 16.
+        likelihood: p(y | outputs), if the model has no likelihood.
+        output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
-        tolerance: Largest difference from torch that is accepted, in units of 1 + an output's size.
-        sample: Whether draws are made inside the file: true or `"seed"` from an input `seed`, a 64-bit integer; `"noise"` from an
-            input `noise` [S, K] of normal numbers. For a `BayesianNetwork` on the CPU whose draws ONNX can make: mean-field,
-            k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance, dropout.
-        int8: With `sample`, store large matrices as 8-bit integers with a scale for each row, a quarter of the size; the comparison
-            with torch is of the file before that, so compare its scores on data of yours.
+        tolerance: Largest accepted difference from torch, relative to 1 + the absolute value of an output.
+        sample: Whether the file makes its own draws: true or `"seed"` from an input `seed`, a 64-bit integer; `"noise"` from an
+            input `noise` [S, K] of normal numbers. This needs a `BayesianNetwork` on the CPU with a posterior that ONNX supports:
+            mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance, dropout.
+        int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
+            The comparison with torch comes before the rounding, so check the scores of the file on your own data.
 
     Raises:
-        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ImportError: If onnx, onnxscript or onnxruntime is not installed.
         TypeError: If the model has no draws.
-        ValueError: If there is no likelihood, `x` is a single example or in bfloat16, or the graph does not give what torch gives;
-            no file is left then.
+        ValueError: If there is no likelihood, `x` is a single example or in bfloat16, or the graph's outputs differ from torch's.
+            No file is written in this case.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)
@@ -168,7 +171,7 @@ def export_onnx(
         return _export_sampling(model, trial, num_draws or DEFAULT_NUM_DRAWS, sample, int8)
     if int8:
         raise ValueError(
-            "export_onnx: int8=True is for sample=True; quantize files of fixed draws by ONNX Runtime's tools"
+            "export_onnx: int8=True needs sample=True; quantize a file of fixed draws with ONNX Runtime's tools"
         )
     return _export_draws(fixed_draws(model, num_draws, generator, "export_onnx", DEFAULT_NUM_DRAWS), trial)
 
@@ -178,11 +181,11 @@ def _example_inputs(x: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     args, kwargs = checked_inputs(x)
     inputs = tuple(kwargs.values()) if kwargs else args
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
-        raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
-    if any(value.dtype == torch.bfloat16 for value in inputs):
         raise ValueError(
-            "export_onnx: ONNX Runtime has no bfloat16 on processors; give model.float() and inputs in float32"
+            "export_onnx: an input is not a tensor of at least 2 examples; give tensors with examples along the first axis"
         )
+    if any(value.dtype == torch.bfloat16 for value in inputs):
+        raise ValueError("export_onnx: ONNX Runtime has no bfloat16 on CPUs; give model.float() and inputs in float32")
     return inputs, tuple(kwargs)
 
 
@@ -209,14 +212,14 @@ def _export_sampling(
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
     taken = {SEED_INPUT: np.array(seed)} if from_seed else {NOISE_INPUT: noise.numpy()}
     drawn: list[list[Tensor]] = [[] for _ in sizes]
-    for values in noise:  # a draw is made once for all batches, and is gone before the next
+    for values in noise:  # use each draw for all batches, then free it
         weights = graph.draw(values)
         for found, rows in zip(drawn, sizes, strict=True):
             found.append(graph.run(weights, *rows))
     together = [torch.stack(found) for found in drawn]
     axes = (None, tuple({0: BATCH_AXIS} for _ in inputs))
     one = _exported(graph, (noise[0], *inputs), (NOISE_INPUT, *names), ("result",), axes, optimize=False)
-    # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
+    # Fold only small constants, which determine shapes; folding large ones would store transposed or repeated matrices again.
     optimizer = package("onnxscript.optimizer")
     optimizer.inline(one.model)
     optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
@@ -250,12 +253,12 @@ def _exported(
     *,
     optimize: bool = True,
 ) -> Any:
-    """The exporter's program; `axes` says which axes of the inputs, in the form of the graph's signature, have any length."""
+    """The exporter's program. `axes` names the dynamic axes of the inputs, in the structure of the graph's signature."""
     talk = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = talk.level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the exporter deprecates inside itself is not the caller's
-        talk.setLevel(logging.ERROR)  # nor that torchvision is not there
+        warnings.simplefilter("ignore")  # hide deprecation warnings of the exporter itself
+        talk.setLevel(logging.ERROR)  # and its note that torchvision is missing
         try:
             program: Any = torch.onnx.export(
                 graph,
@@ -269,14 +272,14 @@ def _exported(
             )
         finally:
             talk.setLevel(level)
-    # The exporter writes where in whose folders each operation came from.
+    # Remove metadata: the exporter stores the source path of each operation.
     package("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(program.model)
     return program
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A file, its inputs and outputs, and how far it may be from torch."""
+    """A file to check: its path, its inputs and outputs, and the tolerance."""
 
     path: Path
     inputs: tuple[Tensor, ...]
@@ -298,14 +301,14 @@ class _Trial:
 
     @property
     def batches(self) -> list[tuple[Tensor, ...]]:
-        """The given rows, the first alone, and the first once more: three sizes of batch."""
+        """Three batch sizes: the given rows, the first row alone, and all rows plus the first."""
         first = tuple(value[:1] for value in self.inputs)
         return [self.inputs, first, tuple(map(torch.cat, zip(self.inputs, first, strict=True)))]
 
     def difference(
         self, expectations: Iterable[tuple[Tensor, ...]], path: Path, taken: Mapping[str, np.ndarray] | None = None
     ) -> float:
-        """Largest difference of a file's outputs from torch's, batch by batch; `taken` are other inputs of the file."""
+        """Largest difference between the file's outputs and torch's over all batches; `taken` are further inputs of the file."""
         runtime = package("onnxruntime")
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         largest = 0.0
@@ -317,13 +320,13 @@ class _Trial:
                 if found.shape != expected.shape:
                     raise ValueError(
                         f"export_onnx: {name} has shape {tuple(found.shape)} in ONNX Runtime and {tuple(expected.shape)} in "
-                        "torch; the network fixes its number of examples somewhere"
+                        "torch; make sure that the network's code does not fix the number of examples"
                     )
                 difference = float(((found - expected).abs() / (1 + expected.abs())).max())
                 if not difference <= self.tolerance:
                     raise ValueError(
                         f"export_onnx: {name} differs by {difference:.2g} between torch and ONNX Runtime, more than "
-                        f"tolerance={self.tolerance}; no file was written"
+                        f"tolerance={self.tolerance}, so no file was written; raise tolerance if this difference is acceptable"
                     )
                 largest = max(largest, difference)
         return largest

@@ -1,4 +1,4 @@
-"""A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and normal numbers made from a seed."""
+"""A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and normal numbers from a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bayesify.running.inputs_and_outputs import select_output
 from bayesify.weights.catalog import put_in
 
 MIN_INT8_ELEMENTS = 1024
-"""Numbers that a stored matrix has at least where it is rounded to 8 bits."""
+"""Smallest number of elements of a stored matrix that is rounded to 8 bits."""
 SEED_INPUT = "seed"
 NOISE_INPUT = "noise"
 
@@ -40,10 +40,10 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 
 class GivenNoise(NoiseSource):
-    """Normal numbers out of a tensor, in order; uniform ones are their distribution function.
+    """Noise from given normal numbers, in order; uniform numbers are their normal distribution function.
 
     Args:
-        values: The numbers, [K]; `None` to count how many are asked for.
+        values: The normal numbers, [K]; `None` to count how many a draw needs.
     """
 
     def __init__(self, values: Tensor | None) -> None:
@@ -63,26 +63,24 @@ class GivenNoise(NoiseSource):
         return values
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
-        """Refused: a graph has no operator for it."""
-        raise ValueError(
-            "export_onnx: draws that choose among members cannot be made inside the file; use sample=False"
-        )
+        """Raises `ValueError`, because ONNX has no such operator."""
+        raise ValueError("export_onnx: a file cannot make draws that choose among members; use sample=False")
 
     def gamma(self, shape: Tensor) -> Tensor:
-        """Refused: a graph has no operator for it."""
-        raise ValueError("export_onnx: a prior that draws its scales has no operator in ONNX; use sample=False")
+        """Raises `ValueError`, because ONNX has no such operator."""
+        raise ValueError("export_onnx: ONNX has no operator for a prior that draws its scales; use sample=False")
 
 
 class SamplingGraph(nn.Module):
-    """One draw made from a vector of normal numbers, and what the network says with it.
+    """One draw from a vector of normal numbers, and the network's output with this draw.
 
-    What a draw computes from the parameters alone (factors, standard deviations) is computed now and stored; what depends on
-    noise stays in the graph. So the file holds as many numbers as the posterior has.
+    Quantities that depend only on the parameters (factors, standard deviations) are computed now and stored. Operations that depend
+    on noise stay in the graph. The file therefore contains as many numbers as the posterior.
 
     Args:
         bnn: The network, on the CPU.
-        output: Which of several outputs the likelihood is about.
-        keys: Names of keyword inputs in the order in which they come; empty for positional inputs.
+        output: Name or index of the output that the likelihood applies to, if there are several.
+        keys: Names of keyword inputs in their order; empty for positional inputs.
 
     Raises:
         ValueError: If a draw needs an operation that ONNX does not have.
@@ -99,37 +97,33 @@ class SamplingGraph(nn.Module):
         self.eval()
 
     def forward(self, noise: Tensor, *inputs: Tensor) -> Tensor:
-        """The output of the network, [B, ...], from noise [K] and its inputs."""
+        """Output of the network, [B, ...], from noise [K] and inputs."""
         return self.run(self.draw(noise), *inputs)
 
     def draw(self, noise: Tensor) -> dict[str, Tensor]:
-        """The weights that noise [K] makes, by name."""
-        return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # drawing works in place
+        """Weights of the draw that noise [K] gives, by name."""
+        return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # clone, because drawing works in place
 
     def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        """The output of the network with these weights, [B, ...]."""
+        """Output of the network with given weights, [B, ...]."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
         return select_output(torch.func.functional_call(self.network, weights, args, kwargs), self._output)
 
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
-    """One draw as a graph from noise [K] to weights, its names, and K."""
+    """One draw as a graph from noise [K] to weights, the names of the weights, and K."""
     for part in bnn.posteriors:
         if part.runs_network:
             raise ValueError(
-                f"export_onnx: {type(part).__name__} runs the network in order to draw, which ONNX cannot; use sample=False"
+                f"export_onnx: {type(part).__name__} runs the network in order to draw, which an ONNX file cannot; use sample=False"
             )
     counter = GivenNoise(None)
-    with settled():  # what is cached of the parameters is found below without being compared again
+    with settled():  # reuse cached quantities without comparing parameters again
         drawn = bnn.draw(1, generator=counter)
         if drawn.buffers is not None:
-            raise ValueError(
-                "export_onnx: draws with statistics of their own cannot be made inside the file; use sample=False"
-            )
+            raise ValueError("export_onnx: a file cannot make draws with their own batch statistics; use sample=False")
         if not counter.taken:
-            raise ValueError(
-                "export_onnx: all draws are the same, there is nothing to draw in the file; use sample=False"
-            )
+            raise ValueError("export_onnx: all draws are equal, so the file has nothing to draw; use sample=False")
 
         def draw(values: Tensor) -> list[Tensor]:
             weights = bnn.draw(1, generator=GivenNoise(values)).materialize().weights
@@ -143,7 +137,7 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
 def _apart(traced: fx.GraphModule) -> fx.GraphModule:
     """The same graph with a copy of each piece of the noise.
 
-    A draw works in place on its pieces, which a graph without memory can only say by writing all of the noise again for each.
+    A draw works in place on its pieces. Without the copies, a functional graph would rewrite all of the noise for each piece.
     """
     split = torch.ops.aten.split_with_sizes.default
     cuts = (torch.ops.aten.slice.Tensor, split, operator.getitem)
@@ -164,9 +158,9 @@ def _apart(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with everything that does not depend on its inputs computed, but views of what is stored left as they are.
+    """The same graph, with everything that does not depend on its inputs computed and stored.
 
-    A stored matrix and its transpose would otherwise be two.
+    Views of stored tensors stay operations; otherwise a matrix and its transpose would be stored twice.
     """
     traced.graph.eliminate_dead_code()
     dependent: set[fx.Node] = set()
@@ -183,7 +177,7 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
         name = str(getattr(node.target, "__name__", node.target))
         if node in dependent and any(part in name for part in _MISSING_OPERATORS):
             raise ValueError(
-                f"export_onnx: a draw of this posterior needs {name.partition('.')[0]}, which ONNX does not have; use sample=False"
+                f"export_onnx: a draw of this posterior needs {name.partition('.')[0]}, which ONNX lacks; use sample=False"
             )
         wanted = node.op == "call_function" and isinstance(values.get(node), Tensor) and not _is_view(node)
         if wanted and any(user in dependent or _is_view(user) for user in node.users):
@@ -202,21 +196,21 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def package(module: str) -> Any:
-    """A module that files are made with."""
+    """A module needed for the export."""
     return load(module, extra="onnx", owner="export_onnx")
 
 
 def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     r"""The normal numbers that a file makes for one of its draws, [count].
 
-    A counter i below n = ceil(count / 2) is hashed to 32 bits with two keys that come from the seed and the draw; with a and b
-    the lower and upper 16 bits, $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and $\theta = 2 \pi (b + 1/2) / 2^{16}$ give
-    $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958). They reach 4.85 standard deviations.
+    Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. With
+    a and b the lower and upper 16 bits, $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and $\theta = 2 \pi (b + 1/2) / 2^{16}$ give
+    $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958). The numbers reach 4.85 standard deviations.
 
     Args:
         seed: Any 64-bit integer.
-        draw: Which draw of the file.
-        count: K.
+        draw: Index of the draw in the file.
+        count: Number of normal numbers K.
     """
     pair = (count + 1) // 2
     with np.errstate(over="ignore"):
@@ -231,22 +225,24 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32) -> npt.NDArray[np.uint32]:
-    """A permutation of 32-bit integers for each key (the multipliers are those of C. Wellons's lowbias32)."""
+    """A permutation of 32-bit integers for each key, with the multipliers of C. Wellons's lowbias32."""
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_HASH_MULTIPLIERS[0]) + key
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_HASH_MULTIPLIERS[1])
     return bits ^ (bits >> np.uint32(16))
 
 
 def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count: int, *, from_seed: bool) -> Any:
-    """A model of S draws out of a model of one: its stored numbers and what does not depend on noise once, the rest S times.
+    """A model of S draws from a model of one draw.
+
+    Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times.
 
     Args:
         one: The ONNX model of `SamplingGraph`, with the input `noise` and one output.
         moments: The ONNX model from outputs [S, B, ...] to moments.
         inputs: Names of the network's inputs.
-        num_draws: S.
-        count: K.
-        from_seed: Make noise inside from an input `seed`, as `normals` does; else take it from an input `noise`, [S, K].
+        num_draws: Number of draws S.
+        count: Number of normal numbers K per draw.
+        from_seed: Whether to make the noise from an input `seed`, as `normals` does; otherwise it is an input `noise`, [S, K].
     """
     onnx = package("onnx")
     builder, (result,) = _Builder(onnx), one.graph.output
@@ -287,7 +283,7 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
 
 
 def quantized(model: Any) -> Any:
-    """The same model with its large matrices stored as 8-bit integers, each row with a scale of its own."""
+    """The same model with its large matrices stored as 8-bit integers, with one scale per row."""
     onnx = package("onnx")
     builder, made = _Builder(onnx, "int8"), type(model).FromString(model.SerializeToString())
     for entry in model.graph.initializer:
@@ -295,7 +291,7 @@ def quantized(model: Any) -> Any:
         if values.dtype != np.float32 or values.ndim < 2 or values.size < MIN_INT8_ELEMENTS:
             builder.constants.append(entry)
             continue
-        axis = 0 if values.shape[0] > 8 else 1  # several layers' matrices may be one stored tensor
+        axis = 0 if values.shape[0] > 8 else 1  # a stored tensor may stack the matrices of several layers
         others = tuple(other for other in range(values.ndim) if other != axis)
         largest = np.abs(values).max(others, keepdims=True)
         scale = np.where(largest > 0, largest / np.float32(127), np.float32(1))
@@ -309,7 +305,7 @@ def quantized(model: Any) -> Any:
 
 
 class _Builder:
-    """Nodes and constants of a graph, named as they come."""
+    """Nodes and constants of a graph, with generated names."""
 
     def __init__(self, onnx: Any, prefix: str = "bayesify") -> None:
         self.onnx, self.prefix = onnx, prefix
@@ -327,7 +323,7 @@ class _Builder:
         return name
 
     def copy(self, nodes: Iterable[Any], inside: set[str], prefix: str, renamed: Mapping[str, str]) -> None:
-        """Nodes once more, with other names for the values inside."""
+        """Copy nodes, with new names for the values in `inside`."""
 
         def name(old: str) -> str:
             return renamed.get(old, prefix + old if old in inside else old)
@@ -350,7 +346,7 @@ class _Builder:
         return self.node("BitwiseXor", bits, self.shifted(bits, 16))
 
     def from_seed(self, names: list[str], count: int) -> None:
-        """One vector of normal numbers for each name; see `normals`."""
+        """Add one vector of normal numbers per name; see `normals`."""
         kinds, pair = self.onnx.TensorProto, (count + 1) // 2
         whole = self.node("Cast", SEED_INPUT, to=kinds.UINT64)
         upper = self.node("BitShift", whole, self.constant(np.uint64(32)), direction="RIGHT")

@@ -1,4 +1,4 @@
-"""Scores of predictions as torchmetrics: they add up over batches and processes, and go into a `MetricCollection`."""
+"""Scores of predictions as torchmetrics metrics, which accumulate over batches and processes and fit in a `MetricCollection`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Metric: Any = load("torchmetrics", extra="metrics", owner="bayesify.adapters.tor
 
 
 class PredictiveScore(Metric):
-    """A mean over predictions that is known from sums: base of the scores below.
+    """Base of scores that are a mean over predictions.
 
-    `update(prediction, y)` takes what `predict` returns; for a classification, class probabilities [B, ..., C] will do too. Sums
-    are in float64, so that the order of batches does not matter to more digits than float32 has, and they are added over processes.
+    `update(prediction, y)` takes the result of `predict`; for a classification it also takes class probabilities [B, ..., C]. Sums
+    are in float64, so that the order of batches does not change the result in float32. They are added over processes.
 
-    A subclass writes `terms`.
+    A subclass implements `terms`.
     """
 
     is_differentiable = False
@@ -45,12 +45,12 @@ class PredictiveScore(Metric):
         """Add a batch.
 
         Args:
-            prediction: What `predict` returns, or class probabilities [B, ..., C].
+            prediction: The result of `predict`, or class probabilities [B, ..., C].
             y: Targets, one row per example.
 
         Raises:
-            TypeError: If the score is not about predictions of this kind.
-            ValueError: If targets do not fit.
+            TypeError: If the score does not apply to predictions of this kind.
+            ValueError: If the targets do not fit the prediction.
         """
         terms = self.terms(as_predictive(prediction), y).double()
         self.total += terms.sum().to(self.total.device)
@@ -61,33 +61,37 @@ class PredictiveScore(Metric):
         return self.total / self.count
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """What is averaged, one number for each prediction."""
+        """The numbers to average, one per prediction."""
         raise NotImplementedError
 
     def _classes(self, prediction: Predictive, y: Tensor) -> tuple[ClassificationPredictive, Tensor]:
         if not isinstance(prediction, ClassificationPredictive):
-            raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of classes")
+            raise TypeError(
+                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a prediction of classes"
+            )
         return prediction, match_labels(prediction, y)
 
     def _values(self, prediction: Predictive, y: Tensor) -> tuple[RegressionPredictive, Tensor]:
         if not isinstance(prediction, RegressionPredictive):
-            raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of a regression")
+            raise TypeError(
+                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a prediction of numbers"
+            )
         return prediction, match_values(prediction, y)
 
 
 def as_predictive(prediction: Predictive | Tensor) -> Predictive:
-    """A prediction, or class probabilities [B, ..., C] as one.
+    """A prediction, which may be given as class probabilities [B, ..., C].
 
     Raises:
-        ValueError: If the numbers are no probabilities.
+        ValueError: If a tensor does not contain probabilities.
     """
     if not isinstance(prediction, Tensor):
         return prediction
     sums = prediction.sum(-1) if prediction.ndim > 1 else prediction.new_zeros(1)
     if bool((prediction < 0).any()) or not bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
         raise ValueError(
-            f"torchmetrics: prediction, a tensor of shape {tuple(prediction.shape)}, does not hold class probabilities; "
-            "give what predict(x) returns, or probabilities [B, C] that sum to 1"
+            f"torchmetrics: prediction, a tensor of shape {tuple(prediction.shape)}, does not contain class probabilities; "
+            "give the result of predict(x), or probabilities [B, C] that sum to 1"
         )
     return ClassificationPredictive(Outputs(kept=prediction.log().unsqueeze(0)))
 
@@ -107,7 +111,7 @@ class Accuracy(PredictiveScore):
     higher_is_better = True
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """1 where it is right."""
+        """1 where the prediction is correct, otherwise 0."""
         found, labels = self._classes(prediction, y)
         return found.labels == labels
 
@@ -124,11 +128,11 @@ class BrierScore(PredictiveScore):
 class CalibrationError(PredictiveScore):
     r"""Expected calibration error of the most probable class: $\sum_k \frac{n_k}{n} |\text{accuracy}_k - \text{confidence}_k|$.
 
-    Kept are the sums of each bin, so that batches give what all predictions together give.
+    The metric keeps the sums of each bin, so that the result over batches equals that over all predictions together.
 
     Args:
-        num_bins: K, bins of equal width.
-        options: Of `torchmetrics.Metric`.
+        num_bins: Number of bins K, of equal width.
+        options: Options of `torchmetrics.Metric`.
 
     Raises:
         ValueError: If `num_bins` is below 1.
@@ -178,11 +182,11 @@ class CRPS(PredictiveScore):
 
 
 class Coverage(PredictiveScore):
-    """Share of targets in the central interval of a level; a calibrated prediction has the level itself.
+    """Share of targets in the central interval of a level; for a calibrated prediction it equals the level.
 
     Args:
-        level: Probability that the interval holds.
-        options: Of `torchmetrics.Metric`.
+        level: Probability of the central interval.
+        options: Options of `torchmetrics.Metric`.
 
     Raises:
         ValueError: If `level` is not strictly between 0 and 1.
@@ -196,13 +200,13 @@ class Coverage(PredictiveScore):
         self.level = level
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """1 where the interval holds the target, [B, O]."""
+        """1 where the interval contains the target, otherwise 0: [B, O]."""
         found, values = self._values(prediction, y)
         return found.centrality(values) <= self.level
 
 
 class IntervalWidth(Coverage):
-    """Mean width of the central interval of a level, in y's unit: how sharp a prediction is; arguments as for `Coverage`."""
+    """Mean width of the central interval of a level, in y's unit; the arguments are those of `Coverage`."""
 
     higher_is_better = False
 
@@ -218,17 +222,17 @@ def collection(task: Literal["regression", "classification"], **options: Any) ->
 
     Args:
         task: `"regression"` or `"classification"`; a likelihood's `task`.
-        options: Of the collection, such as `prefix`.
+        options: Options of the collection, such as `prefix`.
 
     Raises:
-        ValueError: If the task is another.
+        ValueError: If the task is unknown.
     """
     if task == "classification":
         scores = {"accuracy": Accuracy(), "nll": NLL(), "ece": CalibrationError(), "brier": BrierScore()}
     else:
         scores = {"nll": NLL(), "rmse": RMSE(), "crps": CRPS()}
         scores |= {f"coverage_{100 * level:.0f}": Coverage(level) for level in COVERAGE_LEVELS}
-    # Scores keep sums of different things although the sums have the same names: none may stand in for another.
+    # No compute groups: the scores' sums share names but not values.
     made: Any = load("torchmetrics", extra="metrics", owner="collection").MetricCollection(
         scores, compute_groups=False, **options
     )

@@ -1,4 +1,4 @@
-"""Hugging Face models: a Bayesian last layer, and training of any Bayesian network by `transformers.Trainer`."""
+"""Bayesian last layers for Hugging Face models, and training of any Bayesian network by `transformers.Trainer`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _transformers: Any = load("transformers", extra="transformers", owner="bayesify.
 _Trainer: Any = _transformers.Trainer
 
 HEAD_NAMES = ("classifier", "score", "qa_outputs", "lm_head", "cls", "fc")
-"""Names under which models keep their last layer."""
+"""Usual names of a model's last layer."""
 
 
 def bayesianize_head(
@@ -34,42 +34,42 @@ def bayesianize_head(
     prior: Prior | str | Mapping[str, Any] | None = None,
     head: str | None = None,
 ) -> BayesianNetwork:
-    """A model whose last layer alone is Bayesian; all else stays a point estimate, trainable where it was.
+    """A model in which only the last layer is Bayesian. All other weights stay point estimates; frozen weights stay frozen.
 
     Args:
-        model: A `PreTrainedModel` with a head, or any module that has one. It is copied.
-        posterior: For the head: an instance, a name, or a dict with its name and options.
+        model: A `PreTrainedModel` with a head, or any other module with a head. It is copied.
+        posterior: Posterior of the head: an instance, a name, or a dict with its name and options.
         likelihood: p(y | logits).
         prior: p(weights); `Neal(8.0)` by default.
-        head: Dotted name of the last layer; found among the usual names by default.
+        head: Dotted name of the last layer; by default it is found by its usual names.
 
     Raises:
-        ValueError: If no module has such a name.
+        ValueError: If no module has this name.
     """
     if head is None:
         children = dict(model.named_children())
         head = next((name for name in HEAD_NAMES if name in children), None)
         if head is None:
             raise ValueError(
-                f"bayesianize_head: none of {', '.join(HEAD_NAMES)} among the parts of {type(model).__name__} "
-                f"({', '.join(children)}); name its last layer with head="
+                f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or {HEAD_NAMES[-1]}, but "
+                f"{', '.join(children)}; name the last layer with head="
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
 
 
 class TrainerModel(nn.Module):
-    """A Bayesian network with the manners of a Hugging Face model: labels in, loss and logits out.
+    """A Bayesian network with the interface of a Hugging Face model: it takes labels and returns the loss and the logits.
 
-    In training the loss is the negative evidence lower bound per example. In evaluation it is the NLL of the mixture over
-    `prediction_draws` draws, the same each time; `logits` are then its log-probabilities, whose softmax is `predict(x).probs`,
-    or the mean of a regression, and `uncertainty` is the mutual information in nats, or the epistemic variance.
+    In training, the loss is the negative evidence lower bound per example. In evaluation, the loss is the NLL of the mixture over
+    `prediction_draws` draws, which are the same each time. `logits` are then the log-probabilities of the mixture, whose softmax is
+    `predict(x).probs`, or the mean of a regression. `uncertainty` is the mutual information in nats, or the epistemic variance.
 
     Args:
         bnn: The network, with a likelihood.
-        num_data: N, the number of training examples.
-        num_draws: S, draws per step.
+        num_data: Number of training examples N.
+        num_draws: Number of draws S per step.
         kl_weight: Factor on the KL.
-        prediction_draws: Draws in evaluation.
+        prediction_draws: Number of draws in evaluation.
     """
 
     accepts_loss_kwargs = False
@@ -102,24 +102,24 @@ class TrainerModel(nn.Module):
 
 
 class BayesianTrainer(_Trainer):
-    """`transformers.Trainer` for a Bayesian network: the same arguments, and the evidence lower bound as the loss.
+    """`transformers.Trainer` for a Bayesian network, with the same arguments and the evidence lower bound as its objective.
 
-    Evaluation and prediction average over draws: `eval_loss` is the NLL of the mixture, and `predict(...).predictions` are its
-    log-probabilities and each example's mutual information (for a regression the mean and the epistemic variance).
+    Evaluation and prediction average over draws. `eval_loss` is the NLL of the mixture. `predict(...).predictions` are the
+    log-probabilities of the mixture and each example's mutual information (for a regression, the mean and the epistemic variance).
     The trained network is `trainer.bnn`.
 
     Args:
-        model: What `bayesianize`, `bayesianize_head` or `bayesianize_lora` returns.
-        args: `transformers.TrainingArguments`; without weight decay, which the prior stands for.
-        num_data: N, the number of training examples; the length of `train_dataset` by default.
-        num_draws: S, draws per step.
+        model: The result of `bayesianize`, `bayesianize_head` or `bayesianize_lora`.
+        args: `transformers.TrainingArguments`, without weight decay, because the prior replaces it.
+        num_data: Number of training examples N; the length of `train_dataset` by default.
+        num_draws: Number of draws S per step.
         kl_weight: Factor on the KL; below 1 it tempers the posterior.
-        prediction_draws: Draws in evaluation and prediction.
-        options: Of `transformers.Trainer`, such as `train_dataset`, `eval_dataset` or `compute_metrics`.
+        prediction_draws: Number of draws in evaluation and prediction.
+        options: Options of `transformers.Trainer`, such as `train_dataset`, `eval_dataset` or `compute_metrics`.
 
     Raises:
         TypeError: If the model is not a `BayesianNetwork`.
-        ValueError: If it has no likelihood, a number is out of range, N is not known, or weight decay is asked for.
+        ValueError: If the network has no likelihood, a number is out of range, N is unknown, or `args` has weight decay.
     """
 
     @checked
@@ -137,13 +137,13 @@ class BayesianTrainer(_Trainer):
         model.require_likelihood("BayesianTrainer")
         if getattr(args, "weight_decay", 0.0):
             raise ValueError(
-                f"BayesianTrainer: weight_decay={args.weight_decay}; the prior does what it stands for, set it to 0"
+                f"BayesianTrainer: weight_decay={args.weight_decay}; set it to 0, because the prior already regularizes the weights"
             )
         dataset = options.get("train_dataset")
         if num_data is None and isinstance(dataset, Sized):
             num_data = len(dataset)
         if num_data is None:
-            raise ValueError("BayesianTrainer: the number of training examples is not known; give num_data")
+            raise ValueError("BayesianTrainer: the number of training examples is unknown; give num_data")
         super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
 
     _signature_columns: list[str] | None
@@ -155,7 +155,7 @@ class BayesianTrainer(_Trainer):
         return found
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the columns that the network itself takes."""
+        """Keep the columns that are inputs of the network."""
         if self._signature_columns is None:
             network: Any = self.bnn.network
             base = network.get_base_model() if hasattr(network, "get_base_model") else network

@@ -1,4 +1,4 @@
-"""A deep Gaussian process from a training task."""
+"""A deep Gaussian process fitted to a training task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fit_deep_gp(
     learning_rate: float = 0.02,
     num_draws: int = 4,
 ) -> DeepGP:
-    """A deep Gaussian process in place of the network, whose outputs are counted."""
+    """Train a deep Gaussian process instead of the task's network, with the same number of outputs."""
     model = make_deep_gp(task, depth=depth, num_inducing=num_inducing, inducing=inducing)
     model.fit(
         task.loader,
@@ -36,7 +36,7 @@ def fit_deep_gp(
 def make_deep_gp(
     task: TrainingTask, *, depth: int = 2, num_inducing: int = 30, inducing: Literal["global", "local"] = "global"
 ) -> DeepGP:
-    """What `fit_deep_gp` trains."""
+    """The deep Gaussian process that `fit_deep_gp` trains."""
     batches = task.batches()
     with torch.no_grad():
         num_outputs = task.net(batches[0].x[:2]).shape[-1]

@@ -13,9 +13,9 @@ from bayesify.maths.kernels import MATERN, distances, squared_exponential_matrix
 
 
 class Stationary(nn.Module):
-    r"""$k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, a lengthscale for each input (ARD).
+    r"""Stationary kernel $k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, one lengthscale per input (ARD).
 
-    $\kappa$ is $\exp(-r^2 / 2)$, the squared exponential, or Matern of order 1/2, 3/2 or 5/2.
+    $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2.
 
     Stored: `raw_lengthscale`, `raw_amplitude` through softplus.
 
@@ -24,9 +24,9 @@ class Stationary(nn.Module):
 
     Args:
         name: `"squared_exponential"`, `"matern12"`, `"matern32"` or `"matern52"`.
-        num_inputs: D.
-        lengthscale: Where all lengthscales start; $\sqrt D$ by default, the distance of typical standardized inputs.
-        amplitude: Where a starts, a standard deviation.
+        num_inputs: Number of inputs D.
+        lengthscale: Initial value of all lengthscales; by default $\sqrt D$, the typical distance of standardized inputs.
+        amplitude: Initial value of a, a standard deviation.
     """
 
     def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:
@@ -38,12 +38,12 @@ class Stationary(nn.Module):
 
     @property
     def lengthscale(self) -> Tensor:
-        r"""$\ell$, [D]."""
+        r"""Lengthscales $\ell$, [D]."""
         return positive(self.raw_lengthscale)
 
     @property
     def amplitude(self) -> Tensor:
-        """a, a scalar."""
+        """Amplitude a, a scalar."""
         return positive(self.raw_amplitude)
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Stationary(nn.Module):
 
 
 class Linear(nn.Module):
-    r"""$k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
+    r"""Linear kernel $k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
 
     Stored: `raw_scale`, `raw_bias` through softplus.
 
@@ -74,8 +74,8 @@ class Linear(nn.Module):
         raw_scale: [D]; raw_bias: [].
 
     Args:
-        num_inputs: D.
-        amplitude: Standard deviation of a typical standardized input's value, and b, at the start.
+        num_inputs: Number of inputs D.
+        amplitude: Initial value of b, and initial standard deviation of the linear part at a typical standardized input.
     """
 
     name = "linear"
@@ -101,7 +101,7 @@ class Linear(nn.Module):
 
 
 KERNELS = ("squared_exponential", *MATERN, "linear")
-"""Names of kernels."""
+"""Names of all kernels."""
 
 
 def make_kernel(name: str, num_inputs: int, lengthscale: float | None, amplitude: float) -> Stationary | Linear:

@@ -1,4 +1,4 @@
-"""Layers of a deep Gaussian process: q over values at inducing inputs, and the process given them."""
+"""Layers of a deep Gaussian process: q over the values at inducing inputs, and the process given these values."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_qua
 
 @dataclass(frozen=True)
 class Conditional:
-    r"""A layer's process $g = f - \text{skip}$ given q over its values at the inducing inputs U, or given a draw of them.
+    r"""A layer's process $g = f - \text{skip}$, given q over its values at the inducing inputs U, or given a draw of these values.
 
     $$ g(x) \sim \mathcal{N}\bigl(k(x, U)\, w,\; k(x, x) - k(x, U)\, G\, k(U, x)\bigr) $$
 
-    With values u given, $w = K^{-1} u$ and $G = K^{-1}$.
+    Given values u, $w = K^{-1} u$ and $G = K^{-1}$.
 
     Args:
-        layer: The layer, for its kernel.
-        inputs: U, [S, M, D], or [1, M, D] where all draws share them.
-        weights: w, [S, M, O] or [1, M, O].
-        reduction: G, [S, O, M, M] with S or O 1 where it is shared by draws or outputs.
+        layer: The layer, which has the kernel.
+        inputs: Inducing inputs U, [S, M, D], or [1, M, D] if all draws share them.
+        weights: Weights w, [S, M, O] or [1, M, O].
+        reduction: Matrices G, [S, O, M, M]; S or O is 1 if draws or outputs share them.
     """
 
     layer: Layer
@@ -43,14 +43,14 @@ class Conditional:
         """Mean and variance of g at each input.
 
         Args:
-            x: [S, B, D], or [1, B, D].
+            x: Inputs, [S, B, D] or [1, B, D].
 
         Returns:
-            [S, B, O], and [S, B, O] or [S, B, 1]; S is 1 where nothing differs between draws.
+            Mean [S, B, O], and variance [S, B, O] or [S, B, 1]; S is 1 if nothing differs between draws.
         """
         cross = self.layer.kernel(self.inputs, x)  # [S, M, B]
         weights = self.weights
-        shared = len(cross) < len(weights)  # then the draws are outputs of one product
+        shared = len(cross) < len(weights)  # if so, compute the draws as outputs of one product
         if shared:
             weights = weights.movedim(0, 1).flatten(1).unsqueeze(0)  # [1, M, S O]
         mean, reduced = linear_and_quadratic_forms(weights, self.reduction, cross)
@@ -60,17 +60,17 @@ class Conditional:
 
 
 class Layer(nn.Module):
-    """What both kinds of layers have: a kernel that all outputs share, and the skip function.
+    """Base of both kinds of layers: a kernel that all outputs share, and the skip function.
 
     Args:
-        kernel: Its name.
-        num_inputs: D.
-        num_outputs: O.
+        kernel: Name of the kernel.
+        num_inputs: Number of inputs D.
+        num_outputs: Number of outputs O.
         skip: Matrix W [D, O] of the mean function `x W`; `None` for a mean of 0.
-        lengthscale: See `Stationary`.
-        amplitude: See `Stationary`.
-        jitter: Added to the diagonal of K, as a share of its mean.
-        place: The layer's number, for errors.
+        lengthscale: Initial lengthscale; see `Stationary`.
+        amplitude: Initial amplitude; see `Stationary`.
+        jitter: Share of its mean that is added to the diagonal of K.
+        place: The layer's number, for error messages.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Layer(nn.Module):
         return kernel + torch.diag_embed((self.jitter * diagonal.mean(-1, keepdim=True)).expand_as(diagonal))
 
     def factorize(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower L with L L^T = K, and its inverse: [..., M, M] each.
+        """Lower triangular L with L L^T = K, and its inverse: [..., M, M] each.
 
         Raises:
             ValueError: If K cannot be factorized.
@@ -116,12 +116,12 @@ class Layer(nn.Module):
 
     @property
     def what(self) -> str:
-        """What is factorized, for warnings and errors."""
+        """Name of the factorized matrix, for warnings and errors."""
         return f"DeepGP: layer {self.place}: the kernel matrix of the inducing inputs"
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Say in the error of a factorization what helps here."""
+        """Add remedies for a deep Gaussian process to the error of a factorization."""
         try:
             yield
         except ValueError as error:
@@ -132,30 +132,31 @@ class Layer(nn.Module):
 
 
 class GlobalLayer(Layer):
-    r"""A layer whose inducing inputs are the layer below's values at its own (Ober & Aitchison 2021, eq. 22).
+    r"""A layer whose inducing inputs are the previous layer's values at its own inducing inputs (Ober & Aitchison 2021, eq. 22).
 
     $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
 
-    for each output: the posterior of a regression onto noisy pseudo-outputs, all of it through $C = K + \Lambda^{-1}$, so that K is
-    never inverted. With u integrated out, the process has $w = C^{-1} V$ and $G = C^{-1}$ (see `Conditional`); its covariance at
-    U is the paper's $\Sigma = K - K C^{-1} K$. Given the layers below,
+    for each output. This is the posterior of a regression onto noisy pseudo-outputs. All computations use $C = K + \Lambda^{-1}$,
+    so that K is never inverted. With u integrated out, the process has $w = C^{-1} V$ and $G = C^{-1}$ (see `Conditional`). Its
+    covariance at U is the paper's $\Sigma = K - K C^{-1} K$. Given the previous layers,
 
     $$ \mathrm{KL} = \tfrac12 \bigl[ O (\operatorname{tr} \Lambda^{-1} C^{-1} - M + \log\det C \Lambda)
        + \operatorname{tr} V^\top C^{-1} K C^{-1} V \bigr]. $$
 
-    A draw is whitened, $u = L v$ with $L L^\top = K$, by Matheron's rule from two standard normal matrices:
-    $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given it, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
+    A draw is whitened, $u = L v$ with $L L^\top = K$, and computed by Matheron's rule from two standard normal matrices:
+    $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given the draw, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
 
-    Stored besides the kernel: `pseudo_outputs` (V) freely, `log_precision` (the diagonal of $\Lambda$, shared by the outputs).
+    Stored in addition to the kernel: `pseudo_outputs` (V) freely, and `log_precision` (the diagonal of $\Lambda$, which the outputs
+    share).
 
     Shapes:
         pseudo_outputs: [M, O]; log_precision: [M].
 
     Args:
-        kernel: See `Layer`.
-        pseudo_outputs: Where V starts.
-        precision: Where $\Lambda$ starts.
-        num_inputs: See `Layer`.
+        kernel: Name of the kernel.
+        pseudo_outputs: Initial V.
+        precision: Initial diagonal of $\Lambda$.
+        num_inputs: Number of inputs D.
         more: Further arguments of `Layer`.
     """
 
@@ -168,10 +169,10 @@ class GlobalLayer(Layer):
         """The process with its values at the inducing inputs integrated out, and the KL.
 
         Args:
-            inputs: U of the layer below, [S, M, D] or [1, M, D].
+            inputs: U of the previous layer, [S, M, D] or [1, M, D].
 
         Returns:
-            The conditional, and [S] or [1].
+            The conditional, and the KL, [S] or [1].
         """
         covariance = self.covariance(inputs, jitter=False)
         inverse, weights, kl = self._regress(covariance)
@@ -183,8 +184,8 @@ class GlobalLayer(Layer):
         """The process given a draw of its values at the inducing inputs.
 
         Args:
-            inputs: U of the layer below, [S, M, D] or [1, M, D].
-            num_draws: S.
+            inputs: U of the previous layer, [S, M, D] or [1, M, D].
+            num_draws: Number of draws S.
             generator: Source of randomness.
 
         Returns:
@@ -216,21 +217,21 @@ class GlobalLayer(Layer):
 
 
 class LocalLayer(Layer):
-    r"""A layer with inducing inputs of its own (Salimbeni & Deisenroth 2017): doubly stochastic variational inference.
+    r"""A layer with its own inducing inputs (Salimbeni & Deisenroth 2017), for doubly stochastic variational inference.
 
-    $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ for each output, whitened, $u = L v$ with $L L^\top = K(Z)$. With v integrated out,
-    the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o C_o^\top) L^{-1}$ (see `Conditional`).
+    For each output, $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ over whitened values, $u = L v$ with $L L^\top = K(Z)$. With v
+    integrated out, the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o C_o^\top) L^{-1}$ (see `Conditional`).
 
-    Stored besides the kernel: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I + N)$ as
+    Stored in addition to the kernel: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I + N)$ as
     `raw_diagonal` (c, through softplus) and `lower` (N, row by row).
 
     Shapes:
         inducing_inputs: [M, D]; mean_value: [M, O]; raw_diagonal: [O, M]; lower: [O, M (M - 1) / 2].
 
     Args:
-        kernel: See `Layer`.
-        inducing_inputs: Where Z starts; q(v) starts at the prior.
-        num_outputs: See `Layer`.
+        kernel: Name of the kernel.
+        inducing_inputs: Initial Z; the initial q(v) is the prior.
+        num_outputs: Number of outputs O.
         more: Further arguments of `Layer`.
     """
 
@@ -244,7 +245,7 @@ class LocalLayer(Layer):
 
     @torch.no_grad()
     def start_at(self, pseudo_outputs: Tensor, precision: Tensor) -> LocalLayer:
-        """Set q(v), in place, to the posterior given pseudo-outputs [M, O] of precision [M]; see `GlobalLayer`."""
+        """Set q(v), in place, to the posterior given pseudo-outputs [M, O] with precisions [M]; see `GlobalLayer`."""
         factor, _ = self.factorize(self.covariance(widened(self.inducing_inputs)))
         weighted = widened(precision).unsqueeze(-1) * factor
         posterior = torch.linalg.inv(torch.eye(len(factor)).to(factor) + factor.mT @ weighted)
@@ -260,7 +261,7 @@ class LocalLayer(Layer):
         self.lower.copy_(lower)
 
     def scale_tril(self) -> Tensor:
-        """C of each output, [O, M, M], in float64 where the device has it."""
+        """C of each output, [O, M, M], in float64 if the device supports it."""
         return relative_tril(widened(self.lower), widened(self.raw_diagonal))
 
     def condition(self) -> tuple[Conditional, Tensor]:

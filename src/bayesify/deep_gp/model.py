@@ -38,49 +38,53 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 HIDDEN_NOISE_STD = 0.3
-"""Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
+"""Initial standard deviation of the noise on the pseudo-outputs of hidden layers; that of the process is 1."""
 DEFAULT_BATCH_SIZE = 256
 
 
 @register_predictor
 class DeepGP(nn.Module, Predictor, Trainable):
-    r"""Gaussian processes of Gaussian processes: $f = f_L \circ \dots \circ f_1$.
+    r"""A deep Gaussian process, a composition of Gaussian processes $f = f_L \circ \dots \circ f_1$.
 
-    Each output of layer l is from $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
+    Each output of layer l has the prior $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
 
-    `inducing="global"` (Ober & Aitchison 2021): only inputs $U_0$ are learned. Layer by layer the values $U_l$ at the inducing
-    inputs are drawn from $q(U_l | U_{l-1})$, a regression from the drawn $U_{l-1}$ onto learned pseudo-outputs (see
-    `GlobalLayer`), and are the inducing inputs of the next layer: the layers' posteriors depend on each other, and the last one's
-    is the optimal one where $U_0$ are the training inputs, V their targets and $\Lambda$ the noise's precision.
-    `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has inducing inputs and a posterior of its own
-    (see `LocalLayer`).
+    `inducing="global"` (Ober & Aitchison 2021): only the inducing inputs $U_0$ of the first layer are learned. Layer by layer, the
+    values $U_l$ at the inducing inputs are drawn from $q(U_l | U_{l-1})$, a regression from the drawn $U_{l-1}$ onto learned
+    pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing inputs of the next layer, so that the posteriors of the layers
+    depend on each other. The posterior of the last layer is optimal if $U_0$ are the training inputs, V their targets and $\Lambda$
+    the precision of the noise.
 
-    In both, values at data are drawn pointwise given the inducing values, the last layer's are integrated out, and
+    `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
+    `LocalLayer`).
+
+    In both, values at data are drawn pointwise given the inducing values, and the last layer's values are integrated out. The bound
+    is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
 
-    the expectation in closed form for Gaussian noise and at one draw of $f_b$ for other likelihoods. One layer with Gaussian noise
-    has no randomness: a sparse Gaussian process.
+    with the expectation in closed form for Gaussian noise, and at one draw of $f_b$ for other likelihoods. One layer with Gaussian
+    noise has no randomness and is a sparse Gaussian process.
 
-    Standardize inputs, and targets of regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$. Kernel
-    matrices are computed in float64 where the device has it, whatever the type of parameters and data.
+    Standardize the inputs, and the targets of a regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$.
+    Kernel matrices are computed in float64 if the device supports it, whatever the type of parameters and data.
 
     Args:
-        inputs: Training inputs [N, D], from which the inducing inputs start: all of them, or `num_inducing` centers of k-means.
-        targets: Their targets, from which the last layer starts and the number of outputs is known; not needed otherwise.
-        depth: L, the number of layers.
-        width: Outputs of each hidden layer, a number or L - 1 of them; D by default, at most 30.
-        num_outputs: O, where there are no targets.
-        num_inducing: M, at most N.
+        inputs: Training inputs [N, D]. The inducing inputs start at all of them, or at `num_inducing` centers of k-means.
+        targets: Targets of the inputs, which set the initial last layer and the number of outputs; optional.
+        depth: Number of layers L.
+        width: Number of outputs of each hidden layer: one number, or L - 1 numbers; by default D, but at most 30.
+        num_outputs: Number of outputs O; needed without targets.
+        num_inducing: Number of inducing points M, at most N.
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
         likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
-        skip: Whether a hidden layer's prior mean is its input (its first principal axes where it has fewer outputs, zeros
-            behind it where it has more) instead of 0. Either way hidden layers start near that map.
-        lengthscale: Where all lengthscales start, in place of $\sqrt D$.
-        jitter: Added to the diagonal of each kernel matrix, as a share of its mean.
-        seed: Of k-means.
+        skip: Whether a hidden layer's prior mean is its input instead of 0. With fewer outputs than inputs, the mean is the first
+            principal axes of the input; with more, it is the input padded with zeros. In both cases hidden layers start near this
+            map.
+        lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
+        jitter: Share of its mean that is added to the diagonal of each kernel matrix.
+        seed: Seed of k-means.
 
     Raises:
         ValueError: If inputs are not [N, D] or not finite, targets do not fit, a count is below 1, or a name is unknown.
@@ -112,11 +116,11 @@ class DeepGP(nn.Module, Predictor, Trainable):
         super().__init__()
         if inputs.ndim != 2 or not inputs.numel() or not inputs.is_floating_point():
             raise ValueError(
-                f"DeepGP: inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point [N, D]"
+                f"DeepGP: inputs have shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point inputs [N, D]"
             )
         checked_inputs(inputs)
         if targets is not None and not bool(torch.isfinite(targets).all()):
-            raise ValueError("DeepGP: targets hold NaN or infinity; give finite numbers, or remove such rows")
+            raise ValueError("DeepGP: targets contain NaN or infinity; give finite targets, or remove their rows")
         if kernel not in KERNELS:
             raise ValueError(f"DeepGP: kernel={kernel!r}; give one of {', '.join(KERNELS)}")
         self.likelihood = copy.deepcopy(make_likelihood(likelihood)) or Gaussian(noise=0.1)
@@ -148,7 +152,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
                 precision = torch.ones_like(precision)
                 if targets is not None:
                     start, counts = around_centers(inputs, targets, centers)
-                    likelihood, curvature = self.likelihood, 0.25  # of log p(y | f)
+                    likelihood, curvature = self.likelihood, 0.25  # curvature of log p(y | f)
                     if isinstance(likelihood, Gaussian):
                         curvature = 1 / float(likelihood.noise.detach().mean())
                     precision = (counts * curvature).clamp_min(1e-2)
@@ -166,13 +170,13 @@ class DeepGP(nn.Module, Predictor, Trainable):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
-        """Every layer's process given S draws of the inducing values below, and the KL of each draw.
+        """Every layer's process given S draws of the previous layers' inducing values, and the KL of each draw.
 
-        Global: hidden layers given their drawn values, the last one with its values integrated out. Local: all integrated out.
-        A parameter that is not finite is named by a `ValueError`.
+        Global: hidden layers are conditioned on their drawn values, and the values of the last layer are integrated out. Local: the
+        values of all layers are integrated out. If a parameter is not finite, a `ValueError` names it.
 
         Returns:
-            One conditional per layer, and [S] in nats.
+            One conditional per layer, and the KL [S] in nats.
         """
         try:
             return self._conditionals(num_draws, generator)
@@ -198,13 +202,13 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def propagate(
         self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: Randomness = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at inputs [B, D], given draws of the hidden layers' values there: [S, B, O] each.
+        """Mean and variance of f at inputs [B, D], given draws of the hidden layers' values at these inputs: [S, B, O] each.
 
         Args:
-            parts: See `conditionals`.
+            parts: Conditionals of the layers; see `conditionals`.
             x: Inputs.
-            num_draws: S.
-            generator: Source of the draws at the inputs, independent between inputs given the conditionals.
+            num_draws: Number of draws S.
+            generator: Source of randomness of the draws, which are independent between inputs given the conditionals.
         """
         values = widened(x).unsqueeze(0)
         for part in parts[:-1]:
@@ -232,7 +236,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     ) -> Tensor:
         """Evidence lower bound of the whole dataset from a batch of inputs [B, D], in nats, a scalar; maximize it.
 
-        Arguments are those of `BayesianNetwork.elbo`.
+        The arguments are those of `BayesianNetwork.elbo`.
 
         Raises:
             ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
@@ -265,7 +269,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
             data = objectives.expected_log_likelihood(values, y, likelihood, num_data, example_weights)
         if should_check(data) and not bool(torch.isfinite(data - kl).all()):
             self._check_parameters()
-            raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
+            raise ValueError(
+                "elbo is not finite, although all parameters are finite; standardize the inputs and targets"
+            )
         return data, kl
 
     @staticmethod
@@ -276,7 +282,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def _check_parameters(self) -> None:
         for name, parameter in self.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise ValueError(f"DeepGP: {name} holds NaN or infinity; lower the learning rate") from None
+                raise ValueError(f"DeepGP: {name} contains NaN or infinity; lower the learning rate") from None
 
     def _check(self, x: Any) -> None:
         checked_inputs(x)
@@ -286,7 +292,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     @checked
     def kl(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL of the inducing values in nats, a scalar; with global inducing points and hidden layers an average over draws."""
+        """KL of the inducing values in nats, a scalar. With global inducing points and hidden layers, it is a mean over draws."""
         return self.conditionals(num_draws, generator)[1].mean()
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -304,10 +310,10 @@ class DeepGP(nn.Module, Predictor, Trainable):
         """Train by the bound, in place; everything else is as in `bayesify.fit`.
 
         Args:
-            data: Batches of inputs and targets, or a pair of tensors, which is cut into shuffled batches of 256.
+            data: Batches of inputs and targets, or a pair of tensors, which is split into shuffled batches of 256.
             epochs: Passes over the data.
-            learning_rate: Of Adam.
-            seed: Of everything random.
+            learning_rate: Learning rate of Adam.
+            seed: Seed of all randomness.
             options: Further arguments of `bayesify.fit`: `num_draws` (4 by default), validation, patience, checkpoint and others.
 
         Returns:
@@ -340,8 +346,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         """The predictive distribution of a batch of inputs [B, D]; see `Predictor.predict` for `generator`.
 
         Args:
-            num_draws: S; 32 by default, 1 where nothing is drawn (one layer with Gaussian noise).
-            memory: What kernel matrices may take at a time: bytes, or text such as `"1GiB"`; 256 MiB by default.
+            num_draws: Number of draws S; 32 by default, or 1 if nothing is drawn (one layer with Gaussian noise).
+            memory: Memory budget of kernel matrices: bytes, or a string such as `"1GiB"`; 256 MiB by default.
 
         Raises:
             ValueError: If inputs do not fit or are not finite.
@@ -361,7 +367,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def _all_moments(
         self, x: Tensor, num_draws: int, generator: torch.Generator | None, memory: Memory
     ) -> tuple[Tensor, Tensor]:
-        """Moments of f in pieces of the batch, all given the same draws of the inducing values."""
+        """Moments of f, computed in pieces of the batch with the same draws of the inducing values."""
         parts, _ = self.conditionals(num_draws, generator)
         size = max(part.weights.shape[-2] * max(2 * part.weights.shape[-1], 4) for part in parts)
         rows = max(1, memory // (8 * num_draws * size))
@@ -369,7 +375,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         return torch.cat([mean for mean, _ in pieces], dim=1), torch.cat([variance for _, variance in pieces], dim=1)
 
     def config(self) -> dict[str, Any]:
-        """Sizes and choices as plain data."""
+        """Sizes and arguments as plain data."""
         return {
             "widths": list(self.widths),
             "inducing": self.inducing,
@@ -387,11 +393,11 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The process that `config()` and `state()` describe; the network is not looked at."""
+        """The process that `config()` and `state()` describe; `net` is not used."""
         given = dict(config)
         widths, count = given.pop("widths"), given.pop("num_inducing")
         first = state["inducing_inputs" if given["inducing"] == "global" else "layers.0.inducing_inputs"]
-        # Inducing inputs may have moved together, which k-means or a Cholesky factor of their start would not survive.
+        # Build with distinct inputs: trained inducing inputs may coincide, and k-means or a Cholesky factor would then fail.
         apart = torch.arange(first.numel(), dtype=torch.float64).sin().reshape(first.shape)
         depth, hidden, outputs = len(widths) - 1, widths[1:-1], widths[-1]
         model = cls(apart, num_inducing=count, depth=depth, width=hidden, num_outputs=outputs, **given).to(first)
@@ -400,10 +406,10 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     @property
     def num_inducing(self) -> int:
-        """M."""
+        """Number of inducing points M."""
         first = self.inducing_inputs if self.inducing_inputs is not None else self.layers[0].inducing_inputs
         return len(first)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
-        """Widths and kinds."""
+        """Widths, kind of inducing points, and kernel."""
         return f"{' -> '.join(map(str, self.widths))}, {self.inducing} inducing points, {self.kernel}"

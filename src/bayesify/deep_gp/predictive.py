@@ -1,4 +1,4 @@
-"""The predictive of regression with a deep Gaussian process: each draw is a Gaussian over function values."""
+"""Predictive distribution of a regression with a deep Gaussian process: each draw is a Gaussian over function values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from bayesify.predictive.regression import RegressionPredictive, pair
 
 
 class ProcessPredictive(RegressionPredictive):
-    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$, all [S, B, O], the noise a scalar or [O].
+    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$ with $\mu$ and v [S, B, O], and the noise a scalar or [O].
 
-    Mean and variance are those of f given each draw of the layers below. With one layer there is nothing to draw.
+    $\mu_s$ and $v_s$ are the mean and the variance of f given draw s of the previous layers. With one layer there is nothing to
+    draw.
     """
 
     is_mixture = False
@@ -26,13 +27,13 @@ class ProcessPredictive(RegressionPredictive):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance of f between draws and given a draw, and noise."""
+        """Mean of f, its variance (between draws plus within draws), and the noise."""
         spread = self._mean.var(0, unbiased=False) + self._variance.mean(0)
         return self._mean.mean(0), spread, self._noise
 
     @property
     def outputs(self) -> Tensor:
-        """Draws of f at each input, independent between inputs given the layers below: [S, B, O]."""
+        """Draws of f at each input, independent between inputs given the previous layers: [S, B, O]."""
         generator = torch.Generator().manual_seed(self._seed)
         noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
         return self._mean + self._variance.sqrt() * noise

@@ -1,4 +1,4 @@
-"""Where a deep Gaussian process starts: centers of the data, targets around them, and the skip functions."""
+"""Starting values of a deep Gaussian process: centers of the data, mean targets around them, and the skip functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs_and_outputs import checked_inputs
 
 MAX_KMEANS_ROUNDS = 20
-"""Rounds of k-means; inducing inputs are trained afterwards, so that more buys nothing."""
+"""Largest number of rounds of k-means. More rounds gain nothing, because the inducing inputs are trained afterwards."""
 MAX_KMEANS_ROWS = 20_000
-"""Rows that k-means looks at, chosen at random where there are more."""
+"""Largest number of rows for k-means; a random choice if there are more."""
 MAX_DISTANCES_AT_ONCE = 2**24
 
 
 def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
-    """Centers of k-means over the rows of x [N, D], or the rows themselves where there are at most `count`: [M, D].
+    """Centers of k-means over the rows of x [N, D], or the rows themselves if there are at most `count`: [M, D].
 
-    The centers start at rows, each chosen with a probability in proportion to its squared distance from those before it (Arthur &
-    Vassilvitskii 2007). A center that loses its rows stays where it is.
+    The centers start at rows. Each row is chosen with a probability proportional to its squared distance from the nearest row
+    chosen before (Arthur & Vassilvitskii 2007). A center that loses all its rows does not move.
     """
     if len(x) <= count:
         return x.detach().clone()
@@ -62,7 +62,7 @@ def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
 
 
 def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Means of targets [N, O] over the rows nearest to each center, 0 where there are none, and their numbers: [M, O], [M]."""
+    """Mean target over the rows nearest to each center, 0 without any, and the number of these rows: [M, O], [M]."""
     owner = nearest_center(x, centers)
     sums = torch.zeros(len(centers), targets.shape[-1], dtype=torch.float64, device=x.device)
     sums.index_add_(0, owner, targets.double())
@@ -71,7 +71,7 @@ def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor,
 
 
 def projection(x: Tensor, width: int) -> Tensor:
-    """W [D, width] of a skip function: the identity, the first principal axes of x [N, D], or zeros behind the identity."""
+    """Matrix W [D, width] of a skip function: the identity, padded with zeros, or the first principal axes of x [N, D]."""
     size = x.shape[-1]
     eye = torch.eye(size, width, dtype=x.dtype, device=x.device)
     if width >= size:
@@ -81,25 +81,27 @@ def projection(x: Tensor, width: int) -> Tensor:
     if len(axes) < width:
         return eye
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    return (axes * largest.sign()).T.contiguous().to(x.dtype)  # signs that do not depend on the machine
+    return (axes * largest.sign()).T.contiguous().to(x.dtype)  # the same signs on every machine
 
 
 def layer_widths(width: int | Sequence[int] | None, depth: int, num_inputs: int, num_outputs: int) -> tuple[int, ...]:
-    """Inputs, outputs of each layer; see `DeepGP` for `width`, which may be `None`."""
+    """Number of inputs, then the number of outputs of each layer; see `DeepGP` for `width`."""
     if width is None:
         width = min(num_inputs, 30)
     hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
     if len(hidden) != depth - 1:
-        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give one per hidden layer, {depth - 1}")
+        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give {depth - 1}, one per hidden layer")
     return (num_inputs, *hidden, num_outputs)
 
 
 def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
-    """O: the given number, or what targets under a likelihood need."""
+    """Number of outputs O: the given number, or the number that the targets need under the likelihood."""
     if given is not None:
         return given
     if targets is None:
-        raise ValueError("DeepGP: neither targets nor num_outputs; give one, so that the last layer has a size")
+        raise ValueError(
+            "DeepGP: neither targets nor num_outputs is given; give one of them to set the size of the last layer"
+        )
     if likelihood.name == "categorical":
         return int(targets.max()) + 1
     columns = targets.shape[-1] if targets.ndim > 1 else 1
@@ -109,11 +111,11 @@ def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | N
 def as_function_values(
     likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int
 ) -> Tensor | None:
-    """Targets as values of f around which the last layer starts, [N, O]; `None` where there are none."""
+    """Targets as function values f at which the last layer starts, [N, O]; `None` without targets."""
     if targets is None:
         return None
     if len(targets) != len(inputs):
-        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one each")
+        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one target per input")
     checked_inputs(targets)
     if likelihood.name == "categorical":
         hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)

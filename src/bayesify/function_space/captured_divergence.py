@@ -1,4 +1,4 @@
-"""A function-space KL captured as a CUDA graph with its gradient: one launch in place of thousands."""
+"""A function-space KL and its gradient captured as a CUDA graph: one launch instead of thousands."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bayesify.running.cuda_graphs import Captured, Captures, side_stream, watch_
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
 Found = tuple[Tensor, dict[int, Tensor]]
-"""A value, and its gradients by place among the given tensors."""
+"""A value, and its gradients by the index of the given tensor."""
 
 
 class DivergenceCapture:
-    """Calls a scalar function of inputs and of tensors that it is differentiated by, from a CUDA graph where it can.
+    """Calls a scalar function of inputs and of tensors by which it is differentiated, from a CUDA graph if possible.
 
-    The graph holds value and gradient in memory of its own, and results are copied out, so that a replay before the
-    backward pass of an earlier one does no harm. A function that waits for the device (a size that depends on values) is
-    called as it is. A new graph is captured if buffers, frozen parameters or modes of the module move.
+    The graph holds the value and the gradient in its own memory, and results are copied out. A replay may therefore come before the
+    backward pass of an earlier one. A function that waits for the device (a size that depends on values) is called without a graph.
+    A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -29,7 +29,7 @@ class DivergenceCapture:
         self.captures: Captures[Captured[Found]] = Captures(limit=1)
 
     def __call__(self, part: Part, inputs: Any, given: Sequence[Tensor]) -> Tensor:
-        """`part(inputs, given)`; differentiable by `given`, not by the inputs."""
+        """`part(inputs, given)`, differentiable with respect to `given` but not to the inputs."""
         leaves = pytree.tree_leaves(inputs)
         if not self._suits(leaves, given):
             return part(inputs, given)
@@ -56,7 +56,7 @@ class DivergenceCapture:
 
 
 def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found]:
-    """A function that waits for the device is refused before its capture, which would leave random numbers in disorder."""
+    """Capture a function. One that waits for the device is refused first, because a failed capture corrupts random states."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]

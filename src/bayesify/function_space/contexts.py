@@ -1,4 +1,4 @@
-"""Context inputs: where the variational process is held against the prior over functions, drawn again at each step."""
+"""Context inputs, at which the KL compares the variational process with the prior over functions; drawn anew in each step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.batches import parse_batch
 
 IMAGE_RANGE = (0.0, 1.0)
-"""Pixel values that a box spans if no others are given."""
+"""Default range of a box: pixel values."""
 
 
 class Context(ABC):
     """A distribution over inputs of a network.
 
-    A subclass has a `name` and writes `draw`; `n` says how many inputs it gives.
+    A subclass sets `name` and the number of inputs `n`, and implements `draw`.
     """
 
     name: ClassVar[str]
@@ -30,10 +30,10 @@ class Context(ABC):
 
     @abstractmethod
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Inputs for the network.
+        """Draw inputs for the network.
 
         Args:
-            x: A batch of training inputs, for shape, type and device.
+            x: A batch of training inputs, which gives shape, type and device.
             generator: Source of randomness.
 
         Returns:
@@ -41,21 +41,21 @@ class Context(ABC):
         """
 
     def config(self) -> dict[str, Any]:
-        """What it is as plain data; inputs that it holds are left out."""
+        """The context as plain data, without the inputs that it stores."""
         return {"name": self.name, "n": self.n}
 
 
 class Box(Context):
-    """Inputs uniform in a box (the paper's choice, appendix 3).
+    """Uniform inputs in a box (the paper's choice, appendix 3).
 
     Args:
-        low: Lower end: a number for all features, or a tensor in the shape of one input. Left out, the box is that of image
-            pixels, 0 to 1, and inputs must be images.
-        high: Upper end.
-        n: How many inputs.
+        low: Lower end: a number for all features, or a tensor in the shape of one input. Without `low` and `high`, the box spans
+            image pixels from 0 to 1, and inputs must be images.
+        high: Upper end, in the same form.
+        n: Number of inputs.
 
     Raises:
-        ValueError: If `low` is not below `high`, only one of them is given, or `n` is below 1.
+        ValueError: If `low` is not below `high`, only one of the two is given, or `n` is below 1.
     """
 
     name = "box"
@@ -78,7 +78,7 @@ class Box(Context):
             below = bool((self.low < self.high).all())
         except RuntimeError:
             raise ValueError(
-                f"Box: low has shape {tuple(self.low.shape)} and high {tuple(self.high.shape)}; give both in one shape"
+                f"Box: low has shape {tuple(self.low.shape)} and high {tuple(self.high.shape)}; give both in the same shape"
             ) from None
         if not below:
             raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
@@ -88,19 +88,19 @@ class Box(Context):
     @classmethod
     @checked
     def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Box:
-        """A box that goes beyond training inputs [N, ...] on every side by a multiple of their range."""
+        """A box around training inputs [N, ...], wider on every side by `widths` times their range."""
         flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)
         margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
         return cls(low - margin, high + margin, n)
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Uniform numbers in the shape of one input."""
+        """Draw uniform inputs in the box."""
         like, key = _single(x, "Box")
         shape = like.shape[1:]
         if self.for_images and len(shape) != 3:
             raise ValueError(
-                f"Box: inputs are {list(like.shape)}, not images [B, C, H, W], so that 0 to 1 need not be their range; "
+                f"Box: inputs are {list(like.shape)}, not images [B, C, H, W], so the default range of 0 to 1 may not fit; "
                 "give low and high, or Box.around(x)"
             )
         try:
@@ -108,7 +108,7 @@ class Box(Context):
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
-                f"Box: its ends have shape {size}, inputs {list(shape)}; give numbers or that shape"
+                f"Box: low and high have shape {size}, but inputs have {list(shape)}; give numbers, or the shape of the inputs"
             ) from None
         place = generator.device if generator is not None else like.device
         dtype = like.dtype if like.is_floating_point() else torch.float32
@@ -116,20 +116,20 @@ class Box(Context):
         return _like(x, key, torch.addcmul(low, width, uniform))
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width, kept where the inputs are: a copy to a device cannot be captured in a CUDA graph."""
+        """Lower end and width on the inputs' device, cached because a CUDA graph cannot capture a copy to a device."""
         key = (like.device, like.dtype)
         if key not in self._kept:
             self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))
         return self._kept[key]
 
     def config(self) -> dict[str, Any]:
-        """Its ends and its size."""
+        """Ends and number of inputs."""
         ends = {} if self.for_images else {"low": _plain(self.low), "high": _plain(self.high)}
         return {"name": self.name, **ends, "n": self.n}
 
 
 class StoredContext(Context):
-    """Inputs that are held in memory and drawn from at random; the base of `DatasetContext` and `NoisyContext`."""
+    """Random inputs from a set in memory; the base of `DatasetContext` and `NoisyContext`."""
 
     @checked
     def __init__(self, source: Tensor | Iterable[Any], n: Count = 10, keep: Count = 10_000) -> None:
@@ -140,10 +140,10 @@ class StoredContext(Context):
 
     @property
     def held(self) -> Tensor:
-        """The inputs, [N, ...]; a loader is read when they are first asked for.
+        """The stored inputs, [N, ...]. A loader is read on first use.
 
         Raises:
-            ValueError: If there are none.
+            ValueError: If there are no inputs, or an input is not finite.
         """
         if self._held is None:
             self._held = self._checked(self._read(self.source))
@@ -151,16 +151,16 @@ class StoredContext(Context):
 
     def _checked(self, held: Tensor) -> Tensor:
         if held.ndim == 0 or held.shape[0] == 0:
-            raise ValueError(f"{type(self).__name__}: the source holds no inputs; give at least one")
+            raise ValueError(f"{type(self).__name__}: the source has no inputs; give at least one")
         if not bool(torch.isfinite(held).all()):
-            raise ValueError(f"{type(self).__name__}: the source holds NaN or infinity; give finite inputs")
+            raise ValueError(f"{type(self).__name__}: the source contains NaN or infinity; give finite inputs")
         return held
 
     def _read(self, loader: Iterable[Any]) -> Tensor:
-        with own_generators():  # a loader that shuffles does not move the caller's generator
+        with own_generators():  # a shuffling loader must not advance the caller's generator
             parts = list(_until(map(self._inputs, loader), self.keep))
         if not parts:
-            raise ValueError(f"{type(self).__name__}: the loader yields no batches; give one with data")
+            raise ValueError(f"{type(self).__name__}: the loader yields no batches; give a loader with data")
         return torch.cat(parts)[: self.keep]
 
     def _inputs(self, batch: Any) -> Tensor:
@@ -169,7 +169,7 @@ class StoredContext(Context):
         return inputs.detach()
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Rows at random, each at most once while there are enough."""
+        """Draw random rows, without replacement if there are enough."""
         like, key = _single(x, type(self).__name__)
         held = self.held
         if held.shape[1:] != like.shape[1:]:
@@ -188,7 +188,7 @@ class StoredContext(Context):
         return _like(x, key, self.change(found, generator))
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """What becomes of the rows; nothing here."""
+        """The drawn rows after a change; unchanged by default."""
         return inputs
 
 
@@ -196,9 +196,9 @@ class DatasetContext(StoredContext):
     """Inputs of another dataset, such as images from a different source.
 
     Args:
-        source: A loader, whose first `keep` inputs are held in memory and read when first needed, or a tensor of inputs.
-        n: How many inputs a draw gives.
-        keep: How many are held.
+        source: A tensor of inputs, or a loader. The first `keep` inputs of a loader are read on first use and kept in memory.
+        n: Number of inputs per draw.
+        keep: Number of inputs of a loader to keep.
 
     Raises:
         ValueError: If a count is below 1.
@@ -208,13 +208,13 @@ class DatasetContext(StoredContext):
 
 
 class NoisyContext(StoredContext):
-    """Training inputs under Gaussian noise.
+    """Training inputs with Gaussian noise.
 
     Args:
-        source: Training inputs, a tensor [N, ...] or a loader.
+        source: Training inputs: a tensor [N, ...] or a loader.
         std: Standard deviation of the noise.
-        n: How many inputs a draw gives.
-        keep: How many inputs of a loader are held.
+        n: Number of inputs per draw.
+        keep: Number of inputs of a loader to keep.
 
     Raises:
         ValueError: If a count is below 1 or `std` is not positive.
@@ -228,7 +228,7 @@ class NoisyContext(StoredContext):
         self.std = std
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Adds the noise."""
+        """Add the noise."""
         if not inputs.is_floating_point():
             raise ValueError(
                 f"NoisyContext: inputs are {inputs.dtype}, to which no noise can be added; use DatasetContext"
@@ -237,18 +237,18 @@ class NoisyContext(StoredContext):
         return torch.add(inputs, noise, alpha=self.std)
 
     def config(self) -> dict[str, Any]:
-        """With its noise."""
+        """The context as plain data, with the standard deviation of its noise."""
         return {**super().config(), "std": self.std}
 
 
 class Mixture(Context):
-    """Inputs of several contexts side by side at each step.
+    """Inputs of several contexts together in each step.
 
     Args:
-        contexts: Two or more.
+        contexts: Two or more contexts.
 
     Raises:
-        ValueError: If there are fewer.
+        ValueError: If there are fewer than two.
     """
 
     name = "mixture"
@@ -259,25 +259,25 @@ class Mixture(Context):
         for context in contexts:
             if not isinstance(context, Context):
                 raise TypeError(
-                    f"Mixture: {type(context).__name__} is not a Context; a tensor of inputs is DatasetContext(inputs, n)"
+                    f"Mixture: {type(context).__name__} is not a Context; wrap a tensor of inputs as DatasetContext(inputs, n)"
                 )
         self.contexts = contexts
         self.n = sum(context.n for context in contexts)
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """The draws of all of them, one after the other."""
+        """Draw from all contexts and concatenate the inputs."""
         _, key = _single(x, "Mixture")
         parts = [as_inputs(context.draw(x, generator)) for context in self.contexts]
         found = torch.cat([next(iter((*args, *named.values()))) for args, named in parts])
         return _like(x, key, found)
 
     def config(self) -> dict[str, Any]:
-        """All of them."""
+        """All contexts as plain data."""
         return {"name": self.name, "contexts": [context.config() for context in self.contexts]}
 
 
 class MissingContext(Context):
-    """The place of a context that was not stored with its model; drawing from it says so."""
+    """Placeholder for a context that was not stored with its model. Drawing from it raises an error."""
 
     name = "unknown"
 
@@ -287,16 +287,16 @@ class MissingContext(Context):
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
         """Raises `ValueError`."""
         raise ValueError(
-            f"FunctionSpaceVI: the context ({self.was}) holds inputs that are not in the file; set model.context to train on"
+            f"FunctionSpaceVI: the inputs of the context ({self.was}) are not in the file; set model.context to continue training"
         )
 
     def config(self) -> dict[str, Any]:
-        """What it was."""
+        """Plain data of the original context."""
         return dict(self.was)
 
 
 def restore_context(config: dict[str, Any]) -> Context:
-    """A context from its plain data; one that holds inputs comes back as `MissingContext`."""
+    """A context from its plain data. A context that stored inputs becomes `MissingContext`."""
     if config["name"] == "box":
         return Box(config.get("low"), config.get("high"), config["n"])
     if config["name"] == "mixture":
@@ -307,11 +307,11 @@ def restore_context(config: dict[str, Any]) -> Context:
 
 
 def _single(x: Any, owner: str) -> tuple[Tensor, str | None]:
-    """The one input tensor of a batch, and its name if it is given by name."""
+    """The single input tensor of a batch, and its name if it is a keyword input."""
     args, kwargs = as_inputs(x)
     if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         raise ValueError(
-            f"{owner}: the network takes several inputs, this context gives one tensor; write a Context of your own"
+            f"{owner}: the network takes several inputs, but this context returns one tensor; write your own Context"
         )
     return (args[0], None) if args else (next(iter(kwargs.values())), next(iter(kwargs)))
 

@@ -1,4 +1,4 @@
-"""KL divergences between Gaussians over function values, and what to do where a covariance has no inverse."""
+"""KL divergences between Gaussians over function values, with jitter for singular covariances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bayesify.maths.cholesky import checked_cholesky
 from bayesify.maths.value_checks import should_check
 
 RELATIVE_JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Share of the mean variance that is added where a covariance is not of full rank, by arithmetic."""
+"""Share of the mean variance that is added to a covariance without full rank, by type."""
 
 
 def diagonal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def diagonal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_varian
 
     $$ \sum \tfrac12 \log\frac{S_0}{T} + \frac{T + (f - \mu_0)^2}{2 S_0} - \tfrac12 $$
 
-    This is what line 5 of the paper's algorithm 1 stands for; as printed there it is not a divergence.
+    This is the intended meaning of line 5 of the paper's algorithm 1, which as printed is not a divergence.
     """
     spread = variance / prior_variance
     return 0.5 * (spread - spread.log() + (mean - prior_mean).square() / prior_variance - 1).sum()
@@ -30,18 +30,18 @@ def dense_kl(
 ) -> Tensor:
     r"""KL between Gaussians with dense covariances, summed over leading axes, in nats.
 
-    It is finite only where q's covariance has full rank. Where it has not, in the arithmetic at hand, the same share of their
-    mean variances is added to the diagonals of both covariances, and a warning says so once.
+    The KL is finite only if q's covariance has full rank. If a covariance is numerically singular, the same share of the mean
+    variance is added to the diagonals of both covariances, with one warning.
 
     Args:
-        mean: [..., n].
-        covariance: [..., n, n].
-        prior_mean: [..., n].
-        prior_covariance: [..., n, n].
-        jitter: A share that is always added; `RELATIVE_JITTER` where needed by default.
+        mean: Mean of q, [..., n].
+        covariance: Covariance of q, [..., n, n].
+        prior_mean: Mean of the prior, [..., n].
+        prior_covariance: Covariance of the prior, [..., n, n].
+        jitter: Share of the mean variance that is always added; by default `RELATIVE_JITTER`, and only where needed.
 
     Raises:
-        ValueError: If a covariance has no Cholesky factor even so.
+        ValueError: If a covariance has no Cholesky factor even with jitter.
     """
     if jitter is not None:
         factor = _factorize(covariance, jitter, "the linearized network's")
@@ -51,8 +51,8 @@ def dense_kl(
     else:
         share = RELATIVE_JITTER.get(covariance.dtype, 1e-5)
         warnings.warn(
-            f"function_kl: a covariance of {mean.shape[-1]} function values is not of full rank; {share:g} of the mean "
-            "variance is added to both (give jitter=, other context inputs, or covariance='diagonal')",
+            f"function_kl: a covariance of {mean.shape[-1]} function values does not have full rank, so {share:g} of the mean "
+            "variance is added to both covariances; give jitter=, other context inputs, or covariance='diagonal'",
             stacklevel=4,
         )
         factor = _factorize(covariance, share, "the linearized network's")
@@ -69,7 +69,7 @@ def _log_diagonal(factor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _has_full_rank(covariance: Tensor) -> Tensor:
-    """Whether all Cholesky pivots stand above rounding."""
+    """Whether all Cholesky pivots are above the rounding error."""
     factor, failed = checked_cholesky(covariance)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square()
     size = covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
@@ -83,8 +83,8 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     factor, failed = checked_cholesky(covariance + torch.diag_embed(added))
     if bool(failed.any()):
         raise ValueError(
-            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; repeated "
-            "context inputs or too many of them? give fewer, a larger jitter, or covariance='diagonal'"
+            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; context inputs "
+            "may be repeated or too many: give fewer, a larger jitter, or covariance='diagonal'"
         )
     return factor
 
@@ -92,10 +92,12 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
 def gaussian_kl(
     kind: str, ours: tuple[Tensor, Tensor], prior: tuple[Tensor, Tensor], num_weights: int, jitter: float | None
 ) -> Tensor:
-    """KL between Gaussians over function values, a scalar in nats: mean [B, O], and variance or covariance; see `FunctionSpaceVI`.
+    """KL between Gaussians over function values, a scalar in nats.
+
+    Both are given by their mean [B, O] and their variance or covariance; see `FunctionSpaceVI`.
 
     Raises:
-        ValueError: If there are more function values than weights, which bound the rank of our covariance, and no jitter.
+        ValueError: If there is no jitter and there are more function values than weights. Our covariance is then singular.
     """
     (mean, found), (prior_mean, prior_found) = ours, prior
     if kind == "diagonal":
@@ -111,9 +113,10 @@ def gaussian_kl(
 
 
 def check_kl(kl: Tensor) -> None:
-    """Raise `ValueError` for a KL that is not finite, where values can be looked at."""
+    """Raise `ValueError` for a KL that is not finite, if values can be read (not while a CUDA graph is captured)."""
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
-            f"function_kl is {float(kl.detach())}: a variance of the linearized network is 0, or not finite, at a context "
-            "input (zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
+            f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
+            "input (is the input zero and the network without biases, or did standard deviations collapse?); change the context, "
+            "or raise init_std"
         )

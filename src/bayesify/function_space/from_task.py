@@ -1,4 +1,4 @@
-"""Function-space variational inference from a training task."""
+"""Function-space variational inference on a training task."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def fit_function_space(
     learning_rate: float = 0.1,
     init_std: float = 0.02,
 ) -> FunctionSpaceVI:
-    """A mean-field network with context inputs in a box around the training inputs, wider by `widths` on every side.
+    """Train a mean-field network with context inputs in a box around the training inputs, wider by `widths` on every side.
 
-    The learning rate falls as half a cosine: without, a rate of 0.01 left yacht and concrete underfitted (RMSE 5.4 and 7.1 on the
-    first split; 1.2 and 6.1 so) and a larger one too noisy at the end.
+    The learning rate falls as half a cosine. A constant rate of 0.01 underfitted yacht and concrete (RMSE 5.4 and 7.1 on the first
+    split, compared with 1.2 and 6.1), and a larger constant rate was too noisy at the end.
     """
     bnn = bayesianize(task.net, MeanField(init_std=init_std), likelihood=task.likelihood, prior=task.prior)
     model = FunctionSpaceVI(bnn, 0.0, prior_variance, box_around(task, widths, points))
@@ -40,11 +40,11 @@ def fit_function_space(
 
 
 def box_around(task: TrainingTask, widths: float, n: int) -> Box:
-    """The box around all training inputs, wider by a multiple of their range on every side."""
+    """The box around all training inputs, wider on every side by `widths` times their range."""
     inputs = []
     for batch in task.batches():
         args, kwargs = as_inputs(batch.x)
         inputs.append(next(iter((*args, *kwargs.values()))).detach())
     if not inputs:
-        raise ValueError("function_space: the loader yields no batches; give one with data")
+        raise ValueError("function_space: the loader yields no batches; give a loader with data")
     return Box.around(torch.cat([torch.stack((x.amin(0), x.amax(0))) for x in inputs]), widths, n)

@@ -1,4 +1,4 @@
-"""Covariances of a linearized network's outputs under independent Gaussian weights, without a Jacobian over all weights."""
+"""Covariances of a linearized network's outputs under independent Gaussian weights, without forming the full Jacobian."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from bayesify.maths.gamma import as_float
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
 MAX_POSITIONS_PER_VECTOR = 2
-"""Positions of a layer for each vector up to which pairs of positions are cheaper than products of the weight's size."""
+"""Up to this many positions of a layer per vector, pairs of positions are cheaper than products of the weight's size."""
 
 
 def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
-    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$ for K vectors and B examples, added up layer by layer.
+    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$ for K vectors and B examples, summed over layers.
 
-    For a linear layer that is applied once per example the diagonal is $(g^2)^\top \sigma^2 a^2$; where it is applied at
-    several positions, and for convolutions, $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, some outputs of the layer at a
-    time. The other forms take products of such sums. Differentiable by everything that comes in; what is cut into pieces is
-    computed again on the way back instead of being kept.
+    For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$. For a linear layer applied at
+    several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for some outputs of
+    the layer at a time. The other kinds are products of the same sums. The result is differentiable with respect to all arguments.
+    Work that is split into pieces is recomputed in the backward pass, to save memory.
 
     Args:
-        jacobians: What the gradients belong to.
-        gradients: $v_{kb}^\top J_b$.
-        variances: $\sigma^2$ by name, each in the weight's shape.
-        kind: Which entries; see below.
-        memory: Bytes that products of gradients and inputs may take at a time.
+        jacobians: Jacobians to which the gradients belong.
+        gradients: Gradients $v_{kb}^\top J_b$.
+        variances: Variances $\sigma^2$ by name, each in the weight's shape.
+        kind: Entries to compute; see the result.
+        memory: Largest number of bytes of products of gradients and inputs at a time.
 
     Returns:
-        `"diagonal"`: [K, B]. `"full"`: between examples, [K, B, B]. `"example"`: between vectors, [B, K, K]. `"joint"`: between
-        all of them, examples slowest, [B K, B K].
+        `"diagonal"`: variances [K, B]. `"full"`: covariances between examples, [K, B, B]. `"example"`: covariances between vectors,
+        [B, K, K]. `"joint"`: covariances between all pairs, examples slowest, [B K, B K].
     """
     terms = (term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory))
     return reduce(torch.add, terms)
@@ -66,7 +66,7 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 def _of_dense(
     gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """From gradients by every entry of a weight: for small ones, several uses of one weight, and layers without a rule."""
+    """Terms from gradients by every entry of a weight: for small weights, weights used several times, and layers without a rule."""
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
     if not calls:
@@ -96,7 +96,7 @@ def _of_dense(
 
 
 def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    """From inputs [B, T, d_in] and gradients [K, B, T, d_out] of a map with weights of variance [d_out, d_in]."""
+    """Terms from inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map whose weights have variances [d_out, d_in]."""
     once = a.shape[1] == 1
     if kind == "diagonal" and once:
         yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)
@@ -119,9 +119,9 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
 
 
 def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
-    r"""The diagonal where positions are few: $\sum_{tu} \sum_i g_{ti} g_{ui} \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
+    r"""The diagonal for few positions: $\sum_{tu} \sum_i g_{ti} g_{ui} \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
 
-    The inner sum is the same for all vectors, and no product has the size of the weight.
+    The inner sum is the same for all vectors, and no product is as large as the weight.
     """
     positions = a.shape[1]
     pairs = a.unsqueeze(1) * a.unsqueeze(2)  # [B, T, T, d_in]
@@ -133,7 +133,7 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
 def _of_table(
     rule: LookupRule, kept: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """From the rows of an embedding table that were looked up; the others have no part."""
+    """Terms from the rows of an embedding table that were looked up; the other rows contribute nothing."""
     words, place = kept.unique(return_inverse=True)
     g = rule.without_padding(kept, g)  # [K, B, T, D]
     rows, size = g.shape[0] * g.shape[1], g.shape[-1]
@@ -161,13 +161,13 @@ def contribution(rows: Tensor, variance: Tensor, kind: Covariance) -> Tensor:
 
 
 def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
-    """Slices of `size` entries, each of which makes a number of bytes, of which a few copies are held at a time."""
+    """Slices of `size` entries such that a few copies of each slice, at `bytes_each` per entry, fit in the memory."""
     step = max(1, memory // max(1, 6 * bytes_each))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A result whose intermediate ones are computed again on the way back."""
+    """A result whose intermediate results are recomputed in the backward pass."""
     if not torch.is_grad_enabled():
         return function(*tensors)
     found: Tensor = checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
@@ -177,7 +177,7 @@ def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 class _SquaredSums(torch.autograd.Function):
     r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, some outputs i at a time.
 
-    The sums are kept for the way back if they are all there at once, and computed again otherwise.
+    With a single piece, the inner sums are kept for the backward pass; otherwise they are recomputed.
     """
 
     @staticmethod

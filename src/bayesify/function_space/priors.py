@@ -1,4 +1,4 @@
-"""Priors over functions: Gaussians over the function values at any inputs."""
+"""Priors over functions, each a Gaussian over the function values at any inputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from bayesify.running.runner import Runner
 
 
 class FunctionPrior(ABC):
-    """A Gaussian process over a network's outputs; a subclass writes `moments`."""
+    """A Gaussian process over a network's outputs. A subclass implements `moments`."""
 
     name: ClassVar[str]
 
     def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: Memory) -> None:
-        """Take from a network what the prior needs, before it is trained.
+        """Store what the prior needs from the network, before the network is trained.
 
         Args:
-            jacobians: The network's.
-            means: The weights' posterior means by name, detached.
-            stds: The weights' prior standard deviations by name.
-            memory: Budget in bytes.
+            jacobians: Jacobians of the network.
+            means: Posterior means of the weights by name, detached.
+            stds: Prior standard deviations of the weights by name.
+            memory: Memory budget in bytes.
         """
         return
 
@@ -36,20 +36,20 @@ class FunctionPrior(ABC):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """Mean and covariance at inputs.
+        """Mean and covariance of the function values at inputs.
 
         Args:
             args: Positional inputs of B examples.
             kwargs: Keyword inputs.
-            outputs: The network's outputs there, [B, O], for shape, type and device.
-            kind: See `FunctionSpaceVI`.
+            outputs: The network's outputs at the inputs, [B, O]; they give shape, type and device.
+            kind: Kind of covariance; see `FunctionSpaceVI`.
 
         Returns:
             Mean [B, O], and variance [B, O], covariance [O, B, B] or covariance [B O, B O].
         """
 
     def config(self) -> dict[str, Any] | None:
-        """What it is as plain data, tensors included; `None` if it holds code that cannot be stored."""
+        """The prior as plain data, including tensors; `None` if it contains code, which cannot be stored."""
         return None
 
 
@@ -57,11 +57,11 @@ class Constant(FunctionPrior):
     """The same mean and variance at every input, independent between inputs and outputs (the paper's choice).
 
     Args:
-        mean: A number, or one per output.
-        variance: A number, or one per output.
+        mean: Mean: a number, or one per output.
+        variance: Variance: a number, or one per output.
 
     Raises:
-        ValueError: If a variance is not positive, or something is not finite.
+        ValueError: If a variance is not positive, or a value is not finite.
     """
 
     name = "constant"
@@ -80,7 +80,7 @@ class Constant(FunctionPrior):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """Nothing depends on the inputs."""
+        """Mean and covariance, which do not depend on the inputs."""
         try:
             mean, variance = (value.expand(outputs.shape) for value in self._on_device(outputs))
         except RuntimeError:
@@ -94,7 +94,7 @@ class Constant(FunctionPrior):
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
 
     def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Kept where the outputs are: a copy to a device cannot be captured in a CUDA graph."""
+        """Mean and variance on the outputs' device, cached because a CUDA graph cannot capture a copy to a device."""
         key = (outputs.device, outputs.dtype)
         if key not in self._kept:
             self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))
@@ -109,8 +109,8 @@ class GaussianProcess(FunctionPrior):
     """A Gaussian process with any kernel, independent between outputs.
 
     Args:
-        kernel: From inputs [B, ...] and inputs [C, ...] to covariances [B, C], or [O, B, C] if outputs differ.
-        mean: A number, or a function from inputs [B, ...] to means [B] or [B, O].
+        kernel: Function from inputs [B, ...] and inputs [C, ...] to covariances [B, C], or [O, B, C] if outputs differ.
+        mean: Mean: a number, or a function from inputs [B, ...] to means [B] or [B, O].
 
     Raises:
         TypeError: If `kernel` cannot be called.
@@ -135,14 +135,14 @@ class GaussianProcess(FunctionPrior):
         covariance = self.kernel(x, x).to(outputs)
         if covariance.shape[-2:] != (size, size) or covariance.ndim > 3:
             raise ValueError(
-                f"GaussianProcess: the kernel gives {list(covariance.shape)} for {size} inputs; it must give "
+                f"GaussianProcess: the kernel returns {list(covariance.shape)} for {size} inputs; it must return "
                 f"[{size}, {size}], or [{num_outputs}, {size}, {size}]"
             )
         covariance = covariance.expand(num_outputs, size, size)
         variances = covariance.diagonal(dim1=-2, dim2=-1)
         if should_check(variances) and not bool((variances > 0).all()):
             raise ValueError(
-                "GaussianProcess: the kernel gives a variance of 0 or below at an input; give a positive one"
+                "GaussianProcess: the kernel returns a variance of 0 or below at an input; give a kernel with positive variances"
             )
         if kind == "diagonal":
             return mean, variances.T
@@ -155,16 +155,16 @@ class GaussianProcess(FunctionPrior):
 
 
 class NeuralTangent(FunctionPrior):
-    r"""What a Gaussian over weights makes of the network, linearized at the means before training.
+    r"""The Gaussian process that a Gaussian over weights induces through the network, linearized at its means before training.
 
     $$ p(f) = \mathcal{GP}\bigl(f(x; m_0),\ J_{m_0}(x) \operatorname{diag}(\sigma_0^2) J_{m_0}(x')^\top\bigr) $$
 
-    the paper's prior process (equations 3 and 4) for $w \sim \mathcal{N}(m_0, \sigma_0^2)$. It costs a second
-    linearization at each step.
+    This is the paper's prior process (equations 3 and 4) for $w \sim \mathcal{N}(m_0, \sigma_0^2)$. It costs a second
+    linearization in each step.
 
     Args:
-        std: $\sigma_0$ of all weights; those of the network's own prior over weights by default.
-        mean: A number to use in place of $f(x; m_0)$.
+        std: Standard deviation $\sigma_0$ of all weights; by default those of the network's own prior over weights.
+        mean: A number that replaces $f(x; m_0)$.
 
     Raises:
         ValueError: If `std` is not positive.
@@ -180,7 +180,7 @@ class NeuralTangent(FunctionPrior):
         self._variances: dict[str, Tensor] = {}
 
     def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: Memory) -> None:
-        """Keeps the means, the point estimates and the buffers, unless it has those of a stored model already."""
+        """Store the means, the point estimates and the buffers, unless the prior already has those of a stored model."""
         frozen = jacobians.runner.snapshot()
         if not self._values:
             self._values = {name: value.detach().clone() for name, value in means.items()}
@@ -198,7 +198,7 @@ class NeuralTangent(FunctionPrior):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """By the same linearization, at the means that were kept."""
+        """Mean and covariance by the same linearization, at the stored means."""
         self._follow(outputs)
         point = self._jacobians.at(args, kwargs, self._values)
         with torch.no_grad():
@@ -209,7 +209,7 @@ class NeuralTangent(FunctionPrior):
         return mean, found.T if kind == "diagonal" else found
 
     def _follow(self, outputs: Tensor) -> None:
-        """Move what was kept to where the network is now, and from one full precision to the other."""
+        """Move the stored tensors to the network's current device, and between float32 and float64."""
         for kept in (self._values, self._points, self._variances):
             for name, value in kept.items():
                 dtype = outputs.dtype if value.dtype in (torch.float32, torch.float64) else value.dtype
@@ -217,7 +217,7 @@ class NeuralTangent(FunctionPrior):
                     kept[name] = value.to(outputs.device, dtype)
 
     def config(self) -> dict[str, Any]:
-        """Its choices, and what it kept of the network."""
+        """The arguments, and the tensors stored from the network."""
         return {
             "name": self.name,
             "std": self.std,
@@ -236,10 +236,10 @@ class NeuralTangent(FunctionPrior):
 
 
 class UnknownPrior(FunctionPrior):
-    """The place of a prior whose code was not stored with its model; using it says so.
+    """Placeholder for a prior whose code was not stored with its model. Using it raises an error.
 
     Args:
-        name: The kind of prior that it was.
+        name: Kind of the original prior.
     """
 
     def __init__(self, name: str) -> None:
@@ -252,16 +252,16 @@ class UnknownPrior(FunctionPrior):
     ) -> tuple[Tensor, Tensor]:
         """Raises `ValueError`."""
         raise ValueError(
-            f"FunctionSpaceVI: the prior ({self.was}) is code, which a file does not hold; set model.prior"
+            f"FunctionSpaceVI: the prior ({self.was}) is code, which a file cannot contain; set model.prior"
         )
 
     def config(self) -> dict[str, Any]:
-        """What it was."""
+        """The kind of the original prior."""
         return {"name": self.was}
 
 
 def restore_prior(config: Mapping[str, Any]) -> FunctionPrior:
-    """A prior from its plain data; one that is code, which no file holds, is `UnknownPrior`."""
+    """A prior from its plain data. A prior that was code, which no file contains, becomes `UnknownPrior`."""
     if config["name"] == "constant":
         return Constant(config["mean"], config["variance"])
     return NeuralTangent.restore(config) if config["name"] == "neural_tangent" else UnknownPrior(str(config["name"]))

@@ -1,4 +1,4 @@
-"""Variational inference over functions: a network's weight posterior trained against a prior over functions."""
+"""Variational inference over functions: a posterior over a network's weights, trained with a prior over functions."""
 
 from __future__ import annotations
 
@@ -46,37 +46,39 @@ from bayesify.weights.named_parameters import first_parameter
 
 DEFAULT_PRIOR_VARIANCE = 10.0
 INDEPENDENT_POSTERIORS = (MeanField, KTied)
-"""Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
+"""Posteriors whose weights are independent Gaussians, which assumption 1 of the paper requires."""
 
 
 @register_predictor
 class FunctionSpaceVI(Drawable, Trainable):
-    r"""A network's weight posterior, trained against a prior over functions (Rudner et al., proposition 2).
+    r"""A posterior over a network's weights, trained with a prior over functions (Rudner et al., proposition 2).
 
     $$ \mathcal{F} = \frac{N}{B} \sum_b \mathbb{E}_{q(w)} \log p(y_b | f(x_b; w))
        - \mathrm{KL}\bigl(\tilde q(f_X) \,\|\, p(f_X)\bigr), \qquad
        \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
 
-    The likelihood is a Monte Carlo estimate on the network itself and scaled to the dataset; the KL is that of the network
-    linearized about the means m, at context inputs X drawn again at each step, and not scaled. Uncertainty grows where
-    context inputs are and data are not. The KL is finite where the covariance has full rank; `"full"` and `"joint"` add
-    a relative jitter to both covariances where it has not (see `divergence.dense_kl`), and raise where there are more
-    function values than weights.
+    The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not scaled; it
+    linearizes the network around the means m, at context inputs X that are drawn anew in each step. Uncertainty grows where there
+    are context inputs but no data. The KL is finite only if the covariance has full rank. If it does not, `"full"` and `"joint"`
+    add a relative jitter to both covariances (see `divergence.dense_kl`). They raise an error if there are more function values
+    than weights.
 
     Args:
-        bnn: The network, under `MeanField` or `KTied`. It is trained in place, in the mode (train or eval) it is in.
+        bnn: The network, under `MeanField` or `KTied`. It is trained in place, in its current mode (train or eval).
         prior_mean: Mean of the function values under the prior: a number, or one per output.
-        prior_variance: Their variance: a number, or one per output; by default 10, times the square of the power of ten next to the
-            targets' standard deviation where `fit` finds the noise.
-        context: Where functions are compared; image pixels from 0 to 1 (`Box()`) by default.
-        covariance: What the KL sees: `"diagonal"` only variances, as the paper does; `"full"` covariances between context inputs,
-            output by output; `"joint"` those between outputs too.
-        prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`) in place of mean and variance.
-        layers: `"all"`, or `"last"` to linearize the last layer's weights only. Then the KL leaves the spread of the other layers
-            alone, and only the likelihood shrinks it: put a posterior on the last layer only, or take `"all"`.
-        jitter: A share of the mean variance that is always added in `"full"` and `"joint"`; only where needed by default.
-        memory: Bytes that linearization may take, a number or text such as `"1GiB"`; an eighth of the GPU's memory, or 1 GiB on a
-            CPU, by default.
+        prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. Where `fit`
+            estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
+            deviation.
+        context: Distribution of the inputs at which functions are compared; by default image pixels from 0 to 1 (`Box()`).
+        covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
+            context inputs for each output; `"joint"` also uses covariances between outputs.
+        prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`), which replaces mean and variance.
+        layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on the other
+            layers' standard deviations, and only the likelihood shrinks them: put a posterior on the last layer only, or use
+            `"all"`.
+        jitter: Share of the mean variance that is always added in `"full"` and `"joint"`; by default it is added only where needed.
+        memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
+            memory, or 1 GiB on a CPU.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -123,7 +125,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self.prior.bind(self._jacobians, means, self.bnn.prior.typical().std, self.memory)
 
     def _settle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Find out which layer is the last one, when the first inputs are there."""
+        """Determine the last layer from the first inputs."""
         if self._settled:
             return
         runner, weights = self._jacobians.runner, self.bnn.weights
@@ -136,30 +138,30 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @property
     def likelihood(self) -> Likelihood | None:  # type: ignore[override]
-        """The network's."""
+        """Likelihood of the network."""
         return self.bnn.likelihood
 
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions: those of the network."""
+        """Draw functions from the network."""
         return self.bnn.draw(num_draws, generator=generator)
 
     def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """The network's."""
+        """Draws for prediction; see `BayesianNetwork.prediction_draws`."""
         return self.bnn.prediction_draws(num_draws, generator=generator)
 
     # -- moments ---------------------------------------------------------------------------------------------------
 
     @property
     def memory(self) -> int:
-        """The budget in bytes."""
+        """Memory budget in bytes."""
         return self._memory if self._memory is not None else _default_memory(next(self.bnn.parameters()).device)
 
     def _means(self) -> dict[str, Tensor]:
-        """Means of all weights under the posterior, as the network takes them."""
+        """Means of all weights under the posterior, in the network's own types and units."""
         means = {name: mean.unsqueeze(0) for part in self.bnn.posteriors for name, mean in part.mean().items()}
         self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
-        # Torch says of a view of a parameter that it requires gradients even where they are switched off.
+        # Detach: a view of a parameter claims to require gradients even when they are disabled.
         return found if torch.is_grad_enabled() else {name: mean.detach() for name, mean in found.items()}
 
     def _variances(self) -> dict[str, Tensor]:
@@ -182,9 +184,9 @@ class FunctionSpaceVI(Drawable, Trainable):
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            covariance: Which part of the covariance; the model's own choice by default. `"example"` is that between the outputs of
-                each example.
-            memory: Budget of the linearization where gradients are off; that of the object by default.
+            covariance: Part of the covariance to compute; the model's own choice by default. `"example"` is the covariance between
+                the outputs of each example.
+            memory: Memory budget of the linearization if gradients are disabled; the model's own by default.
 
         Returns:
             Mean [B, O], and variance [B, O] for `"diagonal"`, covariance [O, B, B] for `"full"`, [B O, B O] for `"joint"` (examples
@@ -216,7 +218,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return mean, found.T if kind == "diagonal" else found
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor], memory: int) -> int:
-        """Examples whose linearization fits in the budget."""
+        """Number of examples whose linearization fits in the memory budget."""
         if batch_size(args, kwargs) == 0:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
         shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
@@ -224,7 +226,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             with explain_shape_errors(args, kwargs):
                 size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
             shape = tuple(select_output(output, self._jacobians.output).shape[1:])
-            # Forward, backward for each output, and what differentiating that backward pass keeps.
+            # One forward pass, and for each output a backward pass and the activations kept to differentiate it.
             self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
         size, self._output_shape = self._bytes_per_row[shapes]
         return max(1, int(memory / 2 / max(1.0, size)))  # half is for products with inputs
@@ -233,16 +235,16 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @checked
     def function_kl(self, context_inputs: Inputs) -> Tensor:
-        r"""KL of the linearized variational process to the prior at given inputs, in nats: a scalar, differentiable.
+        r"""KL from the linearized variational process to the prior at given inputs, in nats: a scalar, differentiable.
 
-        Of the products of marginals for `"diagonal"`, of each output's Gaussian and summed for `"full"`, of the Gaussian over all
-        points and outputs for `"joint"`.
+        For `"diagonal"` it is the KL between products of marginals, for `"full"` the sum over outputs of the KL between the
+        outputs' Gaussians, and for `"joint"` the KL between the Gaussians over all points and outputs.
 
         Args:
             context_inputs: Inputs of the network.
 
         Raises:
-            ValueError: If inputs do not fit, there are more function values than weights (`"full"`, `"joint"` without
+            ValueError: If the inputs do not fit, there are more function values than weights (`"full"`, `"joint"` without
                 jitter), or the KL is not finite.
         """
         args, kwargs = checked_inputs(context_inputs)
@@ -276,7 +278,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """The KL as a function of inputs and of all tensors that it is differentiated by, and these."""
+        """The KL as a function of the inputs and of all tensors by which it is differentiated, and these tensors."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 
@@ -303,7 +305,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     ) -> Tensor:
         """The function-space bound of the whole dataset from one batch, in nats, a scalar; maximize it.
 
-        Arguments are those of `BayesianNetwork.elbo`. The generator is the source of the context inputs too.
+        The arguments are those of `BayesianNetwork.elbo`. The generator also draws the context inputs.
         """
         data, kl = self.objective_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
@@ -320,7 +322,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
+        """The two terms of `objective`, separately: the data term of each draw [S], and the KL, a scalar."""
         check_deterministic(self.bnn.network)
         _check_trainable(self.bnn)
         draws = self.bnn.draw(num_draws, generator=generator, num_data=num_data)
@@ -345,18 +347,18 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @property
     def training_draws(self) -> int:
-        """What the posterior recommends."""
+        """Number of draws per step that the posterior recommends."""
         return self.bnn.training_draws
 
     def check_ready(self) -> None:
-        """Raise `ValueError` if there is no likelihood, or the network is random by itself."""
+        """Raise `ValueError` if there is no likelihood, or the network itself is random."""
         self.bnn.check_ready()
         check_deterministic(self.bnn.network)
 
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of `objective`, or those of the network in the MAP phase, for a batch of `fit`."""
+        """The terms of `objective` for a batch of `fit`; in the MAP phase, the network's own terms."""
         if phase == "map":
             return self.bnn.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)
         data, kl = self.objective_terms(
@@ -381,9 +383,9 @@ class FunctionSpaceVI(Drawable, Trainable):
         """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            memory: Budget in bytes, or text such as `"1GiB"`; for `"linearized"` that of the object by default.
-            method: `"draws"` runs the network with draws of its weights; `"linearized"` takes the Gaussian over outputs of the
-                linearized network, in closed form: exact for Gaussian noise, by a mean over draws of them for classes.
+            memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"` the model's own by default.
+            method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
+                outputs of the linearized network; this is exact for Gaussian noise and averages over draws of outputs for classes.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:
@@ -392,18 +394,18 @@ class FunctionSpaceVI(Drawable, Trainable):
         if method == "draws":
             return self.bnn.predict(x, num_draws, generator=generator, memory=memory, **options)
         if options:
-            raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
+            raise TypeError(f"predict: {', '.join(options)} applies only to method='draws'; leave it out")
         likelihood = self.bnn.require_likelihood("predict")
         self._settle(*as_inputs(x))
         self._evaluated = self._evaluated or self._jacobians.evaluating()
-        alone = copy.copy(self)  # other threads see none of this
+        alone = copy.copy(self)  # a copy, so that other threads are not affected
         alone._jacobians = self._evaluated
         mean, found = alone.function_moments(x, "example", memory=memory)
         outputs = mean.reshape(-1, *alone._output_shape)
         return likelihood.closed_form(OutputGaussian(outputs, found, draw_seed(generator)))
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data: those of the network, and those of the prior over functions."""
+        """All arguments as plain data: those of the network, and those of the prior over functions."""
         chosen = {
             "context": self.context.config(),
             "covariance": self.covariance,
@@ -414,7 +416,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return {"network": self.bnn.config(), "function_space": chosen}
 
     def state(self) -> dict[str, Tensor]:
-        """The network's."""
+        """Tensors of the network."""
         return self.bnn.state()
 
     @classmethod
@@ -426,7 +428,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return cls(bnn, prior=prior, context=context, **chosen)
 
     def fingerprint(self) -> dict[str, str]:
-        """The network's."""
+        """Fingerprint of the network."""
         return self.bnn.fingerprint()
 
     def to(self, *args: Any, **kwargs: Any) -> FunctionSpaceVI:
@@ -442,18 +444,17 @@ class FunctionSpaceVI(Drawable, Trainable):
 
 
 def _check_network(bnn: BayesianNetwork) -> None:
-    """Raise `ValueError` for a posterior other than independent Gaussian weights, or a prior that draws its scale."""
+    """Raise `ValueError` if the weights are not independent Gaussians under the posterior, or the prior draws its scale."""
     for part in bnn.posteriors:
         if not isinstance(part, INDEPENDENT_POSTERIORS):
             raise ValueError(
-                f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
-                "variances; use MeanField or KTied"
+                f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights; use MeanField or KTied"
             )
     bnn.prior.typical().require_fixed("FunctionSpaceVI")
 
 
 def _check_trainable(bnn: BayesianNetwork) -> None:
-    """Raise for a layer under the posterior that torch cannot differentiate twice."""
+    """Raise `ValueError` for a layer under the posterior that torch cannot differentiate twice."""
     for name in bnn.weights:
         if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
             raise ValueError(
@@ -463,5 +464,5 @@ def _check_trainable(bnn: BayesianNetwork) -> None:
 
 
 def _default_memory(device: torch.device) -> int:
-    """Bytes that linearization may take where nobody says: an eighth of a GPU's memory, 1 GiB on a CPU."""
+    """Default memory budget of the linearization in bytes: an eighth of a GPU's memory, or 1 GiB on a CPU."""
     return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30

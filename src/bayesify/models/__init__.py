@@ -1,4 +1,4 @@
-"""The networks that the papers use, written here so that nothing but torch is needed."""
+"""The networks of the papers, which need only torch."""
 
 from bayesify.models.alexnet import AlexNet, alexnet
 from bayesify.models.mlp import mlp

@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky et al. 2012) as the Walsh-Hadamard paper fits it to 32-pixel images."""
+"""AlexNet (Krizhevsky et al. 2012) as the Walsh-Hadamard paper adapts it to 32-pixel images."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from bayesify.arguments.checks import Count, checked
 
 IMAGE_SIDE = 32
 CHANNEL_MULTIPLES, POOLED_LAYERS = (1, 3, 6, 4, 4), (1, 2, 5)
-"""Channels of the convolutions as multiples of the width, and those that pooling follows, counted from 1."""
+"""Channels of the convolutions as multiples of the width, and the convolutions, counted from 1, before a pooling layer."""
 
 
 class AlexNet(nn.Module):
     """Five 3x3 convolutions and three linear layers (Rossi et al. 2020, table 3); its last layer is `fc3`.
 
-    The first linear layer has 4096 inputs, 256 channels of 4 x 4 positions, so images have 32 pixels a side (the paper's table
-    1 says 28, which three poolings do not take to 4). ReLU after every layer but the last; every layer has a bias.
-    35,855,178 parameters for ten classes.
+    The first linear layer has 4096 inputs, 256 channels of 4 x 4 positions, so images must be 32 x 32 pixels. (The paper's table 1
+    says 28, but three poolings do not reduce 28 to 4.) Every layer has a bias, and a ReLU follows every layer except the last. The
+    network has 35,855,178 parameters for ten classes.
 
     Args:
-        num_classes: Outputs.
-        in_channels: Channels of the images.
-        width: Channels of the first convolution, 64 in the paper; all others scale with it.
+        num_classes: Number of outputs.
+        in_channels: Number of channels of the images.
+        width: Channels of the first convolution, 64 in the paper; the other layers scale with it.
 
     Raises:
         ValueError: If `width` is not a positive multiple of 4.
@@ -53,11 +53,11 @@ class AlexNet(nn.Module):
         """Images [B, C, 32, 32] -> class scores [B, num_classes].
 
         Raises:
-            ValueError: If images are of another size.
+            ValueError: If the images have another size.
         """
         if x.shape[-2:] != (IMAGE_SIDE, IMAGE_SIDE):
             raise ValueError(
-                f"AlexNet: images of {x.shape[-2]} x {x.shape[-1]} pixels; give {IMAGE_SIDE} x {IMAGE_SIDE}"
+                f"AlexNet: images have {x.shape[-2]} x {x.shape[-1]} pixels; give {IMAGE_SIDE} x {IMAGE_SIDE}"
             )
         x = self.features(x).flatten(1)
         scores: Tensor = self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))

@@ -12,11 +12,11 @@ from bayesify.arguments.checks import checked
 
 @checked
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """A perceptron with the given layer sizes, inputs first and outputs last, without an activation after the last.
+    """A multilayer perceptron with the given layer sizes, without an activation after the last layer.
 
     Args:
-        sizes: At least two: inputs, hidden layers, outputs.
-        activation: Module class between layers.
+        sizes: Number of inputs, sizes of the hidden layers, number of outputs; at least two numbers.
+        activation: Module class of the activation between layers.
 
     Raises:
         ValueError: If fewer than two sizes are given.

@@ -1,4 +1,4 @@
-"""The residual network of the global inducing points paper: few channels and no normalization."""
+"""The residual network of the global inducing points paper, with few channels and no normalization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bayesify.arguments.checks import Count, checked
 
 
 class _Block(nn.Module):
-    """A shortcut in parallel with two convolutions, each followed by a ReLU."""
+    """Two convolutions, each followed by a ReLU, and a shortcut in parallel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Block(nn.Module):
 
 
 class _Pool(nn.Module):
-    """Means of 2 x 2 positions: `nn.AvgPool2d(2)`, whose gradient on a GPU takes longer than that of a convolution."""
+    """Means of 2 x 2 positions. It replaces `nn.AvgPool2d(2)`, whose gradient is slower on a GPU than that of a convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(-3, -1)
@@ -33,12 +33,12 @@ class _Pool(nn.Module):
 
 @checked
 def narrow_resnet(num_classes: Count = 10, in_channels: Count = 3, width: Count = 32) -> nn.Sequential:
-    """conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
+    """A network of conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
 
     Args:
-        num_classes: Outputs.
-        in_channels: Channels of an image.
-        width: Channels in all layers; the paper has 32.
+        num_classes: Number of outputs.
+        in_channels: Number of channels of the images.
+        width: Number of channels in all layers; 32 in the paper.
     """
     return nn.Sequential(
         nn.Conv2d(in_channels, width, 3, padding=1),

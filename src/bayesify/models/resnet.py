@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) with the stem for 32-pixel images or for ImageNet's."""
+"""Residual networks (He et al. 2016) with a stem for 32-pixel images or for ImageNet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 (which carries the stride) and a 1x1 convolution that widens four times, and a shortcut."""
+    """A 1x1 convolution, a 3x3 convolution with the stride, a 1x1 convolution with four times the channels, and a shortcut."""
 
     expansion = 4
 
@@ -68,11 +68,11 @@ class ResNet(nn.Module):
 
     Args:
         block: `BasicBlock` or `Bottleneck`.
-        depths: Blocks in each of the four stages.
-        num_classes: Outputs.
-        variant: `"cifar"`: 3x3 stem, no max-pooling; `"imagenet"`: 7x7 stem of stride 2 and max-pooling.
-        in_channels: Channels of the images.
-        width: Channels of the first stage; each later stage doubles them.
+        depths: Number of blocks in each of the four stages.
+        num_classes: Number of outputs.
+        variant: `"cifar"` has a 3x3 stem and no max-pooling; `"imagenet"` has a 7x7 stem of stride 2 and max-pooling.
+        in_channels: Number of channels of the images.
+        width: Number of channels of the first stage; each later stage doubles it.
 
     Raises:
         ValueError: If `variant` is unknown.

@@ -1,4 +1,4 @@
-"""VGG networks (Simonyan & Zisserman 2015) as the Walsh-Hadamard paper fits VGG16 to 32-pixel images."""
+"""VGG16 (Simonyan & Zisserman 2015) as the Walsh-Hadamard paper adapts it to 32-pixel images."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, checked
 
 STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Channels as a multiple of the width, and convolutions, in each of the five stages."""
+"""Channels as a multiple of the width, and number of convolutions, in each of the five stages."""
 
 
 class VGG16(nn.Module):
-    """Thirteen 3x3 convolutions in five stages, max-pooling after each, one linear layer `fc` (Rossi et al. 2020, table 4).
+    """Thirteen 3x3 convolutions in five stages, each followed by max-pooling, and a linear layer `fc` (Rossi et al. 2020, table 4).
 
-    ReLU after every convolution; every layer has a bias. 3,682,730 parameters for ten classes.
+    Every layer has a bias, and a ReLU follows every convolution. The network has 3,682,730 parameters for ten classes.
 
     Args:
-        num_classes: Outputs.
-        in_channels: Channels of the images.
-        width: Channels of the first stage, 32 in the paper, half of the original's.
-        batch_norm: Put batch normalization after every convolution. The paper's table has none; without a good start of the
+        num_classes: Number of outputs.
+        in_channels: Number of channels of the images.
+        width: Number of channels of the first stage, 32 in the paper, half of the original's.
+        batch_norm: Whether batch normalization follows every convolution. The paper's table has none, but without good initial
             weights thirteen layers are hard to train.
 
     Raises:
@@ -42,7 +42,7 @@ class VGG16(nn.Module):
                 layers += [convolution, *([nn.BatchNorm2d(channels)] if batch_norm else []), nn.ReLU()]
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)  # one position is left of 32 pixels: nothing to average there
+        self.avgpool = nn.AdaptiveAvgPool2d(1)  # does nothing for 32 pixels, where one position is left
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 r"""Attention by linearization.
 
-With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$ and by
-$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$, with the scores $S_{ij} = q_i \cdot k_j / \sqrt d$. For the
-variances of later units, scores count as independent, and values of a channel have their correlation between positions.
+Let A be the attention of the means, and $S_{ij} = q_i \cdot k_j / \sqrt d$ the scores. Outputs $o_i = \sum_j A_{ij} v_j$ change by
+$\sum_j A_{ij}\,\delta v_j$ and by $\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of later
+units, scores count as independent, and values of a channel have their correlation between positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bayesify.moments.responses import Node
 from bayesify.moments.tensors import ESTIMATED, Moments, NoRule, Value, in_pieces, meet, nonlinear, units, use, value_of
 
 MAX_SCORE_STD = 1.0
-"""Standard deviation of attention scores, weighted by the attention, above which attention is too far from linear."""
+"""Largest standard deviation of attention scores, weighted by the attention; above it, attention is too far from linear."""
 
 
 def attend(
@@ -32,16 +32,19 @@ def attend(
     mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, ...]:
-    """Means and variances of outputs [B, ..., T, D], the attention [B, ..., T, J] and the scores' variance under it [B, ..., T, 1],
-    from means and variances of queries, keys and values.
+    """Moments of attention, from means and variances of queries, keys and values.
 
     Args:
-        query: [B, ..., T, D].
-        key: [B, ..., J, D].
-        value: [B, ..., J, D].
+        query: Mean and variance of the queries, [B, ..., T, D] each.
+        key: Mean and variance of the keys, [B, ..., J, D] each.
+        value: Mean and variance of the values, [B, ..., J, D] each.
         share: Correlation between positions of values, [B].
-        mask: What is added to scores.
-        scale: What scores are multiplied by.
+        mask: Tensor that is added to the scores.
+        scale: Factor on the scores.
+
+    Returns:
+        Means and variances of the outputs, [B, ..., T, D] each, the attention, [B, ..., T, J], and the variance of the scores,
+        weighted by the attention, [B, ..., T, 1].
     """
     parts = (*query, *key, *value)
     mean = query[0]
@@ -89,14 +92,14 @@ def _attend(
 
 
 class AttentionWeights(Moments):
-    """The second output of attention, of which only the shape is known: every function of it is refused."""
+    """The second output of attention. Only its shape is known, so that every function of it is refused."""
 
     rules: ClassVar[dict[Callable[..., Any], Any]] = {}
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Refused by name."""
-        raise NoRule("a function of the weights of attention, its second output, has no rule")
+        """Refuse every function."""
+        raise NoRule("a function of the attention weights (the second output of attention) has no rule")
 
 
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
@@ -111,18 +114,18 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     for one, other in itertools.combinations([part for part in random if part is not None], 2):
         lanes = one.own_lanes(), other.own_lanes()
         if meet(*lanes) or (meet(one.stem, other.stem) and not (one.aligned == other.aligned and all(lanes))):
-            raise NoRule("attention whose queries, keys and values are of the same random units has no rule")
+            raise NoRule("attention whose queries, keys and values come from the same random units has no rule")
     means = [given if own is None else own.mean for given, own in zip((query, key, value), random, strict=True)]
     spreads = [None if own is None else own.variance for own in random]
     if any(len(part) != len(known.mean) for part in means):
-        raise NoRule("attention of examples that share keys has no rule")
+        raise NoRule("attention with keys shared between examples has no rule")
     together = torch.ones_like(known.together) if random[2] is None else random[2].together
     pairs = list(zip(means, spreads, strict=True))
     found, spread, attention, doubt = attend(pairs[0], pairs[1], pairs[2], together[1], mask, scale)
     if doubt.mean() > MAX_SCORE_STD**2:
         raise NoRule(
-            f"attention scores vary too much between draws to be linearized (standard deviation "
-            f"{float(doubt.mean().sqrt()):.2g}, at most {MAX_SCORE_STD:g})"
+            f"attention scores vary too much between draws to be linearized (their standard deviation is "
+            f"{float(doubt.mean().sqrt()):.2g}, but at most {MAX_SCORE_STD:g} is supported)"
         )
 
     def push(*changes: Tensor) -> Tensor:
@@ -149,7 +152,7 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
 
 
 def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:
-    """Correlation between positions behind attention, which mixes them."""
+    """Correlation between positions after attention, which mixes them."""
     if value is None:
         return spread.new_ones(2, len(spread))
     share = value.together[1]
@@ -164,7 +167,7 @@ def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> T
 
 
 def _turned(keys: Tensor) -> Tensor:
-    """Keys [..., J, D] as [..., D, J]; a transposed view would be up to a hundred times slower in products on ARM."""
+    """Keys [..., J, D] as contiguous [..., D, J]; on ARM, products with a transposed view are up to a hundred times slower."""
     return keys.mT.contiguous()
 
 
@@ -186,7 +189,7 @@ def _scaled_dot_product(
     enable_gqa: bool = False,
 ) -> Moments:
     if dropout_p or enable_gqa or isinstance(attn_mask, Moments):
-        raise NoRule("attention with dropout, with groups of queries, or with a random mask has no rule")
+        raise NoRule("attention with dropout, grouped queries, or a random mask has no rule")
     shape, keys = query.shape, key.shape[-2]
     like = next(part.mean_ for part in (query, key, value) if isinstance(part, Moments))
     mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
@@ -219,14 +222,14 @@ def _multi_head(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Inputs and outputs [T, B, E], as torch calls it."""
+    """Multi-head attention with inputs and outputs [T, B, E], the order in which torch calls it."""
     if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
-        raise NoRule("attention with further keys, weights of their own for keys, or without a batch axis has no rule")
+        raise NoRule("attention with extra keys, with separate projection weights, or without a batch axis has no rule")
     if dropout_p and training:
         raise NoRule("attention with dropout has no rule")
     same = query is key and key is value
-    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # as most networks have them in memory
-    if same:  # one product in place of three
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # the order in memory of most networks
+    if same:  # one product instead of three
         projections = list(_projected(query, in_proj_weight, in_proj_bias).chunk(3, -1))
     else:
         use(in_proj_weight)
@@ -235,7 +238,7 @@ def _multi_head(
         projections = [_projected(*each) for each in zip((query, key, value), weights, biases, strict=True)]
     heads = [projected.unflatten(-1, (num_heads, -1)).transpose(1, 2) for projected in projections]  # [B, heads, T, D]
     if not any(isinstance(part, Moments) for part in heads):
-        raise NoRule("attention of which only the last weights are random has no rule")
+        raise NoRule("attention in which only the output projection is random has no rule")
     like = next(part.mean_ for part in heads if isinstance(part, Moments))
     mask = _additive(attn_mask, like)
     if mask is not None and mask.ndim == 3:
@@ -256,7 +259,7 @@ def _projected(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _thirds(value: Any) -> list[Any]:
-    """Three parts of a weight that torch keeps as one."""
+    """The three parts of a weight that torch stores as one."""
     if not isinstance(value, Moments):
         return list(value.chunk(3))
     pairs = zip(value.mean_.chunk(3), value.variance_.chunk(3), strict=True)

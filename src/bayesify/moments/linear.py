@@ -39,7 +39,7 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 
 def _known(x: Any, weight: Any) -> Any:
-    """A layer's input, with the variances that the noise of its weights is multiplied by."""
+    """A layer's input with known variances, by which the noise of random weights is multiplied."""
     if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt != UNKNOWN:
         return x
     return units(replace(nonlinear(value_of(x), "a random layer"), doubt=UNKNOWN))
@@ -53,7 +53,7 @@ def _own(
     bias: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    r"""What the noise of weights and bias adds to the variance of their outputs, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
+    r"""Variance of the outputs due to the noise of weights and bias, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
     if weight is not None:
         second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
         return layer(second, weight, bias)
@@ -63,7 +63,7 @@ def _own(
 
 
 def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The mean over neighbors, on the last of some axes that has any, of the product of their units."""
+    """Mean product of neighboring units, along the last of the given axes that is longer than 1."""
     axis = next((axis for axis in reversed(axes) if value.shape[axis] > 1), None)
     if axis is None:
         return value.square().mean(axes)
@@ -74,19 +74,20 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation of what shared weights add at neighboring positions, and at any two:
-    $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$ over the same for p = q.
+    r"""Correlation of the noise of shared weights at neighboring positions, and at any two positions.
+
+    It is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
 
     Args:
         x: The layer's input.
-        mean: Its means.
+        mean: Means of the input.
         batch: Axis of examples.
         positions: Axes of positions.
-        weight: Variance of the weights that an input's channel meets, summed, [I].
+        weight: Variance of the weights of each input channel, summed over outputs, [I].
         bias: Variance of the biases.
 
     Returns:
-        [2, B].
+        Both correlations, [2, B].
     """
     constant = mean.new_zeros(()) if bias is None else bias.sum()
     if weight is None:
@@ -118,7 +119,7 @@ def _mapped(
     products: float,
     doubt: int,
 ) -> Moments:
-    """Outputs of a layer with noise of its own."""
+    """Outputs of a layer that adds its own noise."""
     value = value_of(x) if isinstance(x, Moments) else None
     node = Node(
         found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
@@ -138,7 +139,7 @@ def _mapped(
 
 @Moments.rule(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
-    r"""$y = W h + b$: variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent channels."""
+    r"""$y = W h + b$, variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent channels."""
     use(weight)
     use(bias)
     given: Any = _known(x, weight)
@@ -152,7 +153,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
         pass_.plain += products
     value = value_of(x) if isinstance(x, Moments) else None
     mixes = value is not None and value.channels[-1] != 1 and any(flag > 0 for flag in value.channels[:-1])
-    if value is not None and mixes:  # channels, which are independent, take the place of positions
+    if value is not None and mixes:  # positions and channels swap, and channels are independent
         x = units(value := replace(value, together=torch.zeros_like(value.together)))
     batch = find_batch(mean, mean.ndim - 1, pass_) if value is None else value.batch
     if batch == mean.ndim - 1:
@@ -198,7 +199,7 @@ def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tenso
 
 
 def _passed(value: Value, weight: Tensor) -> Tensor:
-    """Variance of a linear map of units, whose positions are correlated where they lie in blocks of the last axis."""
+    """Variance of a linear map of units; positions in blocks of the last axis are correlated."""
     variance, block = value.variance, value.channels[-1]
     apart = F.linear(variance, weight.square())
     if block == 1:
@@ -232,7 +233,7 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
         if mean.ndim != weight_mean.ndim or (pass_ is not None and len(mean) != pass_.rows):
             raise NoRule("a convolution of one example without a batch axis has no rule")
         if isinstance(x, Moments) and value_of(x).channels != channels:
-            raise NoRule("a convolution over an axis that a layer before it made channels of has no rule")
+            raise NoRule("a convolution over an axis that an earlier layer turned into channels has no rule")
 
         mean, variance = channels_last(mean), None if variance is None else channels_last(variance)
 
@@ -306,7 +307,7 @@ def _kernel(
 
 
 def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """What each position of a convolution sees: [B, P, C, K]."""
+    """Input patch of each position of a convolution: [B, P, C, K]."""
     dims = len(kernel)
 
     def each(part: Any) -> list[int]:
@@ -325,10 +326,11 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
-    r"""$\sum_c (\sum_k M_{ck} s_{ck})^2$ over a kernel's K positions, which vary together, without a product for each channel.
+    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ over a kernel's K fully correlated positions, without a product per
+    channel.
 
-    Of $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$ the last sum is taken as if its terms had random
-    signs: $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
+    In $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$, the terms of the last sum are treated as if they
+    had random signs, which gives $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
     """
     size = math.prod(weight.shape[2:])
     if size == 1:
@@ -370,11 +372,11 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 MAX_NOISE_SHARE = 0.4
-"""Share that noise may have in what units are normalized by; above it, normalization is too far from linear."""
+"""Largest share of noise in the squared scale by which units are normalized; above it, normalization is too far from linear."""
 
 
 def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
-    """Refuse units whose variance, over the square that they are normalized by, is too large."""
+    """Refuse units whose variance is too large a share of the squared scale by which they are normalized."""
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
@@ -384,7 +386,7 @@ def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
 
 def _fixed(what: str, *values: Any) -> None:
     if any(isinstance(value, Moments) for value in values):
-        raise NoRule(f"{what} whose own scale and shift are random has no rule; leave them as point estimates")
+        raise NoRule(f"{what} with a random scale or shift has no rule; leave scale and shift as point estimates")
 
 
 @Moments.rule(F.batch_norm)
@@ -398,7 +400,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
-    """In evaluation mode a linear map of each channel."""
+    """In evaluation mode, an affine map of each channel."""
     _fixed("batch normalization", weight, bias)
     if training or running_var is None:
         raise NoRule("batch normalization by the batch's own statistics has no rule")
@@ -432,7 +434,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
 
 
 def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
-    """The answer of normalized units z to a change of those before: less its mean and its part along z."""
+    """Response of normalized units z to a change of the units before: the change without its mean and its part along z, scaled."""
     change = change - change.mean(axes, keepdim=True)
     change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
     return change if weight is None else change * weight
@@ -464,8 +466,10 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
 def _normalized_channels(
     weight: Tensor | None, bias: Tensor | None, eps: float, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_normalized` of units [..., C], scaled and shifted, in fewer steps: with one position a channel, no deviation needs its
-    root."""
+    """`_normalized` for units [..., C], with scale and shift, in fewer steps.
+
+    With one position per channel, no square root of a variance is needed.
+    """
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)
     moved = share * variance.mean(-1, keepdim=True)
@@ -483,11 +487,11 @@ def _normalized_channels(
 
 
 def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Units [..., C, P], less their mean and over their deviation, linearized.
+    r"""Mean, variance and scale of units [..., C, P] after normalization to mean 0 and variance 1, linearized.
 
     With z the result for the means, $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$
-    for channels that vary independently, $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$; the expected
-    variance of the units is in $\sigma^2$.
+    for independent channels, with $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$. $\sigma^2$ includes the
+    expected variance of the units.
     """
     channels, std = mean.shape[-2], variance.sqrt()
     centered = mean - mean.mean((-2, -1), keepdim=True)

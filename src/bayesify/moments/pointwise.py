@@ -1,8 +1,8 @@
 r"""Means and variances of elementwise functions of a Gaussian $x \sim \mathcal{N}(m, v)$.
 
-The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear answer to changes of x. What it leaves of
-the variance is noise of its own. Functions of functions, and sums and products of several functions of the same units, are one
-function of these units.
+The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear response to changes of x. The rest of the
+variance becomes independent noise. Compositions of functions, and sums and products of several functions of the same units, are
+treated as one function of these units.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from bayesify.moments.responses import Node, Spread
 from bayesify.moments.tensors import Moments, NoRule, Value, in_pieces, nonlinear, units, value_of
 
 NUM_QUADRATURE_POINTS = 8
-"""Of the Gauss-Hermite rule for a smooth function."""
+"""Number of points of the Gauss-Hermite rule for a smooth function."""
 
 NUM_POINTS_FOR_KINKS = 24
-"""Of the rule for functions that may have kinks."""
+"""Number of points of the rule for functions that may have kinks."""
 
 Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """A function of units, with its mean, variance and gain."""
+    """A function of units, from its mean, variance and gain."""
     mean, variance, gain = found
-    # Positions whose inputs have the correlation r share about r^2 of what is not linear, by the second Hermite polynomial.
+    # If inputs at two positions have correlation r, their nonlinear parts have about r^2 (second Hermite polynomial).
     rest = Spread(
         (variance - gain.square() * root.variance).clamp_min(0), root.channels, root.together[1].square(), True
     )
@@ -53,11 +53,11 @@ def elementwise(
 
     Args:
         x: Units.
-        function: The function.
-        name: Its name.
-        closed_form: Mean, variance and gain from the units' means and variances; by quadrature where there is none.
-        count: Points of the quadrature.
-        rises: Whether the function never falls.
+        function: The elementwise function.
+        name: Name of the function.
+        closed_form: Function from the units' means and variances to mean, variance and gain; quadrature is used without it.
+        count: Number of points of the quadrature.
+        rises: Whether the function is nondecreasing.
     """
     value = nonlinear(value_of(x), name)
     made = _elementwise(value, function, closed_form, count)
@@ -101,17 +101,20 @@ def combined(x: Value, y: Value, function: Callable[[Tensor, Tensor], Tensor], a
 
 
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> Found:
-    r"""$\max(x, 0) + a \min(x, 0)$ in closed form: with $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
-    $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$; here in $u = z / \sqrt 2$."""
+    r"""Moments of $\max(x, 0) + a \min(x, 0)$ in closed form.
+
+    With $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
+    $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$. The code uses $u = z / \sqrt 2$.
+    """
     root = torch.add(mean.new_full((), 1e-30), variance, alpha=2).sqrt_()
-    # Above z = 6 the variance is x's to seven digits and cancels badly. Below, all is 0; at z = -10 the squares of means would be
-    # denormal numbers in float32, which x86-64 multiplies slowly.
+    # Above z = 6 the variance equals x's to seven digits, and the formula cancels badly. Far below 0 everything is 0; float32 stops
+    # at z = -7, because at -10 the squares of means would be denormal, which x86-64 multiplies slowly.
     u = (mean / root).clamp_((-10 if mean.dtype == torch.float64 else -7) * math.sqrt(0.5), 6 * math.sqrt(0.5))
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(4 * math.pi)), u, u, value=-1).exp_()
     below = torch.add(mean.new_full((), 0.5), u.erf(), alpha=0.5)
     scaled = density.addcmul_(u, below)  # mean of max(u + e / sqrt 2, 0)
     share = torch.addcmul(below, u.sub_(scaled), scaled, value=2).clamp_(0, 1)
-    found = torch.maximum(scaled.mul_(root), mean)  # the mean is never below x's: equal above z = 6
+    found = torch.maximum(scaled.mul_(root), mean)  # the mean is at least x's, and equal above z = 6
     if slope == 0:
         return found, share.mul_(variance), below
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
@@ -125,7 +128,7 @@ def _rule(count: int) -> list[tuple[float, float]]:
 
 
 def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tensor], count: int) -> Found:
-    """Mean, variance and gain by a Gauss-Hermite rule; of units that hardly vary, by a difference that rounding leaves alone."""
+    """Mean, variance and gain by a Gauss-Hermite rule; units with tiny variance use a wider difference, which avoids rounding."""
     std = variance.sqrt()
     least = (1e-6 if mean.dtype == torch.float64 else 1e-3) * (1 + mean.abs())
     wide, is_narrow = torch.maximum(std, least), std < least
@@ -172,11 +175,11 @@ _RISING = {
     "hardsigmoid",
 }
 _NEARLY_RISING = {"gelu", "silu", "mish", "hardswish"}
-"""Functions that fall by less than 0.4, below 0."""
+"""Functions that decrease only for negative inputs, and by less than 0.4."""
 
 
 def _rises(name: str, *args: Any) -> bool:
-    """Whether a function never falls, or hardly, and is the same for all units."""
+    """Whether a function is nondecreasing, or nearly so, and is the same for all units."""
     if name in _BOUNDED:
         return not any(isinstance(part, Tensor) for part in args)
     return name in _RISING | _NEARLY_RISING and not any(isinstance(part, (int, float)) and part < 0 for part in args)

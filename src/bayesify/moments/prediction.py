@@ -28,22 +28,23 @@ from bayesify.weights.layout import NetworkLayout
 Weights = dict[str, tuple[Tensor, Tensor | None]]
 
 MAX_COST_RATIO = 0.3
-"""Passes of the plain network that the covariance of outputs may take before an approximation is looked for."""
+"""If the covariance of the outputs costs more than this many passes of the plain network, an approximation is tried."""
 
 SMALL_COST = 2e5
-"""Products for an example that it may take in any case."""
+"""Number of products per example that the covariance may always cost."""
 
 MAX_CORRELATED_OUTPUTS = 64
-"""Outputs of an example above which they count as independent."""
+"""Above this many outputs per example, outputs count as independent."""
 
 MAX_ESTIMATED_SHARE = 0.45
-"""Share of an output's variance that may rest on an estimate of how positions vary together: without it, 1 / 1.35^2 is left."""
+"""Largest share of an output's variance that may depend on an estimated correlation between positions. Without this share, about
+1 / 1.35^2 of the variance is left."""
 
 NUM_COMPARED_ROWS, NUM_COMPARED_OUTPUTS = 8, 16
-"""Examples and outputs by which an approximation is compared with the exact answer of the linear responses."""
+"""Number of examples and outputs for which an approximation is compared with the exact linear responses."""
 
 MAX_APPROXIMATION_RATIO = 1.2
-"""Ratio of standard deviations up to which the approximation serves."""
+"""Largest ratio of standard deviations at which the approximation is accepted."""
 
 
 def predict_moments(
@@ -60,7 +61,7 @@ def predict_moments(
     """The predictive distribution from the moments of the outputs; see `BayesianNetwork.predict`.
 
     Raises:
-        ValueError: If a posterior is not one of independent Gaussians, a layer has no rule, or the batch is empty.
+        ValueError: If a posterior does not have independent Gaussian weights, a layer has no rule, or the batch is empty.
     """
     weights, decisions = _weights(runner.network, posteriors, layout)
     if batch_size(args, kwargs) == 0:
@@ -83,15 +84,15 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """Mean of each weight by name, and its variance where it has one; and, for each posterior, what is decided in its state."""
+    """Mean and variance (`None` if it is 0) of each weight by name, and for each posterior a cache of decisions for its state."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
     for posterior in posteriors:
         if not posterior.independent:
             raise ValueError(
-                f"predict: {type(posterior).__name__} is no posterior of independent Gaussians, which method='moments' is for "
-                "(MeanField, KTied, Point); use method='draws'"
+                f"predict: method='moments' needs independent Gaussian weights (MeanField, KTied, Point), but the posterior is "
+                f"{type(posterior).__name__}; use method='draws'"
             )
 
         def compute(posterior: Posterior = posterior) -> tuple[dict[Any, Any], ...]:
@@ -114,7 +115,7 @@ def _weights(
 
 
 def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A matrix with its columns next to each other in memory, on a processor: units times its transpose read it as it lies."""
+    """A matrix, on a CPU stored by columns, so that a product of units with its transpose reads it in order."""
     if value.ndim != 2 or value.device.type != "cpu" or isinstance(owner_of(network, name)[0], nn.Embedding):
         return value
     return value.mT.contiguous().mT
@@ -128,7 +129,7 @@ def _pieces(
     memory: int | str | None,
     split_batch: bool,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The batch in pieces whose activations stay within the budget."""
+    """The batch in pieces whose activations fit in the memory budget."""
     total = batch_size(args, kwargs)
     if not split_batch or total == 1:
         return iter([(args, dict(kwargs))])
@@ -144,13 +145,13 @@ def _pieces(
 
 
 class _Network:
-    """A network with moments of weights in its slots.
+    """A network that runs on moments of its weights.
 
     Args:
-        runner: Of the network.
-        weights: Their moments.
-        output: Which output of several.
-        decisions: What is decided for the present state of each posterior.
+        runner: Runner of the network.
+        weights: Moments of the weights.
+        output: Name or index of the output to use, if there are several.
+        decisions: Cache of decisions for the current state of each posterior.
     """
 
     def __init__(
@@ -182,13 +183,13 @@ class _Network:
         return value
 
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O], of a piece or of its halves."""
+        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O], for a piece or for its halves."""
         rows = batch_size(args, kwargs)
         try:
             found = self._run(args, kwargs)
-        except SameSizes as error:  # cut so that the batch is shorter than the other axis
+        except SameSizes as error:  # split, so that the batch is shorter than the other axis
             if not split_batch or rows == 1:
-                reason = f"an axis is as long as the batch, {rows}, so that examples cannot be told"
+                reason = f"another axis is as long as the batch, {rows}, so that the axis of examples is ambiguous"
                 raise _refusal(_layer(self.runner.network, error), reason) from error
             for part_args, part_kwargs in split_rows(args, kwargs, -(-rows // 2)):
                 yield from self.predict(part_args, part_kwargs, split_batch)
@@ -206,13 +207,13 @@ class _Network:
         yield found.mean, spread
 
     def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
-        """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], where they are many."""
+        """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], if there are many outputs."""
         flat = _rows(value.mean)
         size, budget = flat.shape[1], _budget(value)
         if size > MAX_CORRELATED_OUTPUTS:
             value = nonlinear(value, "an output")
             if not self._serves(args, kwargs):
-                reason = f"the noise of {size} outputs is correlated, and to follow it would take a pass for each"
+                reason = f"the noise of {size} outputs is correlated, and its covariance would take a pass per output"
                 raise _refusal(type(self.runner.network).__name__, reason)
             return _rows(value.variance)
         whole = Plan(_flat(value), size)
@@ -223,14 +224,14 @@ class _Network:
         share = float((estimated / all_noise.clamp_min(1e-30)).max())
         if share > MAX_ESTIMATED_SHARE:
             reason = (
-                f"up to {share:.0%} of an output's variance (at most {MAX_ESTIMATED_SHARE:.0%}) is noise that is not linear, "
-                "and its correlation between positions is not known"
+                f"up to {share:.0%} of an output's variance (more than {MAX_ESTIMATED_SHARE:.0%}) is nonlinear noise whose "
+                "correlation between positions is unknown"
             )
             raise _refusal(type(self.runner.network).__name__, reason)
         return found if value.mean.ndim == 2 else found.diagonal(dim1=1, dim2=2)
 
     def _serves(self, args: Any, kwargs: Any) -> bool:
-        """Whether an approximation is close to the exact answer for the first examples seen in this state of the posteriors."""
+        """Whether the approximation is close to the exact result for the first examples in this state of the posteriors."""
         shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         first, *others = self.decisions
         known = first.get(shapes)
@@ -265,12 +266,12 @@ def _budget(value: Value) -> float:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Outputs [B, ...], of which there may be one without an axis of its own, as [B, O]."""
+    """Outputs [B] or [B, ...] as [B, O]."""
     return outputs.reshape(len(outputs), -1)
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Outputs, or some of them, as [B, O]."""
+    """Node of the outputs, or of the chosen ones, as [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)
@@ -282,11 +283,11 @@ def _flat(value: Value, chosen: list[int] | None = None) -> Node:
 
 
 def _refusal(place: str, reason: object) -> ValueError:
-    return ValueError(f"predict: method='moments' cannot pass {place}: {reason}; use method='draws'")
+    return ValueError(f"predict: method='moments' does not support {place}: {reason}; use method='draws'")
 
 
 def _check_recurrent(network: nn.Module) -> None:
-    """Refuse recurrent layers by name: their kernels take plain weights, and use them at every step."""
+    """Refuse recurrent layers by name, because their kernels need plain weights and use them at every step."""
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"
@@ -294,7 +295,7 @@ def _check_recurrent(network: nn.Module) -> None:
 
 
 def _layer(network: nn.Module, error: BaseException) -> str:
-    """The innermost module whose code was running when an error was raised, in words."""
+    """Name and type of the innermost module whose code was running when an error was raised."""
     names = {id(module): name for name, module in network.named_modules()}
     place, trace = type(network).__name__, error.__traceback__
     while trace is not None:
@@ -307,10 +308,10 @@ def _layer(network: nn.Module, error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def _rule(size: int) -> Tensor:
-    r"""Points with the first three moments of standard normal numbers, [n, size].
+    r"""Points with the first three moments of a standard normal vector, [n, size].
 
-    $\pm\sqrt{O}$ along the axes of a random rotation, the spherical cubature of degree 3; where these would be few, 32 of a Sobol
-    sequence, whitened.
+    The points are $\pm\sqrt{O}$ along the axes of a random rotation, the spherical cubature of degree 3. In fewer than 8
+    dimensions, they are 32 whitened points of a Sobol sequence.
     """
     generator = torch.Generator().manual_seed(0)
     if size >= 8:
@@ -324,14 +325,16 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Outputs at the points of a rule of integration over their Gaussian: [n, B, ...]. Its covariance is changed, by 1e-6 of it."""
+    """Outputs at the points of an integration rule over their Gaussian: [n, B, ...]. Adds a relative 1e-6 to the covariance."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
         noise = torch.cat((half, -half)) / half.square().mean(0).sqrt()
         return mean + (noise.unsqueeze(1) * spread.sqrt()).view(len(noise), *mean.shape)
     diagonal = spread.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or sums
+    diagonal += (
+        1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny
+    )  # the covariance may be singular
     factor = torch.linalg.cholesky_ex(spread).L
     noise = _rule(spread.shape[1]).to(mean)
     found = torch.addmm(mean.mT.flatten(), noise, factor.permute(2, 1, 0).flatten(1))  # [n, O B]

@@ -1,9 +1,9 @@
-r"""How the outputs answer to each source of noise, and the covariance that follows.
+r"""Linear responses of the outputs to each source of noise, and the covariance that follows from them.
 
-Behind every random value stands a `Node`: the small change $\delta y = \sum_k A_k\,\delta h_k + \xi$ as a linear map of the
-changes of the values that it was made of, and noise of its own. The covariance of an example's outputs is
-$\sum_l J_l \Sigma_l J_l^\top$ over all noises, with J by reverse differentiation of these maps. A value that meets itself,
-positions that share a kernel and tokens that share a row are therefore counted as they are.
+Every random value has a `Node`, which stores its small change $\delta y = \sum_k A_k\,\delta h_k + \xi$ as a linear map of the
+changes of its parent values, plus its own noise. The covariance of an example's outputs is $\sum_l J_l \Sigma_l J_l^\top$ over all
+noise sources, with J from reverse differentiation of these maps. This is correct even if a value is combined with itself, positions
+share a kernel, or tokens share a row.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ class Noise(Protocol):
     """Noise that a node adds to its units."""
 
     cost: float
-    """Products of `features` for one output, beyond elementwise ones."""
+    """Number of products in `features` for one output, without elementwise products."""
 
     @property
     def num_sure(self) -> int:
-        """Parts of `features`, from the first, that do not rest on an estimate of how positions vary together."""
+        """Number of leading parts of `features` that do not depend on an estimated correlation between positions."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Parts [B, F] whose squares add up to the variance of the sum of slopes, of the units' shape, times the noise."""
+        """Parts [B, F] whose squares add up to the variance of the sum over units of slope times noise.
+
+        The slopes have the units' shape.
+        """
 
 
 @dataclass(eq=False)
@@ -42,12 +45,12 @@ class Node:
     """A random value in the graph of responses.
 
     Args:
-        shape: The units' shape.
-        parents: What the value was made of.
-        push: The parents' changes to the value's change; a linear function.
-        noise: Noise of its own; nothing where there is none.
-        cost: Products that `push` takes.
-        total: All noise of the value, where that is known well enough to stand for what is behind it.
+        shape: Shape of the units.
+        parents: Nodes of the values from which this value was made.
+        push: Linear function from the parents' changes to the value's change.
+        noise: The value's own noise, if any.
+        cost: Number of products in `push`.
+        total: All noise of the value, if it is known well enough to replace all previous nodes.
     """
 
     shape: torch.Size
@@ -61,13 +64,13 @@ class Node:
 
 @dataclass
 class Spread:
-    """Noise with a variance for each unit, that positions of a channel share in part.
+    """Noise with a variance for each unit, and a correlation between the positions of a channel.
 
     Args:
-        variance: As the units.
-        channels: The units' axes; see `Moments`.
-        share: Correlation between positions of a channel, [B]; nothing where all are independent.
-        is_rest: Whether it is what a linear response leaves.
+        variance: Variances, in the units' shape.
+        channels: Kinds of the units' axes; see `Value`.
+        share: Correlation between positions of a channel, [B]; `None` if all positions are independent.
+        is_rest: Whether the noise is the nonlinear part that a linear response leaves.
     """
 
     variance: Tensor
@@ -78,7 +81,7 @@ class Spread:
 
     @property
     def num_sure(self) -> int:
-        """None of a rest with several positions."""
+        """0 for a nonlinear part with several positions, otherwise all parts."""
         alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
         return 2 if alone or not self.is_rest else 0
 
@@ -88,7 +91,7 @@ class Spread:
         return self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Each unit's deviation, and the sums over positions."""
+        """Deviations of the units, and their sums over positions."""
         moved = slopes * self.std
         batch = self.channels.index(-1)
         flat = moved.movedim(batch, 0).flatten(1)
@@ -110,12 +113,12 @@ class SharedWeights:
     r"""Noise of weights that all positions of an example share: $\xi_{po} = \sum_j \omega_{oj} \varphi_{pj} + \beta_o$.
 
     Args:
-        inputs: Means of $\varphi$ of one group of channels each, as a function: [B, groups, P, J].
-        variance: Of $\omega$, [groups, O / groups, J]; nothing where the weights are fixed.
-        bias: Variance of $\beta$, [O]; nothing where it is fixed.
-        arrange: Slopes of the units' shape as [B, P, O].
-        cost: Products for one output.
-        second: What the variance of $\varphi$ adds, as a function; nothing where it has none.
+        inputs: Function that returns the means of $\varphi$ for each group of channels, [B, groups, P, J].
+        variance: Variance of $\omega$, [groups, O / groups, J]; `None` if the weights are fixed.
+        bias: Variance of $\beta$, [O]; `None` if the bias is fixed.
+        arrange: Function that rearranges slopes from the units' shape to [B, P, O].
+        cost: Number of products for one output.
+        second: Function that returns the noise due to the variance of $\varphi$; `None` if $\varphi$ is fixed.
     """
 
     inputs: Callable[[], Tensor]
@@ -127,7 +130,7 @@ class SharedWeights:
 
     @property
     def num_sure(self) -> int:
-        """All but the last."""
+        """All parts except those of `second`."""
         return (self.variance is not None) + (self.bias is not None)
 
     @cached_property
@@ -140,7 +143,7 @@ class SharedWeights:
         return self.inputs(), self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Derivatives by the weights, times their deviations, and products of both noises."""
+        """Derivatives with respect to the weights, times the weights' deviations, and the noise of `second`."""
         rest = [] if self._rest is None else self._rest.features(slopes)
         parts: list[Tensor] = []
         slopes = self.arrange(slopes)
@@ -156,12 +159,12 @@ class SharedWeights:
 
 @dataclass
 class SharedRows:
-    """Noise of an embedding's rows: positions with the same token share it.
+    """Noise of an embedding's rows, which positions with the same token share.
 
     Args:
-        std: Standard deviation of each position's row, [B, P, E].
+        std: Standard deviations of each position's row, [B, P, E].
         first: First position with the same token, [B, P].
-        arrange: Slopes of the units' shape as [B, P, E].
+        arrange: Function that rearranges slopes from the units' shape to [B, P, E].
     """
 
     std: Tensor
@@ -178,11 +181,11 @@ class SharedRows:
 
 
 ELEMENTWISE_COST = 20.0
-"""Products that take the time of one elementwise step of a unit."""
+"""Number of products that take as long as one elementwise step of a unit."""
 
 
 def _walk(node: Node) -> Iterator[Node]:
-    """A node and all behind it, from the last to the first."""
+    """A node and all its ancestors, from the last to the first."""
     waiting, seen = [(-node.order, node)], {node.order}
     while waiting:
         at = heapq.heappop(waiting)[1]
@@ -194,12 +197,12 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def plain_cost(node: Node) -> float:
-    """About the products that a pass of the plain network takes."""
+    """Approximate number of products in a pass of the plain network."""
     return sum(at.cost + ELEMENTWISE_COST * at.shape.numel() for at in _walk(node))
 
 
 def _cost(node: Node) -> float:
-    """About the products that one output takes at a node."""
+    """Approximate number of products for one output at a node."""
     own = 0.0 if node.noise is None else node.noise.cost
     return own + (node.cost if node.parents else 0.0) + ELEMENTWISE_COST * node.shape.numel()
 
@@ -208,10 +211,10 @@ class Plan:
     """The nodes to differentiate, from the last to the first, and the noise of each.
 
     Args:
-        node: The outputs' node.
-        outputs: Numbers to differentiate.
-        budget: Products that it may take. The walk ends before it would exceed them, at a value that all noise passes, if it is
-            known how that varies.
+        node: Node of the outputs.
+        outputs: Number of outputs to differentiate.
+        budget: Largest number of products. The walk ends before it exceeds the budget, at a value through which all earlier noise
+            passes and whose total noise is known.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -220,7 +223,7 @@ class Plan:
         self.cost, self.is_whole = 0.0, True
         open_ends = {node.order}
         for at in _walk(node):
-            if at.order not in open_ends:  # behind the end
+            if at.order not in open_ends:  # before the value at which the walk ended
                 continue
             open_ends.remove(at.order)
             cost = outputs * _cost(at)
@@ -234,7 +237,7 @@ class Plan:
             open_ends |= {parent.order for parent in at.parents}
 
     def features(self, sample: Tensor) -> Iterator[dict[int, list[Tensor]]]:
-        """For one output after the other, what each noise gives to it; see `Noise`."""
+        """The features of each noise, one output after the other; see `Noise`."""
         added: dict[int, Tensor] = {}
         changes: dict[int, Tensor] = {}
         with torch.inference_mode(False), torch.enable_grad():
@@ -260,12 +263,13 @@ class Plan:
 
 
 def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance of each example's outputs, [B, O, O], by one reverse pass for each, and the part of it, [B, O, O], that does not
-    rest on an estimate of how positions vary together.
+    """Covariance of each example's outputs, [B, O, O], by one reverse pass per output, and its exact part, [B, O, O].
+
+    The exact part does not depend on an estimated correlation between positions.
 
     Args:
         plan: Plan of the outputs.
-        like: A tensor [B, O] whose type and device it has.
+        like: A tensor [B, O] with the type and the device of the result.
     """
     kept: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     for found in plan.features(like):
@@ -282,12 +286,12 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor]:
-    """Variance of each unit, [B, O], and covariance of each of the first with its partner some units later, [B, O - pairs].
+    """Variance of each unit, [B, O], and covariance of each unit with the unit `pairs` places later, [B, O - pairs].
 
     Args:
         plan: Plan of the units.
-        like: A tensor [B, O] whose type and device they have.
-        pairs: How many units later; 0 for none.
+        like: A tensor [B, O] with the type and the device of the result.
+        pairs: Distance of the two units of a pair; 0 for no covariances.
     """
     found, crossed, first = [], [], []
     for column, parts in enumerate(plan.features(like)):

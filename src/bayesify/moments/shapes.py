@@ -36,7 +36,7 @@ from bayesify.moments.tensors import (
 
 
 def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
-    """The units of two operands, of which one may be a weight."""
+    """The units of two operands, one of which may be a weight."""
     known = next((part.value_ for part in (x, y) if part.value_ is not None), None)
     if known is None:
         return value_of(x), value_of(y)
@@ -46,14 +46,14 @@ def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
 
 
 def _one(x: Moments, y: Any) -> Value:
-    """The units of an operand next to a plain one."""
+    """The units of an operand whose partner is a plain number or tensor."""
     if x.value_ is not None or not isinstance(y, Tensor) or y.ndim < x.ndim:
         return value_of(x)
     return value_of(x, y.ndim)
 
 
 def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
-    """What the axes are of a result that values are broadcast to; an axis of channels in one of them is one."""
+    """Kinds of the axes of a result to which values are broadcast; an axis is one of channels if it is in one of the values."""
     found = [0] * len(shape)
     for value in values:
         for axis, (flag, size) in enumerate(
@@ -69,7 +69,7 @@ def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
 
 
 def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor], Tensor]) -> Moments:
-    """Units times a factor that are repeated along new axes: their copies vary together."""
+    """Units times a factor, repeated along new axes; their copies are fully correlated."""
     variance = (value.variance * factor**2).expand_as(mean)
     ones = torch.ones_like(value.together)
     doubt = value.doubt if value.num_positions() == 1 else max(ESTIMATED, value.doubt)
@@ -81,7 +81,7 @@ def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor],
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """Outputs of different layers count as independent where variances of later units need them, a residual connection's too."""
+    """For the variances of later units, outputs of different layers count as independent, also in a residual connection."""
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _sum(*_both(x, y), alpha)
     if isinstance(x, Moments):
@@ -111,7 +111,7 @@ def _sum(x: Value, y: Value, alpha: float) -> Moments:
 def _joined(
     mean: Tensor, variance: Tensor, channels: tuple[int, ...], push: Callable[..., Tensor], *values: Value
 ) -> Value:
-    """Units made of several values that count as independent, unless they are of the same layer."""
+    """Units made from several values, which count as independent unless they come from the same layer."""
     doubt = max(value.doubt for value in values)
     if any(value.channels != channels for value in values):
         doubt = max(doubt, ESTIMATED)
@@ -175,7 +175,7 @@ def _product(x: Value, y: Value) -> Moments:
 
 
 def _broadcast(value: Value, like: Tensor) -> Value:
-    """Units in the shape of a result."""
+    """Units broadcast to the shape of a result."""
     if value.mean.shape == like.shape:
         return value
     shape = like.shape
@@ -198,7 +198,7 @@ def _negative(x: Moments) -> Moments:
 
 @Moments.rule(torch.mean, Tensor.mean)
 def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
-    """Channels are independent, positions have their correlation."""
+    """A mean over axes: channels are independent, and positions have their correlation."""
     value = value_of(x)
     if dim is None:
         raise NoRule("a mean over all axes, the batch among them, has no rule")
@@ -206,7 +206,7 @@ def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> 
     spread, layout, doubt, num_averaged = value.variance, list(value.channels), value.doubt, 1
     for axis in axes:
         if layout[axis] == -1 or layout[axis] > 1:
-            raise NoRule("a mean over the batch, or over features that were flattened, has no rule")
+            raise NoRule("a mean over the batch or over flattened features has no rule")
         if layout[axis] == 1:
             spread = spread.mean(axis, keepdim=True) / spread.shape[axis]
     positions = tuple(axis for axis in axes if layout[axis] == 0)
@@ -236,7 +236,7 @@ def _total(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) ->
 # -- pooling ---------------------------------------------------------------------------------------------------------
 
 MAX_NEIGHBORS = 9
-"""Positions of a window up to which the correlation between neighbors counts, above it the one between any two."""
+"""Windows of up to this many positions use the correlation between neighbors; larger windows use that between any two positions."""
 
 
 def _share(value: Value, window: float) -> Tensor:
@@ -275,10 +275,10 @@ for _pools, _is_adaptive in ((_POOLS, False), (_ADAPTIVE, True)):
 
 
 MAX_WINDOW = 16
-"""Positions of a window of maximum pooling."""
+"""Largest number of positions in a window of maximum pooling."""
 
 MAX_WINDOW_OF_ALIKE = 4
-"""Those of a sequence up to which the average correlation of neighbors serves."""
+"""Windows of a sequence of up to this many positions may use the average correlation of neighbors."""
 
 
 def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> None:
@@ -315,7 +315,7 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
         ]
 
         def windows(maps: Tensor, fill: float = 0.0) -> list[Tensor]:
-            """The first positions of all windows, the second ones, and so on."""
+            """A list with the first positions of all windows, the second positions, and so on."""
             maps = F.pad(maps, pads, value=fill) if any(pads) else maps
             return [maps[(slice(None), slice(None), *at)] for at in itertools.product(*spans)]
 
@@ -338,8 +338,8 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
 def _largest_of(
     windows: Callable[..., list[Tensor]], lowest: float, mean: Tensor, variance: Tensor, share: Tensor
 ) -> tuple[Tensor, ...]:
-    """Mean, variance, what of it is not linear, and the gain of each position of the windows."""
-    spreads = [part.contiguous() for part in windows(variance)]  # strided parts are slow in each of the steps
+    """Mean, variance, nonlinear part of the variance, and the gain of each position of the windows."""
+    spreads = [part.contiguous() for part in windows(variance)]  # strided parts would slow down every step
     means = [part.contiguous() for part in windows(mean, lowest)]
     if share.ndim > mean.ndim:
         return _most_alike_first(torch.stack(means, -1), torch.stack(spreads, -1).sqrt(), share)
@@ -353,15 +353,15 @@ def _largest_of(
 
 
 def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-    """As `_largest_of`, with the correlation of each two of K positions: the two of highest correlation become their largest, until
-    one is left.
+    """`_largest_of` with a correlation for each pair of K positions.
 
-    In another order, the largest of a and b and the largest of their copies would pass for two numbers.
+    The two positions with the highest correlation are replaced by their maximum until one is left. In another order, the maximum of
+    a and b and the maximum of their copies would count as two different numbers.
 
     Args:
-        mean: [..., K].
-        std: Standard deviations, in the shape of the mean.
-        share: [..., K, K].
+        mean: Means, [..., K].
+        std: Standard deviations, [..., K].
+        share: Correlations, [..., K, K].
     """
     shape, count = mean.shape[:-1], mean.shape[-1]
     mean, std = mean.flatten(0, -2), std.flatten(0, -2)
@@ -385,28 +385,28 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
         both[rows, one], both[rows, :, one] = mixed, mixed
         mean[rows, one], both[rows, one, one], left[rows, two] = found, variance, False
     moved = (gains[:, :1] @ first @ gains[:, :1].mT).flatten()
-    rest = (both[:, 0, 0] - moved).clamp_min(0)  # what is left is the first: a pair takes the place of its earlier one
+    rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair is stored at its earlier position, so that position 0 is left
     return *(part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest)), *gains[:, 0].view(*shape, count).unbind(
         -1
     )
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
-    """Correlation of the K positions of a window: of each two, [B, C, ..., K, K], or where these are too many one, [B, 1, ...]."""
+    """Correlations of all pairs of the K positions of a window, [B, C, ..., K, K], or one correlation, [B, 1, ...], if too many."""
     pairs = correlations(value.root) if window > 1 else None
     if pairs is not None:
         places = torch.arange(pairs.shape[1], device=pairs.device).view(1, 1, *value.mean.shape[2:])
         return _between(pairs, [part.flatten() for part in windows(places)], windows(_linear_share(value)))
     if dims == 1 and window > MAX_WINDOW_OF_ALIKE:
         raise NoRule(
-            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence, in a network too large to compare each "
-            "two of them, has no rule"
+            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence has no rule in a network that is too "
+            "large to compare all pairs of positions"
         )
     return value.per_example(value.together[0]).to(value.mean)
 
 
 def _linear_share(value: Value) -> Tensor:
-    """Share of each unit's variance that is the linear response to its root."""
+    """Share of each unit's variance that is a linear response to its root."""
     rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
     if rest is None:
         return torch.ones_like(value.variance)
@@ -414,7 +414,10 @@ def _linear_share(value: Value) -> Tensor:
 
 
 def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
-    """Correlations of the positions of each window, [B, C, ..., K, K], from those of the roots r: what is not linear has r^2."""
+    """Correlations of the positions of each window, [B, C, ..., K, K], from correlations r of the roots.
+
+    Linear parts have correlation r, and nonlinear parts have r^2.
+    """
     at = torch.stack(places, -1)  # [windows, K]
     found: Tensor = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
     share = torch.stack(linear, -1)
@@ -439,13 +442,13 @@ def _larger(
     alpha = (gap / theta).clamp(-10, 10)
     first = torch.special.ndtr(alpha)
     bump = theta * torch.exp(-0.5 * alpha.square()) / math.sqrt(2 * math.pi)
-    above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # over the second's mean
+    above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # relative to the second mean
     second = (gap.square() + one_variance) * first + two_variance * (1 - first) + gap * bump
     return two + above, (second - above.square()).clamp_min(0), first
 
 
 def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Mean and variance of the largest of Gaussians with one correlation, and each one's gain, two at a time."""
+    """Mean and variance of the maximum of Gaussians with one common correlation, and the gain of each; computed pair by pair."""
     if len(means) == 1:
         return means[0], variances[0], [torch.ones_like(means[0])]
     half = len(means) // 2
@@ -468,16 +471,16 @@ _largest(2, True, F.adaptive_max_pool2d)
 
 
 def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
-    """The layout of channels after a change of shape; see `Moments`.
+    """Kinds of the axes after a change of shape; see `Value`.
 
-    Channels and then positions in one axis become blocks. Other mixtures count as independent.
+    Channels followed by positions in one axis become blocks. All other mixtures count as independent.
     """
     found: list[int] = []
     old_at = new_at = 0
     while new_at < len(new):
         old_axes, new_axes = [old_at], [new_at]
         old_at, new_at = old_at + 1, new_at + 1
-        if old_axes[0] >= len(shape):  # what is left has one entry each
+        if old_axes[0] >= len(shape):  # the remaining axes have length 1
             found.append(0)
             continue
         before, after = shape[old_axes[0]], new[new_axes[0]]
@@ -497,7 +500,7 @@ def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) ->
 def _merged(flags: list[int], sizes: list[int], new: list[int]) -> list[int]:
     if not any(flags):
         return [0] * len(new)
-    if len(flags) == 1 and flags[0] > 1 and len(new) > 1:  # blocks come apart again
+    if len(flags) == 1 and flags[0] > 1 and len(new) > 1:  # split blocks again
         inner = next((at for at in range(len(new)) if math.prod(new[at:]) == flags[0]), None)
         return [1] * len(new) if inner is None else [1] * inner + [0] * (len(new) - inner)
     if len([size for size in new if size > 1]) == 1 and flags[0] and not any(flags[1:]):
@@ -507,7 +510,7 @@ def _merged(flags: list[int], sizes: list[int], new: list[int]) -> list[int]:
 
 
 def _shape_rule(function: Callable[..., Tensor]) -> None:
-    change = Tensor.reshape if function is Tensor.view else function  # maps may have their channels last in memory
+    change = Tensor.reshape if function is Tensor.view else function  # maps may be stored with channels last
 
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         value = value_of(x)
@@ -520,7 +523,7 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
         if channels.count(-1) != 1:
             raise NoRule("a change of shape that merges examples with other axes has no rule")
         doubt, before, after = value.doubt, _kinds(value.channels, x.shape), _kinds(channels, mean.shape)
-        if before != after:  # positions that are taken for channels, as in a flattened sequence
+        if before != after:  # positions become channels, as in a flattened sequence
             doubt = max(doubt, ESTIMATED)
         made = value.derived(
             mean,
@@ -544,7 +547,7 @@ def _viewed(lanes: Tensor | None, shape: torch.Size) -> Tensor | None:
 
 
 def _kinds(channels: Sequence[int], shape: Sequence[int]) -> int:
-    """Positions of a channel."""
+    """Number of positions of a channel."""
     return math.prod(size if flag == 0 else max(1, flag) for flag, size in zip(channels, shape, strict=True))
 
 
@@ -590,7 +593,7 @@ def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
 
 
 def _inside(value: Value, change: Callable[[Moments], Moments]) -> Any:
-    """What an activation was made of, after a change of shape; see `Value.before`."""
+    """The units before an activation, after a change of shape; see `Value.before`."""
     return value.before and (value_of(change(units(value.before[0]))), value.before[1])
 
 
@@ -603,7 +606,7 @@ def _transpose(x: Moments, dim0: int, dim1: int) -> Moments:
 
 @Moments.rule(Tensor.__getitem__)
 def _index(x: Any, index: Any) -> Any:
-    """By slices, numbers and new axes."""
+    """Indexing by slices, integers and new axes."""
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
     if not isinstance(x, Moments) or not plain:
@@ -633,7 +636,7 @@ def _index(x: Any, index: Any) -> Any:
 
 
 def _narrowed(value: Value) -> Value:
-    """Units that depend on their own channels of the last layer's noise only, if that has any."""
+    """Units whose sources in the last layer are narrowed to their own channels."""
     own = value.own_lanes()
     if not own or not meet(own, value.sources):
         return value
@@ -690,7 +693,7 @@ def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
         return torch.cat([next(left) if part is None else part for part in fixed], dim)
 
     made = _joined(torch.cat(means, dim), torch.cat(spreads, dim), channels, push, *random)
-    if channels[dim] != 1:  # positions, or features that were flattened
+    if channels[dim] != 1:  # positions or flattened features
         flags = tuple(min(flag, 1) if axis == dim % len(channels) else flag for axis, flag in enumerate(channels))
         made = replace(made, channels=flags, doubt=max(made.doubt, ESTIMATED))
     return units(made)
@@ -701,5 +704,5 @@ def _pad(x: Moments, pad: Any, mode: str = "constant", value: float | None = Non
     old = value_of(x)
     mean, variance = F.pad(old.mean, pad, mode, value), F.pad(old.variance, pad, mode)
     if any(flag == -1 or flag > 1 for flag in old.channels[x.ndim - len(pad) // 2 :]):
-        raise NoRule("padding of the axis of examples, or of features that were flattened, has no rule")
+        raise NoRule("padding of the axis of examples or of flattened features has no rule")
     return units(old.derived(mean, variance, lambda change: F.pad(change, pad, mode)))

@@ -1,4 +1,4 @@
-"""Tensors that carry means and variances through a network in the place of numbers."""
+"""Tensors that carry means and variances through a network instead of numbers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from bayesify.moments.responses import Node, Noise, Plan, Spread, covariance, va
 from bayesify.weights.structured import StructuredWeight
 
 Sources = frozenset[tuple[int, int, int]]
-"""Noises by the order of their node, each with the first and the end of its channels."""
+"""Noise sources, each by the order of its node and a range of channels (first, end)."""
 
 EXACT, ESTIMATED, UNKNOWN = range(3)
-"""How well the variances of a value's units are known: but for correlation between channels; from an average correlation between
-positions; not at all, since a value meets itself."""
+"""How well the variances of a value's units are known: exactly, except for correlation between channels; estimated, from an average
+correlation between positions; or not at all, because a value is combined with itself."""
 
 
 class NoRule(Exception):
     """A function has no rule for means and variances.
 
     Args:
-        reason: Which, and why, in words.
+        reason: The function, and why it has no rule.
     """
 
 
 @dataclass
 class Pass:
-    """One pass through the network: its examples, the weights used, and the products of the plain network.
+    """State of one pass through the network: number of examples, weights used so far, and products of the plain network.
 
     Args:
-        rows: Examples.
+        rows: Number of examples.
     """
 
     rows: int = 0
@@ -48,26 +48,27 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    r"""Random units and where their noise comes from.
+    r"""Random units, and the sources of their noise.
 
-    Channels count as independent. Positions of a channel have a correlation that is the same for all pairs of positions of an
-    example, as far as variances of later units are computed from it; the covariance of outputs needs no such thing (`responses`).
+    Channels count as independent. For the variances of later units, the positions of a channel have one correlation, the same for
+    all pairs of positions of an example. The covariance of the outputs does not need this approximation (see `responses`).
 
     Args:
-        mean: [B, ...].
-        variance: As the mean.
-        channels: For each axis: -1 for the batch, 0 for positions, n for channels in blocks of n positions.
-        node: The units' place in the graph of responses.
-        together: Correlation between neighboring positions, and between any two, [2, B].
-        sources: Noises that the units depend on.
-        stem: Those of them that the last linear maps added; values whose stems meet are strongly correlated.
-        aligned: The last linear map, if the units are channels of it.
-        lanes: Which, a view of few numbers in the units' shape; nothing where that is not followed.
+        mean: Means, [B, ...].
+        variance: Variances, in the shape of the mean.
+        channels: Kind of each axis: -1 for the batch, 0 for positions, n for channels in blocks of n positions.
+        node: Node of the units in the graph of responses.
+        together: Correlation between neighboring positions, and between any two positions, [2, B].
+        sources: Noise sources on which the units depend.
+        stem: Noise sources that the last linear maps added. Values with common stems are strongly correlated.
+        aligned: Order of the last linear map's node, if the units are its channels; otherwise -1.
+        lanes: Channel of the last linear map for each unit, in the units' shape; `None` if it is not tracked.
         doubt: How well the variance is known.
-        base: Units that these are an elementwise function of.
+        base: Units of which these units are an elementwise function.
         chain: That function.
-        affine: Whether it is one plus a constant.
-        before: Units that a function that rises made these of, and that function; the largest of these is that of their largest.
+        affine: Whether the function is affine.
+        before: Units from which a nondecreasing function made these units, and that function. Maximum pooling can be applied before
+            such a function.
     """
 
     mean: Tensor
@@ -92,35 +93,35 @@ class Value:
 
     @property
     def root(self) -> Value:
-        """Units that these are an elementwise function of; themselves where there are none."""
+        """Units of which these units are an elementwise function, or these units themselves."""
         return self if self.base is None else self.base
 
     def at(self, units: Tensor) -> Tensor:
-        """The function of the root's units."""
+        """The elementwise function at given units of the root."""
         return units if self.chain is None else self.chain(units)
 
     def per_example(self, numbers: Tensor, axes: int | None = None) -> Tensor:
-        """Numbers [B] with an axis for each of the units'."""
+        """Numbers [B], reshaped to broadcast against the units."""
         shape = [1] * (self.mean.ndim if axes is None else axes)
         shape[self.batch] = -1
         return numbers.view(shape)
 
     def num_positions(self) -> int:
-        """Positions of a channel."""
+        """Number of positions of a channel."""
         count = 1
         for size, flag in zip(self.mean.shape, self.channels, strict=True):
             count *= size if flag == 0 else max(1, flag)
         return count
 
     def own_lanes(self) -> Sources:
-        """The last linear map and the first and the end of the channels that the units are of it; empty where that is not known."""
+        """The last linear map and the range of its channels that the units are; empty if it is unknown."""
         if self.lanes is None or self.aligned < 0:
             return frozenset()
         few = self.lanes[tuple(0 if step == 0 else slice(None) for step in self.lanes.stride())]
         return frozenset({(self.aligned, int(few.min()), int(few.max()) + 1)} if few.numel() else ())
 
     def derived(self, mean: Tensor, variance: Tensor, push: Callable[..., Tensor], **changes: Any) -> Value:
-        """Units that a linear function makes of these."""
+        """Units that a linear function makes from these units."""
         node = Node(mean.shape, (self.node,), push)
         lanes = self.lanes if mean.shape == self.mean.shape else None
         changes = {"base": None, "chain": None, "affine": True, "before": None, "lanes": lanes, **changes}
@@ -128,7 +129,7 @@ class Value:
 
 
 def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Noise | None = None) -> Value:
-    """Units with noise of their own and no other."""
+    """Units whose only noise is their own."""
     node = Node(mean.shape, noise=noise or Spread(variance, channels, mean.new_ones(mean.shape[channels.index(-1)])))
     rows = mean.shape[channels.index(-1)]
     source = frozenset({(node.order, 0, 2**62)})
@@ -137,29 +138,29 @@ def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Nois
 
 
 def number_lanes(shape: torch.Size, channels: tuple[int, ...]) -> Tensor:
-    """The number of each unit's channel; see `Value`."""
+    """Index of each unit's channel; see `Value`."""
     sizes = [size if flag > 0 else 1 for size, flag in zip(shape, channels, strict=True)]
     return torch.arange(math.prod(sizes)).view(sizes).expand(shape)
 
 
 def meet(first: Sources, second: Sources) -> bool:
-    """Whether two sets of noises have one in common."""
+    """Whether two sets of noise sources overlap."""
     return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in first for b in second)
 
 
 class Moments(StructuredWeight):
     r"""Means and variances of random weights or units.
 
-    A handle: an operation in place gives it another `value`, which everyone who holds it sees. Views are handles of a family, and
-    an operation in place on one of several living members is refused.
+    The object is a handle: an in-place operation gives it another `value`, which every holder of the handle sees. A tensor and its
+    views form a family of handles. An in-place operation is refused if another member of the family still exists.
 
     Args:
-        mean: Weights of any shape, or units [B, ...].
-        variance: As the mean.
-        channels: For units, what their axes are; see `Value`.
-        value: The units, in place of these three.
-        pass_: For weights, the pass they are for.
-        name: For weights.
+        mean: Means of weights of any shape, or of units [B, ...].
+        variance: Variances, in the shape of the mean.
+        channels: For units, the kinds of their axes; see `Value`.
+        value: The units, instead of the three arguments above.
+        pass_: For weights, the pass in which they are used.
+        name: For weights, their name.
     """
 
     value_: Value | None
@@ -177,7 +178,7 @@ class Moments(StructuredWeight):
         pass_: Pass | None = None,
         name: str = "",
     ) -> Self:
-        """From means and variances."""
+        """A handle from means and variances."""
         made = cls.wrap(mean.shape, mean, (mean, variance), (channels, value, pass_, name))
         made.value_ = fresh(mean, variance, channels) if value is None and channels else value
         made.pass_, made.name_, made.family_ = pass_, name, []
@@ -195,29 +196,29 @@ class Moments(StructuredWeight):
         return self.components_[1]
 
     def materialize(self) -> Tensor:
-        """There is no plain tensor that it stands for."""
+        """Raises `NoRule`, because there is no equivalent plain tensor."""
         raise NoRule("a plain tensor is needed")
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Parts of the units, as of any tensor, rather than draws."""
+        """Slices of the units along an axis, as for any tensor; not draws."""
         return tuple(torch.unbind(self, dim))
 
     def become(self, other: Moments, name: str) -> Moments:
-        """Take another's value, as an operation in place does."""
+        """Take the value of another handle, as an in-place operation does."""
         if other is self:
             return self
         if self.value_ is None or any(known() is not None and known() is not self for known in self.family_):
             raise NoRule(
-                f"{name} changes in place what has another name or view; use the operation that is not in place"
+                f"{name} changes units in place that another variable or view refers to; use the out-of-place operation"
             )
         if other.shape != self.shape:
-            raise NoRule(f"{name} in place changes the shape")
+            raise NoRule(f"{name} changes the shape in place")
         self.value_, self.components_, self.static_ = other.value_, other.components_, other.static_
         return self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Operations in place change a value for all who hold it."""
+        """Apply the rule of a function; an in-place operation changes the value of its first argument."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         if kwargs.get("out") is not None:
             raise NoRule(f"{name} with out= has no rule")
@@ -232,18 +233,18 @@ class Moments(StructuredWeight):
                     raise
                 raise NoRule(f"{name} with these arguments has no rule") from error
         if not isinstance(args[0], Moments):
-            raise NoRule(f"{name} adds noise to a plain tensor in place; use the operation that is not in place")
+            raise NoRule(f"{name} adds noise to a plain tensor in place; use the out-of-place operation")
         return args[0].become(super().__torch_function__(func, types, args, kwargs), name)
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """A function without a rule is refused."""
+        """Refuse a function without a rule."""
         name = getattr(func, "__name__", str(func))
         raise NoRule(f"{name} has no rule for means and variances")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """What torch does below its functions, such as `weight.T`, is refused too."""
+        """Refuse operations below the level of torch functions too, such as `weight.T`."""
         return cls.fallback(func.overloadpacket, args, kwargs)
 
 
@@ -261,7 +262,7 @@ _NAMES = {
     "split_size": "size",
     "split_size_or_sections": "size",
 }
-"""Names of torch's arguments that the rules have shorter ones for."""
+"""Names of torch's arguments, and the shorter names that the rules use for them."""
 
 
 def _renamed(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +275,7 @@ _PLACES_OF_INPLACE: dict[Any, int] = {
     **dict.fromkeys((F.leaky_relu, F.elu, F.celu), 2),
     **dict.fromkeys((F.hardtanh, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout), 3),
 }
-"""Where functions take `inplace`."""
+"""Position of the argument `inplace` of each function."""
 
 
 def _is_inplace(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -285,14 +286,14 @@ def _is_inplace(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool
 
 
 def units(value: Value) -> Moments:
-    """A handle of units."""
+    """A handle for units."""
     if value.doubt != UNKNOWN:
         value.node.total = Spread(value.variance, value.channels, value.together[1])
     return Moments(value.mean, value.variance, value=value)
 
 
 def view(x: Moments, value: Value) -> Moments:
-    """A handle of units that may share memory with others."""
+    """A handle for units that may share memory with x."""
     made = units(value)
     made.family_ = x.family_
     x.family_[:] = [known for known in x.family_ if known() is not None]
@@ -301,7 +302,7 @@ def view(x: Moments, value: Value) -> Moments:
 
 
 def affine(value: Value, function: Callable[[Tensor], Tensor], gain: Any) -> Moments:
-    """An elementwise function that multiplies by a gain and adds a constant, and keeps the shape."""
+    """Units after an elementwise affine function, with its gain, that keeps the shape."""
     squared = gain.square() if isinstance(gain, Tensor) else gain**2
     chain = function if value.chain is None else _composed(function, value.chain)
     made = value.derived(function(value.mean), value.variance * squared, lambda change: change * gain)
@@ -313,14 +314,17 @@ def _composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tenso
 
 
 MAX_SETTLED_UNITS = 512
-"""Units of an example up to which variances that are not known are computed one by one."""
+"""Up to this many units per example, unknown variances are computed one by one."""
 
 MAX_SETTLED_COST = 3e6
-"""Products for an example up to which they are."""
+"""Up to this many products per example, unknown variances are computed one by one."""
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
-    """Variances of all units of one or two values, [B, n], and, of two, the covariances of their pairs; see `responses`."""
+    """Variances of all units of one or two values, [B, n], and for two values the covariances of their pairs; see `responses`.
+
+    Returns `None` if there are too many units.
+    """
     shape = values[0].mean.shape
     rows = shape[values[0].batch]
     size = sum(value.mean.numel() for value in values) // rows
@@ -337,30 +341,32 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
 
 
 def nonlinear(value: Value, what: str) -> Value:
-    """The value with variances that a function may rely on.
+    """The value with known variances, as nonlinear functions need them.
 
     Raises:
-        NoRule: If they are not known, and too many to be computed one by one.
+        NoRule: If the variances are unknown, and too many to be computed one by one.
     """
     if value.doubt != UNKNOWN:
         return value
     found = _settle(value)
     if found is None:
         raise NoRule(
-            f"{what} of units in which a random layer's outputs meet themselves (a sum, or joined) has no rule"
+            f"{what} of units in which a random layer's outputs are combined with themselves (added or concatenated) has no rule"
         )
     return replace(value, variance=_back(found[0], value), doubt=ESTIMATED)
 
 
 def _back(flat: Tensor, value: Value) -> Tensor:
-    """Numbers [B, n] in the units' shape."""
+    """Numbers [B, n], reshaped to the units' shape."""
     moved = value.mean.movedim(value.batch, 0)
     return flat.view(moved.shape).movedim(0, value.batch)
 
 
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
-    """Two values of the same shape with the variances of their units, and the covariance of each pair; nothing where these are
-    too many to be computed one by one."""
+    """Two values of the same shape with known variances, and the covariance of each pair of units.
+
+    Returns `None` if there are too many units to compute them one by one.
+    """
     found = _settle(x, y)
     if found is None:
         return None
@@ -371,19 +377,21 @@ def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
 
 
 MIN_COMPARED_CHANNELS, MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 2, 4, 128
-"""Channels by which positions are compared, and units of an example up to which they are."""
+"""Smallest and largest number of channels, and largest number of units per example, in comparisons of positions."""
 
 
 MAX_GAP_OF_COPIES = 1e-4
-"""Mean square of the difference of two positions, over their variance, up to which they are the same random number."""
+"""Two positions are the same random number if the mean square of their difference, divided by their variance, is at most this."""
 
 MIN_SURE_SHARE_OF_COPIES = 0.1
-"""Share of their variance that must be known for sure in one of the compared channels to say so."""
+"""Share of the variance that must be exact in one of the compared channels to conclude that two positions are the same number."""
 
 
 def correlations(value: Value) -> Tensor | None:
-    """Correlation of each two positions of maps [B, C, ...] by linear responses, a mean over some channels, [B, P, P]; nothing
-    where that is too much work."""
+    """Correlation of each pair of positions of maps [B, C, ...] by linear responses, averaged over some channels: [B, P, P].
+
+    Returns `None` if this is too expensive.
+    """
     rows, count, *sizes = value.mean.shape
     most = max(MIN_COMPARED_CHANNELS, min(MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS // math.prod(sizes)))
     chosen = torch.linspace(0, count - 1, min(count, most)).long().tolist()
@@ -397,22 +405,22 @@ def correlations(value: Value) -> Tensor | None:
         for part in covariance(plan, value.mean.new_empty(rows, size))
     )  # [B, P, P, c]
     scale, sure_scale = (_scales(part) for part in (whole, sure))
-    known = scale > 1e-30  # channels without noise, such as those behind ReLU, say nothing
+    known = scale > 1e-30  # ignore channels without noise, such as inactive ones after a ReLU
     found = (torch.where(known, whole / scale, 0.0).sum(-1) / known.sum(-1).clamp_min(1)).clamp(-1, 1)
-    # Positions that answer alike to all noise that is known for sure are the same number, and so is their other noise.
+    # Positions with the same response to all exact noise are the same number, so that their other noise is equal too.
     alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
     enough = known & (sure_scale > MIN_SURE_SHARE_OF_COPIES * scale)
     return torch.where(alike.all(-1) & enough.any(-1), 1.0, found)
 
 
 def _scales(covariance: Tensor) -> Tensor:
-    """Products of the standard deviations of each two positions, [B, P, P, c]."""
+    """Products of the standard deviations of each pair of positions, [B, P, P, c]."""
     std = covariance.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
     return std.unsqueeze(1) * std.unsqueeze(2)
 
 
 class SameSizes(Exception):
-    """Another axis is as long as the batch, so that the axis of examples cannot be told."""
+    """Another axis is as long as the batch, so that the axis of examples is ambiguous."""
 
 
 def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
@@ -428,12 +436,12 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
 
 
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
-    """The units; of a weight, the same numbers for each example.
+    """The units of a handle; for a weight, the same numbers for each example.
 
     Args:
-        x: Units, or a weight that is used as such.
-        axes: Axes that a weight's units are to have; 0 where its own first one, of length 1, becomes the batch.
-        batch: Which of them is the batch.
+        x: Units, or a weight that is used as units.
+        axes: Number of axes of a weight's units; with 0, the weight's own first axis, of length 1, becomes the batch.
+        batch: Axis of the batch.
     """
     if x.value_ is not None:
         return x.value_
@@ -457,14 +465,14 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
 
 
 def moments_of(value: Tensor | None) -> tuple[Any, Any]:
-    """Mean and variance; nothing for the variance of a plain tensor."""
+    """Mean and variance; the variance of a plain tensor is `None`."""
     if isinstance(value, Moments):
         return value.mean_, value.variance_
     return value, None
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps [B, C, H, W] with channels last in memory, on a processor, where pooling and convolutions are faster."""
+    """Maps [B, C, H, W] with channels last in memory on a CPU, where this makes pooling and convolutions faster."""
     if maps.ndim != 4 or maps.device.type != "cpu" or maps.stride(1) == 1:
         return maps
     return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
@@ -473,16 +481,16 @@ def channels_last(maps: Tensor) -> Tensor:
 
 
 MAX_PIECE_UNITS = 2**17
-"""Units at a time on a processor: what a step makes on its way stays in its second cache, in memory that the next piece uses again;
-whole maps would take new memory for each step, whose pages cost more than the step."""
+"""Number of units at a time on a CPU. Intermediate results then stay in the second-level cache, in memory that the next piece
+reuses. Whole maps would need new memory for each step, and its page faults cost more than the step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
-    """What a step makes of each example's own units: of a few examples at a time, on a processor.
+    """The result of a step that treats examples separately; on a CPU, it is computed for a few examples at a time.
 
     Args:
-        step: Takes tensors with examples on their first axis, and returns such.
-        units: Its arguments; nothing stays nothing.
+        step: Function from tensors to tensors, all with examples on their first axis.
+        units: Arguments of the step; `None` is passed on as `None`.
     """
     first = next(part for part in units if part is not None)
     rows = max(1, MAX_PIECE_UNITS * len(first) // max(1, first.numel()))
@@ -495,22 +503,24 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
         if not wholes:
             wholes = tuple(_longer(part, len(first)) for part in made)
         for whole, part in zip(wholes, made, strict=True):
-            whole[index * rows : (index + 1) * rows] = part  # a piece's own memory is used again for the next
+            whole[index * rows : (index + 1) * rows] = (
+                part  # copy, so that the next piece reuses the memory of this one
+            )
     return wholes
 
 
 def _longer(part: Tensor, rows: int) -> Tensor:
-    """Memory for more examples, with channels last where a part has them so."""
+    """Memory for more examples, with channels last if the part has channels last."""
     last = part.ndim == 4 and part.stride(1) == 1
     form = torch.channels_last if last else torch.contiguous_format
     return torch.empty(rows, *part.shape[1:], dtype=part.dtype, device=part.device, memory_format=form)
 
 
 def use(weight: Any) -> None:
-    """Note that a weight is used.
+    """Record that a weight is used.
 
     Raises:
-        NoRule: If it was before: two uses of one weight are not independent.
+        NoRule: If the weight was used before, because two uses of one weight are not independent.
     """
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:

@@ -1,4 +1,4 @@
-"""Gaussian processes as linear models of random features, and with inducing points for comparison."""
+"""Gaussian processes as linear models of random features, and a Gaussian process with inducing points for comparison."""
 
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.inducing_points import InducingPointGP

@@ -20,8 +20,8 @@ class RandomFourierFeatures(nn.Module):
 
     $$ \mathbb{E}_\Omega\, \phi(x)^\top \phi(x') = a^2 \exp\Bigl(-\tfrac12 \sum_d (x_d - x'_d)^2 / \ell_d^2\Bigr) $$
 
-    with a variance of at most $a^4 / 2m$; $\phi(x)^\top \phi(x) = a^2$ without any. The m frequencies are drawn once and stay,
-    the D lengthscales $\ell$ and the amplitude a are learned.
+    with a variance of at most $a^4 / 2m$; $\phi(x)^\top \phi(x) = a^2$ exactly. The m frequencies are drawn once and stay fixed.
+    The D lengthscales $\ell$ and the amplitude a are learned.
 
     Stored: `raw_lengthscale`, `raw_amplitude` through softplus; the buffer `frequencies`.
 
@@ -29,16 +29,17 @@ class RandomFourierFeatures(nn.Module):
         frequencies: [m, D]; raw_lengthscale: [D]; raw_amplitude: [].
 
     Args:
-        num_inputs: D.
-        num_features: 2 m, an even number.
-        lengthscale: Where the lengthscales start: a number, or one per input; $\sqrt{D} / 2$ by default, as in Rossi et al. 2020,
-            for inputs from 0 to 1.
-        amplitude: Where a starts, a standard deviation.
+        num_inputs: Number of inputs D.
+        num_features: Number of features 2 m, an even number.
+        lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, as in Rossi et al. 2020, for
+            inputs from 0 to 1.
+        amplitude: Initial value of a, a standard deviation.
         learn: Whether lengthscales and amplitude are trained.
-        generator: Source of the frequencies; the global one by default.
+        generator: Source of randomness of the frequencies; the global generator by default.
 
     Raises:
-        ValueError: If a count is below 1 or odd, or a scale is not positive and finite or of the wrong number.
+        ValueError: If a count is below 1, `num_features` is odd, a scale is not positive and finite, or the number of lengthscales
+            is wrong.
     """
 
     @checked
@@ -54,7 +55,7 @@ class RandomFourierFeatures(nn.Module):
         super().__init__()
         if num_features % 2:
             raise ValueError(
-                f"RandomFourierFeatures: num_features={num_features}; give an even number, a cosine and a sine each"
+                f"RandomFourierFeatures: num_features={num_features}; give an even number (a cosine and a sine per frequency)"
             )
         scales = starting_lengthscales("RandomFourierFeatures", num_inputs, lengthscale)
         self.num_inputs, self.num_features = num_inputs, num_features
@@ -67,19 +68,19 @@ class RandomFourierFeatures(nn.Module):
 
     @property
     def lengthscale(self) -> Tensor:
-        r"""$\ell$, [D]."""
+        r"""Lengthscales $\ell$, [D]."""
         return positive(self.raw_lengthscale)
 
     @property
     def amplitude(self) -> Tensor:
-        """a, a scalar."""
+        """Amplitude a, a scalar."""
         return positive(self.raw_amplitude)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [..., D] -> features [..., 2 m].
 
         Raises:
-            ValueError: If there are not D inputs.
+            ValueError: If the number of inputs is not D.
         """
         if x.shape[-1] != self.num_inputs:
             raise ValueError(f"RandomFourierFeatures: {x.shape[-1]} inputs; give {self.num_inputs}")
@@ -88,7 +89,7 @@ class RandomFourierFeatures(nn.Module):
         return scale * torch.cat((phases.cos(), phases.sin()), dim=-1)
 
     def kernel(self, x: Tensor, other: Tensor) -> Tensor:
-        """The kernel that inner products of the features approach: [N, D] and [M, D] -> [N, M]."""
+        """The kernel that inner products of the features approximate: [N, D] and [M, D] -> [N, M]."""
         first, second = x / self.lengthscale, other / self.lengthscale
         squares = (first.unsqueeze(-2) - second.unsqueeze(-3)).square().sum(-1)
         return self.amplitude.square() * (-0.5 * squares).exp()
@@ -101,20 +102,20 @@ class RandomFourierFeatures(nn.Module):
 class RandomFeatureNetwork(nn.Module):
     r"""$f_o(x) = \phi(x)^\top w_o$: random features and a linear layer without bias for each output (Rossi et al. 2020, eq. 15).
 
-    Each output has a layer of its own, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights for
-    each. With $w \sim \mathcal{N}(0, I)$ the outputs are independent Gaussian processes with the features' kernel.
+    Each output has its own layer, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights per output. With
+    $w \sim \mathcal{N}(0, I)$ the outputs are independent Gaussian processes with the features' kernel.
 
     Args:
-        num_inputs: D.
-        num_features: Of `RandomFourierFeatures`.
-        num_outputs: O.
+        num_inputs: Number of inputs D.
+        num_features: Number of features; see `RandomFourierFeatures`.
+        num_outputs: Number of outputs O.
         lengthscale: See `RandomFourierFeatures`.
         amplitude: See `RandomFourierFeatures`.
         learn: See `RandomFourierFeatures`.
         generator: See `RandomFourierFeatures`.
 
     Raises:
-        ValueError: As `RandomFourierFeatures` does, or if `num_outputs` is below 1.
+        ValueError: If `RandomFourierFeatures` raises it, or `num_outputs` is below 1.
     """
 
     @checked
@@ -139,14 +140,16 @@ class RandomFeatureNetwork(nn.Module):
 
 
 def starting_lengthscales(owner: str, num_inputs: int, given: float | Sequence[float] | None) -> list[float]:
-    r"""D lengthscales from a number, D numbers, or nothing, which stands for $\sqrt{D} / 2$.
+    r"""D lengthscales from one number or D numbers; $\sqrt{D} / 2$ by default.
 
     Raises:
-        ValueError: If there are not D of them.
+        ValueError: If the number of lengthscales is neither 1 nor D.
     """
     if given is None:
         return [math.sqrt(num_inputs) / 2] * num_inputs
     scales = [float(given)] * num_inputs if isinstance(given, (int, float)) else [float(scale) for scale in given]
     if len(scales) != num_inputs:
-        raise ValueError(f"{owner}: {len(scales)} lengthscales for {num_inputs} inputs; give one each, or a number")
+        raise ValueError(
+            f"{owner}: {len(scales)} lengthscales for {num_inputs} inputs; give one number, or one per input"
+        )
     return scales

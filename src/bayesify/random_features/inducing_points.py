@@ -1,4 +1,4 @@
-"""A sparse variational Gaussian process with inducing points, from gpytorch, to compare random features with."""
+"""A sparse variational Gaussian process with inducing points, from gpytorch, as a comparison for random features."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     $$ q(f) = \int p(f | u)\, q(u)\, du, \qquad
        \mathrm{ELBO} = \frac{N}{B} \sum_b \mathbb{E}_q \log p(y_b | f(x_b)) - \mathrm{KL}(q(u) \| p(u)) $$
 
-    with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$, as Rossi et al. (2020)
-    compare with. Inducing points, q, lengthscales, amplitude and noise are trained; the bound is closed form. Needs the
-    extra `gp`.
+    with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$. Rossi et al. (2020)
+    compare their method with this one. Inducing points, q, lengthscales, amplitude and noise are trained, and the bound has a
+    closed form. The class needs the extra `gp`.
 
     Args:
-        inducing_inputs: Where the inducing points start, [M, D], such as a random choice of training inputs.
-        covariance: S: `"diagonal"` or `"full"`.
-        noise: Starting variance of the noise.
-        lengthscale: See `RandomFeatureGP`.
-        amplitude: See `RandomFeatureGP`.
+        inducing_inputs: Initial inducing points, [M, D], such as a random choice of training inputs.
+        covariance: Form of S: `"diagonal"` or `"full"`.
+        noise: Initial variance of the noise.
+        lengthscale: Initial lengthscales; see `RandomFeatureGP`.
+        amplitude: Initial amplitude; see `RandomFeatureGP`.
         learn_kernel: Whether lengthscales and amplitude are trained.
 
     Raises:
         ImportError: If gpytorch is not installed.
-        ValueError: If a scale is not positive, a name is unknown, or inducing inputs are not [M, D].
+        ValueError: If a scale is not positive, a name is unknown, or the inducing inputs are not [M, D].
     """
 
     likelihood: Gaussian
@@ -66,7 +66,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         self.covariance = covariance
         if inducing_inputs.ndim != 2 or not len(inducing_inputs):
             raise ValueError(
-                f"InducingPointGP: inducing inputs of shape {tuple(inducing_inputs.shape)}; give [M, D] with M of at least 1"
+                f"InducingPointGP: inducing inputs have shape {tuple(inducing_inputs.shape)}; give [M, D] with M of at least 1"
             )
         scales = starting_lengthscales("InducingPointGP", inducing_inputs.shape[-1], lengthscale)
         self.likelihood = Gaussian(noise=noise).to(inducing_inputs)
@@ -83,10 +83,10 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
         Args:
             x: Inputs.
-            memory: Bytes that covariances may take at a time where gradients are off.
+            memory: Largest number of bytes of covariances at a time, if gradients are disabled.
         """
         checked_inputs(x)
-        # As many as fit even if gpytorch materialized the covariance of all rows with each other.
+        # gpytorch may form the covariance between all rows, so the square of the number of rows must fit.
         rows = len(x) if torch.is_grad_enabled() else max(1, math.isqrt(memory // (4 * x.element_size())))
         means, variances = [], []
         with _quietly():
@@ -104,12 +104,12 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     @checked
     def elbo(self, x: Tensor, y: Tensor, *, num_data: DataCount) -> Tensor:
-        """Evidence lower bound of the whole dataset from one batch, in nats, closed form; maximize it.
+        """Evidence lower bound of the whole dataset from one batch, in nats and in closed form; maximize it.
 
         Args:
             x: Inputs, [B, D].
             y: Targets, [B, 1].
-            num_data: N.
+            num_data: Number of examples N.
         """
         data, kl = self.elbo_terms(x, y, num_data=num_data)
         return data - kl
@@ -117,7 +117,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     def elbo_terms(
         self, x: Tensor, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo` apart, scalars."""
+        """The two terms of `elbo`, separately, as scalars."""
         mean, variance = (part.unsqueeze(0) for part in self.function_moments(x))
         data = integrated_log_likelihood(mean, variance, y, self.likelihood, num_data, example_weights)
         return data[0], self.kl()
@@ -126,7 +126,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     @property
     def training_draws(self) -> int:
-        """One: the bound is closed form."""
+        """One draw, because the bound has a closed form."""
         return 1
 
     def terms(
@@ -146,12 +146,12 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         generator: torch.Generator | None = None,
         memory: Budget = None,
     ) -> RegressionPredictive:
-        """The predictive distribution of a batch of inputs [B, D], in closed form: nothing is drawn."""
+        """The predictive distribution of a batch of inputs [B, D], in closed form and without draws."""
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))
 
     def config(self) -> dict[str, Any]:
-        """The kind of covariance; sizes are those of the state."""
+        """The form of the covariance; the sizes follow from the state."""
         return {"covariance": self.covariance}
 
     def state(self) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The process that `config()` and `state()` describe; the network is not looked at."""
+        """The process that `config()` and `state()` describe; `net` is not used."""
         start = state["process.variational_strategy.inducing_points"]
         made = cls(torch.zeros_like(start), config["covariance"])
         put_tensors(made, state)
@@ -168,7 +168,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
 
 def count_inducing_parameters(num_inducing: int, num_inputs: int, covariance: Literal["diagonal", "full"]) -> int:
-    """Numbers that M inducing points and q take: M (D + 2), or M (D + 1) + M (M + 1) / 2 for a full covariance."""
+    """Number of parameters of M inducing points and q: M (D + 2), or M (D + 1) + M (M + 1) / 2 for a full covariance."""
     spread = num_inducing if covariance == "diagonal" else num_inducing * (num_inducing + 1) // 2
     return num_inducing * (num_inputs + 1) + spread
 
@@ -203,13 +203,13 @@ def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     process = Process().to(inducing_inputs)
-    # gpytorch draws the start of the mean in the first pass; here it is the prior's.
+    # Start at the prior mean; otherwise gpytorch draws the initial mean in the first pass.
     process.variational_strategy.variational_params_initialized.fill_(1)
     return process
 
 
 class _quietly(warnings.catch_warnings):
-    """Without gpytorch's warnings that it uses parts of torch which will go away."""
+    """Context that hides gpytorch's deprecation warnings."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()

@@ -16,7 +16,7 @@ from bayesify.transforms import hadamard
 
 
 def has_moments(posterior: Posterior) -> bool:
-    """Whether `linear_moments` knows this posterior."""
+    """Whether `linear_moments` supports this posterior."""
     if isinstance(posterior, WalshHadamard):
         return posterior.covariance != "flow"
     return isinstance(posterior, (Point, MeanField, KTied, FullCovariance))
@@ -25,20 +25,21 @@ def has_moments(posterior: Posterior) -> bool:
 def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
 
-    Independent weights: $\phi^\top m$ and $(\phi^2)^\top s^2$. A dense Gaussian: $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard
-    weights are linear in g: with $\Phi$ the features reshaped as the weights are, $\phi^\top w = a^\top g$ where
-    $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so a variance takes O(n) for n features, not O(n^2).
+    Independent weights have mean $\phi^\top m$ and variance $(\phi^2)^\top s^2$. A dense Gaussian has variance
+    $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. With $\Phi$ the features reshaped like the weights,
+    $\phi^\top w = a^\top g$ where $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so that a variance costs O(n) for n features, not
+    O(n^2).
 
     Args:
-        posterior: Of a kind for which `has_moments`.
+        posterior: A posterior for which `has_moments` is true.
         names: Names of the weights, [1, n] each, one per output.
-        features: $\phi$, [B, n].
+        features: Features $\phi$, [B, n].
 
     Returns:
         Mean and variance, [B, O] each.
 
     Raises:
-        ValueError: If the posterior is of the wrong type.
+        ValueError: If the posterior has no closed form.
     """
     if not has_moments(posterior):
         raise ValueError(

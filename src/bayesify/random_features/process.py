@@ -1,4 +1,4 @@
-"""Gaussian processes with random features: linear models whose weights have any posterior of the library."""
+"""Gaussian processes with random features: linear models whose weights can have any posterior of the library."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors
 
 INIT_STD = 0.1
-"""Standard deviation of the weights before training, between the prior's 1 and what data leave of it."""
+"""Initial standard deviation of the weights, between the prior's 1 and typical values after training."""
 INIT_NOISE = 0.02**2
-"""Starting variance of the noise, for outputs of variance 1 (Rossi et al. 2020, appendix D.4)."""
+"""Initial variance of the noise, for outputs of variance 1 (Rossi et al. 2020, appendix D.4)."""
 
 POSTERIORS_BY_NAME: dict[str, Posterior] = {
     posterior.name: posterior
     for posterior in (MeanField(init_std=INIT_STD), FullCovariance(init_std=INIT_STD), WalshHadamard(init_std=INIT_STD))
 }
-"""Posteriors by name, with a start that suits weights of prior variance 1."""
+"""Posteriors by name, with an initial standard deviation that suits weights of prior variance 1."""
 
 
 @register_predictor
@@ -45,25 +45,25 @@ class RandomFeatureGP(BayesianNetwork):
 
     $$ f_o(x) = \phi(x)^\top w_o, \qquad w_o \sim \mathcal{N}(0, I), \qquad \phi(x)^\top \phi(x') \approx k(x, x') $$
 
-    It is a `BayesianNetwork` over a `RandomFeatureNetwork`: `fit`, `predict`, `draw` and `save` are those of any other. The
-    posterior covers the weights; lengthscales and amplitude of the kernel, and the noise, are point estimates. With
-    `"walsh_hadamard"` the n weights of an output are one block of $\sqrt n \times \sqrt n$, reshaped, and cost $4 \sqrt n$ numbers.
+    It is a `BayesianNetwork` over a `RandomFeatureNetwork`, with the usual `fit`, `predict`, `draw` and `save`. The posterior
+    covers the weights. The lengthscales and the amplitude of the kernel, and the noise, are point estimates. With
+    `"walsh_hadamard"`, the n weights of an output form one block of $\sqrt n \times \sqrt n$ and need $4 \sqrt n$ parameters.
 
-    With a Gaussian likelihood the bound needs no draws: f is linear in w, so
+    With a Gaussian likelihood the bound needs no draws, because f is linear in w and therefore
     $\mathbb{E}_q \log p(y | f) = \log \mathcal{N}(y; \mathbb{E} f, \sigma^2) - \operatorname{Var}(f) / 2 \sigma^2$.
 
     Args:
-        num_inputs: D.
-        num_features: n, an even number; for `"walsh_hadamard"` a power of 4 fills its block.
-        num_outputs: O; independent processes with one kernel.
+        num_inputs: Number of inputs D.
+        num_features: Number of features n, an even number; a power of 4 fills the block of `"walsh_hadamard"`.
+        num_outputs: Number of outputs O, which are independent processes with the same kernel.
         posterior: A posterior, a dict with its name and options, or a name; `"mean_field"`, `"full_covariance"` and
             `"walsh_hadamard"` then start with a standard deviation of 0.1.
-        likelihood: p(y | f); Gaussian with variance 0.0004, learned, by default.
-        lengthscale: Where lengthscales start: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
-        amplitude: Where the standard deviation of f under the prior starts.
+        likelihood: p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
+        lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
+        amplitude: Initial standard deviation of f under the prior.
         learn_kernel: Whether lengthscales and amplitude are trained.
-        exact_bound: Use the closed form of the bound where likelihood and posterior have one; draws otherwise.
-        seed: Seed of the frequencies and of the weights' start.
+        exact_bound: Whether to use the closed form of the bound if likelihood and posterior have one; otherwise draws are used.
+        seed: Seed of the frequencies and of the initial weights.
 
     Raises:
         ValueError: If a number is out of range or a name is unknown.
@@ -114,7 +114,7 @@ class RandomFeatureGP(BayesianNetwork):
 
         Args:
             x: Inputs, [B, D].
-            memory: Bytes that features may take at a time where gradients are off.
+            memory: Largest number of bytes of features at a time, if gradients are disabled.
 
         Returns:
             Mean and variance, [B, O] each.
@@ -140,7 +140,7 @@ class RandomFeatureGP(BayesianNetwork):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo` apart: [1] each in closed form, whatever `num_draws`; else [S]."""
+        """The two terms of `elbo`, separately: [1] each in closed form, whatever `num_draws`; otherwise [S]."""
         if not self.has_exact_bound:
             return super().elbo_terms(
                 x,
@@ -175,9 +175,9 @@ class RandomFeatureGP(BayesianNetwork):
         """The predictive distribution of a batch of inputs [B, D]; see `BayesianNetwork.predict` for the other arguments.
 
         Args:
-            method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
-                likelihood, a mean over draws of the outputs for classes; `"moments"`: see `BayesianNetwork.predict`.
-            options: Further arguments of `BayesianNetwork.predict`, for draws and moments.
+            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`; it is exact for a Gaussian
+                likelihood and averages over draws of the outputs for classes. For `"moments"` see `BayesianNetwork.predict`.
+            options: Further arguments of `BayesianNetwork.predict`, for `"draws"` and `"moments"`.
 
         Raises:
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
@@ -185,13 +185,15 @@ class RandomFeatureGP(BayesianNetwork):
         if method in ("draws", "moments"):
             return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
         if options:
-            raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
+            raise TypeError(
+                f"RandomFeatureGP.predict: {', '.join(options)} applies only to method='draws' and 'moments'; leave it out"
+            )
         likelihood = self.require_likelihood("predict")
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data: those of the network, and which bound."""
+        """The network's configuration as plain data, and whether the bound is exact."""
         return {"network": super().config(), "exact_bound": self.exact_bound}
 
     @classmethod
@@ -199,7 +201,7 @@ class RandomFeatureGP(BayesianNetwork):
         """The process over a copy of a `RandomFeatureNetwork` of the same sizes."""
         if not isinstance(net, RandomFeatureNetwork):
             raise ValueError(
-                f"the network given is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
+                f"the given network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
             )
         features, stored = net.features, config["network"]
         process = cls(
@@ -217,23 +219,25 @@ class RandomFeatureGP(BayesianNetwork):
     @torch.no_grad()
     @checked
     def condition(self, x: Tensor, y: Tensor, *, memory: Memory = MEMORY_BUDGET) -> None:
-        r"""Set a `FullCovariance` posterior to the exact one, given kernel and noise as they are; in place.
+        r"""Set a `FullCovariance` posterior, in place, to the exact posterior given the current kernel and noise.
 
         $$ q(w) = \mathcal{N}(A^{-1} \Phi^\top y / \sigma^2, A^{-1}), \qquad A = \Phi^\top \Phi / \sigma^2 + I $$
 
-        There `elbo` is the log evidence of Bayesian linear regression on the features. Computed in float64.
+        At this posterior, `elbo` is the log evidence of Bayesian linear regression on the features. The computation uses float64.
 
         Args:
             x: All training inputs, [N, D].
             y: Targets, [N, O], or [N] for one output.
-            memory: Bytes that features may take at a time.
+            memory: Largest number of bytes of features at a time.
 
         Raises:
-            ValueError: If the posterior is not `FullCovariance` or the likelihood not `Gaussian`, or shapes do not fit.
+            ValueError: If the posterior is not `FullCovariance`, the likelihood is not `Gaussian`, or shapes do not fit.
         """
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
-            raise ValueError("RandomFeatureGP.condition: needs posterior='full_covariance' and a Gaussian likelihood")
+            raise ValueError(
+                "RandomFeatureGP.condition: only for posterior='full_covariance' and a Gaussian likelihood; give both"
+            )
         targets = y.unsqueeze(-1) if y.ndim == 1 else y
         if targets.shape != (len(x), len(names)):
             raise ValueError(

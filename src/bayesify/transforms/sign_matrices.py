@@ -12,16 +12,16 @@ _MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 @checked
 def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
-    r"""Sylvester's matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j: symmetric, $H H = D I$.
+    r"""Sylvester's symmetric matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j, with $H H = D I$.
 
-    Computed on the device, so that it can be made inside a compiled or captured function.
+    It is computed on the device, so that it works inside a compiled or captured function.
 
     Args:
-        size: D, a power of two.
-        like: Gives type and device.
+        size: Size D, a power of two.
+        like: Tensor with the type and the device of the result.
 
     Returns:
-        [D, D], entries 1 and -1.
+        Matrix [D, D] with entries 1 and -1.
     """
     index = torch.arange(size, device=like.device)
     both = index.unsqueeze(-1) & index
@@ -32,10 +32,10 @@ def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
 
 
 def sign_matrix(size: int, like: Tensor) -> Tensor:
-    """`hadamard_matrix`, kept per size, type and device.
+    """`hadamard_matrix`, cached by size, type and device.
 
-    What is made under a compiler, under a mode that watches or fakes operations, or while a CUDA graph is captured is
-    not kept: it belongs to them.
+    A matrix made under a compiler, under a dispatch mode (such as fake tensors), or during the capture of a CUDA graph is not
+    cached, because it is only valid there.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return hadamard_matrix(size, like)

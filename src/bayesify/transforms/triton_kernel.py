@@ -1,4 +1,4 @@
-"""The Walsh-Hadamard transform as one Triton kernel, which reads and writes each number once."""
+"""The Walsh-Hadamard transform as one Triton kernel that reads and writes each number once."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -15,16 +15,16 @@ from torch import Tensor
 from bayesify.transforms.sign_matrices import sign_matrix
 
 SIDE = 64
-"""Side of the square tile that products transform: what one group of four warps takes at once."""
+"""Side of the square tile that matrix products transform; a group of four warps handles one tile."""
 MAX_VECTOR_SIZE = 4 * SIDE**2
-"""Longest vector that one program holds; longer ones get their outer factor from a matrix product."""
+"""Longest vector in one program; for longer vectors, a matrix product applies the outer factor."""
 
 _COMPILED: dict[Any, Any] = {}
 
 
 @triton.jit
 def _signs(left, right):
-    """1 or -1 by the parity of the bits that two indices below 256 share."""
+    """1 or -1, by the parity of the bits that two indices below 256 have in common."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)
@@ -34,7 +34,7 @@ def _signs(left, right):
 
 @triton.jit
 def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """scale * outer @ x @ inner, for x as a sum of bfloat16 terms: signs are exact in bfloat16, so n terms carry 8 n bits."""
+    """scale * outer @ x @ inner, with x as a sum of n bfloat16 terms, which keeps 8 n bits because signs are exact in bfloat16."""
     head = x.to(tl.bfloat16)
     y = tl.dot(head, inner)
     for _ in tl.static_range(FIRST - 1):
@@ -64,7 +64,8 @@ def _kernel(
 ):
     """Transform PARTS tiles of SIDE rows: butterflies between tiles, products within.
 
-    A vector is PARTS tiles, or OUTER of the SIDE rows of one tile: H = H_PARTS x H_OUTER x H_SIDE. `count` is the number of rows.
+    A vector is PARTS tiles, or OUTER of the SIDE rows of one tile, so that H = H_PARTS x H_OUTER x H_SIDE. `count` is the number of
+    rows.
     """
     index = tl.arange(0, SIDE)
     inner = _signs(index[:, None], index[None, :]).to(tl.bfloat16)
@@ -98,7 +99,7 @@ def _kernel(
 
 
 def terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Bfloat16 terms in the two products: all 24 bits of float32, 16 where torch allows tf32, what 16-bit types need."""
+    """Number of bfloat16 terms in the two products: 24 bits for float32, 16 with tf32 allowed, and fewer for 16-bit types."""
     if dtype == torch.bfloat16:
         return 1, 2
     if dtype == torch.float16:
@@ -107,13 +108,12 @@ def terms(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fused_transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1 of the last dimension, a power of two of at least 128.
+    """`scale` times the transform of the last dimension with entries 1 and -1; the dimension is a power of two of at least 128.
 
-    In float32 the sums of the tensor cores leave a relative error of 1e-6, and 4e-6 with two terms; the products of tf32,
-    where torch allows them, would leave 8e-4.
+    In float32, sums in tensor cores leave a relative error of 1e-6, or 4e-6 with two terms. Products in tf32 would leave 8e-4.
 
     Args:
-        x: [..., D] on a CUDA device, of 16-bit or 32-bit floats.
+        x: Vectors [..., D] on a CUDA device, in 16-bit or 32-bit floats.
         scale: Factor on the result.
     """
     size = x.shape[-1]
@@ -127,7 +127,7 @@ def fused_transform(x: Tensor, scale: float) -> Tensor:
     tiles, rows = max(1, size // SIDE**2), x.numel() // SIDE
     grid = (triton.cdiv(rows, SIDE * tiles), 1, 1)
     arguments = (source, target, rows, scale, min(size // SIDE, SIDE), SIDE, tiles, *terms(x.dtype))
-    # What the compiled kernel takes for granted; a launch by its handle costs a fraction of one by its function.
+    # The compiled kernel depends on this key; launching it by its handle is much cheaper than by its function.
     key = (x.device.index, x.dtype, arguments[4:], rows < 2**31, source.data_ptr() % 16)
     known = _COMPILED.get(key)
     with nullcontext() if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device):

@@ -1,4 +1,4 @@
-"""The Walsh-Hadamard transform in O(D log D), for every device and every transformation of functions."""
+"""The Walsh-Hadamard transform in O(D log D), for every device and under every function transform of torch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bayesify.arguments.checks import Count, checked
 from bayesify.transforms.sign_matrices import sign_matrix
 
 MAX_DENSE_SIZE = 128
-"""Size up to which one dense product is the fastest transform, whatever the batch."""
+"""Up to this size, one dense product is the fastest transform for every batch size."""
 FACTOR_SIZE = 32
-"""Size of the factor that a product applies before butterflies do the rest: the butterflies' rows are then long enough."""
+"""Size of the factor that a matrix product applies first, so that the butterflies work on long rows."""
 NUMBERS_PER_PIECE = 2**21
-"""Numbers whose butterflies are done before those of others: they stay in the cache."""
+"""Butterflies process this many numbers at a time, which fit in the cache."""
 MIN_NUMBERS_FOR_HALF_FACTOR = 2**19 if platform.machine() in ("aarch64", "arm64") else math.inf
-"""Numbers in a batch from which half of `FACTOR_SIZE` is faster: on ARM, with the product's second matrix transposed."""
+"""From this many numbers in a batch, half of `FACTOR_SIZE` with a transposed second matrix is faster; only on ARM."""
 MAX_NUMBERS_FOR_FEW_CALLS = 2**13
-"""Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
+"""Up to this many numbers in a batch, calls cost more than arithmetic, so that fewer calls are faster."""
 
 
 @checked
 def next_power_of_two(size: Count) -> int:
-    """The smallest power of two that is at least `size`, which is at least 1."""
+    """The smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
@@ -40,22 +40,22 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
     $$ y = H x, \qquad H_{ij} = D^{-1/2} (-1)^{\text{popcount}(i \wedge j)}, \qquad H = H^\top = H^{-1} $$
 
-    It is its own transpose and its own inverse, so its gradient is the transform of the gradient. Since
-    $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work: one up to 128 entries; beyond that, on the
-    CPU, a product by $H_{32}$ (or $H_{16}$) and in-place butterflies over rows of as many and more; on CUDA one
-    fused Triton kernel up to 16384 entries, which reads and writes each number once. Works under `vmap`, `grad`, `jvp`
+    H is its own transpose and its own inverse, so that the gradient is the transform of the incoming gradient. Because
+    $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work. Up to 128 entries, one product is enough. Beyond that,
+    the CPU uses a product with $H_{32}$ (or $H_{16}$) and in-place butterflies over longer and longer rows. CUDA uses one fused
+    Triton kernel for up to 16384 entries, which reads and writes each number once. The transform works under `vmap`, `grad`, `jvp`
     and `torch.compile`, in any floating-point type; 16-bit types are summed in float32.
 
     Args:
-        x: [..., D], D a power of two.
+        x: Vectors [..., D], with D a power of two.
         normalize: Whether H is orthonormal; otherwise its entries are 1 and -1.
 
     Returns:
-        [..., D], of the same type.
+        Transformed vectors [..., D], of the same type.
 
     Raises:
         TypeError: If x is not a tensor of real floating-point numbers.
-        ValueError: If x has no dimension, or the last one is not a power of two.
+        ValueError: If x has no dimension, or its last dimension is not a power of two.
     """
     if not x.is_floating_point():
         raise TypeError(f"hadamard: x is {x.dtype}; give a tensor of real floating-point numbers, such as x.float()")
@@ -65,12 +65,12 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
     if size < 1 or size & (size - 1):
         raise ValueError(
             f"hadamard: the last dimension is {size}, not a power of two; pad x with zeros to "
-            f"{next_power_of_two(max(size, 1))} (the posterior WalshHadamard pads by itself)"
+            f"{next_power_of_two(max(size, 1))} (the posterior WalshHadamard pads automatically)"
         )
     if size == 1 or x.numel() == 0:
         return x.clone()
     scale = 1 / math.sqrt(size) if normalize else 1.0
-    if torch.compiler.is_compiling():  # products that the compiler differentiates by itself
+    if torch.compiler.is_compiling():  # plain products, which the compiler can differentiate
         return plain_transform(x, scale)
     if _nobody_differentiates(x):
         return transform(x, scale)
@@ -79,15 +79,15 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
-    """Whether no gradient, tangent or transformation of functions can ask for more than the value: that is a shorter way."""
+    """Whether only the value is needed (no gradient, tangent or function transform), so that a faster path is possible."""
     watched = x.requires_grad and torch.is_grad_enabled()
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 class _Hadamard(torch.autograd.Function):
-    """The transform times a number: linear and symmetric, so all its derivatives are itself."""
+    """The transform times a number. It is linear and symmetric, so that its derivatives are the transform itself."""
 
-    if TYPE_CHECKING:  # torch's own has no annotations
+    if TYPE_CHECKING:  # torch's `apply` has no annotations
 
         @classmethod
         def apply(cls, *args: Any, **kwargs: Any) -> Any: ...
@@ -114,13 +114,13 @@ class _Hadamard(torch.autograd.Function):
         return _Hadamard.apply(x.movedim(in_dims[0], 0), scale), 0
 
 
-# Torch inspects the signature at each call, which costs more than a small transform.
+# Store the signature: torch inspects it in each call, which costs more than a small transform.
 _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: ignore[attr-defined]
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1, by the way that suits device, size and batch; no gradient."""
-    # Float64 and small sizes go the plain way.
+    """`scale` times the transform with entries 1 and -1, without a gradient, by the fastest path for device, size and batch."""
+    # The fused kernel does not support float64, and small sizes are faster without it.
     if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
 
@@ -134,7 +134,7 @@ def _triton_is_there() -> bool:
 
 
 def plain_transform(x: Tensor, scale: float) -> Tensor:
-    """The same in plain torch: the fallback and the reference of the fused kernel."""
+    """`transform` in plain torch, the fallback and the reference of the fused kernel."""
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
     if size <= MAX_DENSE_SIZE or (size <= 2 * MAX_DENSE_SIZE and rows * size**2 <= 2**21):
@@ -147,7 +147,7 @@ def plain_transform(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_factors(x: Tensor, scale: float) -> Tensor:
-    """Products by two Kronecker factors, or three above 2048, each on its own axis."""
+    """Products with two Kronecker factors, or three above 2048, each on its own axis."""
     size = x.shape[-1]
     bits = size.bit_length() - 1
     count = 2 if size <= 2048 else -(-bits // 7) if bits > 21 else 3
@@ -161,7 +161,7 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
-    """One product by the innermost factor, then a + b and a - b in place over ever longer rows."""
+    """One product with the innermost factor, then a + b and a - b in place over longer and longer rows."""
     size, many = x.shape[-1], x.numel() >= MIN_NUMBERS_FOR_HALF_FACTOR
     inner = FACTOR_SIZE // 2 if many else FACTOR_SIZE
     signs = sign_matrix(inner, x).mul(scale)
