@@ -24,9 +24,12 @@ from bayesify.training.batches import BatchReader, check_repeatable, count_batch
 from bayesify.training.fitting import fit
 from bayesify.weights.batch_statistics import tracking_layers
 
-STABLE_RATE = 0.4
-"""Learning rate in units of the inverse largest curvature; explicit steps without friction diverge at 4."""
-LEAST_RATE = 0.1
+STABLE_RATE = 1.0
+"""Learning rate in units of the inverse largest curvature; explicit steps without friction diverge at 4.
+
+At a rate of 1 the variance along the steepest direction is a third too large, and other directions are nearly exact. Smaller rates
+explore less in the same number of steps: `docs/truth.md` compares both with exact posteriors."""
+LEAST_RATE = 0.5
 """Share of the learning rate at the end of a cycle. At a rate of 0 the chain would not move."""
 LEAST_CYCLE_STEPS = 10
 """Smallest number of steps in a cycle; shorter runs have fewer cycles."""
@@ -40,7 +43,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
     $$ v \leftarrow (1 - a) v - \ell_t s^2 \nabla \tfrac{1}{N} U + s \sqrt{2 a \ell_t / N}\, \xi, \qquad w \leftarrow w + v $$
 
     with $U = -\log p(w, y)$ and s the prior's standard deviation of the weight. For small rates $\ell_t$ and gradients without
-    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to a tenth of it along a cosine. The first part of
+    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to half of it along a cosine. The first part of
     a cycle explores without noise.
 
     Args:
@@ -92,7 +95,7 @@ def sghmc(
     cycles: Count = 4,
     num_draws: Count = 100,
     learning_rate: Positive | None = None,
-    friction: Level = 0.1,
+    friction: Level = 0.03,
     explore: Probability = 0.3,
     num_data: DataCount | None = None,
     read_batch: BatchReader | None = None,
@@ -109,7 +112,7 @@ def sghmc(
         epochs: Passes over the data.
         cycles: Number of cycles; the rate falls once in each.
         num_draws: Number of draws S to keep, evenly spaced over the later parts of all cycles.
-        learning_rate: Rate $\ell$ at the beginning of a cycle; by default 0.4 divided by the largest curvature of U / N on the
+        learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 divided by the largest curvature of U / N on the
             first batch.
         friction: Friction a.
         explore: First share of a cycle, which has no noise and of which no draws are kept.
