@@ -75,7 +75,8 @@ def test_every_install_is_constrained():
     for page in (ROOT / "README.md", ROOT / "docs" / "getting-started.md"):
         for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in block.splitlines():
-                assert not line.startswith("pip install") or "-c constraints.txt" in line, line
+                released = line.startswith("pip install bayesify ")
+                assert not line.startswith("pip install") or released or "-c constraints.txt" in line, line
 
 
 def test_commands_in_the_documentation_exist():
@@ -92,9 +93,9 @@ def test_links_between_files_lead_somewhere():
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
 
 
-def test_the_readme_is_short_and_links_every_method():
+def test_the_readme_is_short_and_counts_the_methods_that_its_link_shows():
     assert len(README.encode()) <= 8_000
-    assert [name for name in METHODS if f"docs/methods/{name.replace('_', '-')}.md" not in README] == []
+    assert f"[all {len(METHODS)} methods](docs/methods/index.md)" in README
 
 
 def test_pages_and_figures_have_names_in_kebab_case():

@@ -1,0 +1,32 @@
+"""The README and the site's front page show what was measured, and their figure can be made again."""
+
+import tomllib
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from tools import first_page
+
+
+def test_tables_and_install_lines_are_current():
+    for path, text in first_page.pages().items():
+        assert path.read_text() == text, f"{path.name}: run python -m tools.first_page"
+
+
+def test_the_figure_can_be_made_and_is_shown():
+    found = first_page.functions(epochs=8)
+    assert {name: len(draws) for name, draws in found.items()} == {"network": 1, "laplace": 400, "exact": 400}
+    made = first_page.drawing(found)
+    stored = first_page.FIGURE.read_bytes()
+    assert made[:24] == stored[:24]  # PNG, with the same width and height
+    assert "(docs/figures/first-page.png)" in (first_page.ROOT / "README.md").read_text()
+    assert "(figures/first-page.png)" in (first_page.ROOT / "docs" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("on_pypi", [True, False])
+def test_one_switch_decides_how_to_install(on_pypi, monkeypatch):
+    project = {"tool": {"bayesify": {"on_pypi": on_pypi}}}
+    monkeypatch.setattr(tomllib, "loads", lambda text: project)
+    assert ("pip install bayesify " in first_page.install()) == on_pypi
+    assert ("constraints.txt" in first_page.install()) != on_pypi
