@@ -66,9 +66,9 @@ def obtain(
         make: Function that downloads: from a folder for the downloaded files to the arrays. By default nothing is downloaded.
         check: Check of all arrays except those of a given folder. A file in the cache that fails is removed and downloaded again.
 
-        Raises:
-            FileNotFoundError: If the file is nowhere and cannot be downloaded; the message gives the reason.
-            ValueError: If the arrays are not the expected ones; such a download is not kept.
+    Raises:
+        FileNotFoundError: If the file is nowhere and cannot be downloaded; the message gives the reason.
+        ValueError: If the arrays are not the expected ones; such a download is not kept.
     """
     if folder is not None:
         path = Path(folder) / file

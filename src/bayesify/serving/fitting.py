@@ -87,8 +87,8 @@ def fit_table(
         keep_rows: Whether the folder stores the training rows, with the columns that are used, for `update_table`.
         options: More parameters of the estimator, such as `effort`.
 
-        Raises:
-            InputError: If the table, target, method or columns are unusable.
+    Raises:
+        InputError: If the table, target, method or columns are unusable.
     """
     target = find_column(frame, target, name)
     found, values, inputs = read_rows(frame, target, name, task, ignore)

@@ -87,9 +87,9 @@ def predict_table(
         reading: How to read the file.
         asked: More questions about each row.
 
-        Raises:
-            InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty
-                cell in training, or holds other kinds of cells than the training rows. The message does not depend on the parts.
+    Raises:
+        InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty
+            cell in training, or holds other kinds of cells than the training rows. The message does not depend on the parts.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
