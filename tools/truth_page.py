@@ -18,11 +18,10 @@ START, END = "<!-- truth: from benchmarks/results, by python -m tools.truth_page
 NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
 CLOSED, SHOWN = ("linear", "process"), 8
 """Problems with closed forms, and how many methods are shown on them."""
-NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, slopes and trained starts, for as long. A row
-agrees where its farthest distance is below 1, or below what two halves of the NUTS chains themselves differ by.
-Effective draws are those of the median function, per second of one core with warm-up and training of the
-members. The chains of `heteroscedastic` were kept every 32 trajectories, at which all kept draws are
-independent, so its figure is a lower bound."""
+NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, from the same trained starts, for the same time. A row
+agrees if its farthest distance is below 1, or below the distance between two halves of the NUTS chains. Effective draws are those of the
+median function, per second of one core, including warm-up and training of the members. The chains of `heteroscedastic` were kept every
+32 trajectories. All kept draws are then independent, so its figure is a lower bound."""
 MAX_FLOORS = 100.0
 """Multiple of the noise floor at which colors and axes end."""
 Row = dict[str, Any]
@@ -227,8 +226,8 @@ def contents(stored: dict[str, Any]) -> str:
         "## Every method",
         "![Distances](figures/truth-distances.svg)",
         "![Time](figures/truth-times.svg)",
-        "Distances in noise floors, the standard deviation of functions by that of the truth, and seconds of a training. A click on"
-        " the head of a column sorts the table.",
+        "Distances are in noise floors. Spreads are standard deviations of functions divided by those of the truth. Seconds are"
+        " those of a training run. Click on the head of a column to sort the table.",
         table(head, lines),
         *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
     ]
