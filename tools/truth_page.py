@@ -19,9 +19,9 @@ NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
 CLOSED, SHOWN = ("linear", "process"), 8
 """Problems with closed forms, and how many methods are shown on them."""
 NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, from the same trained starts, for the same time. A row
-agrees if its farthest distance is below 1, or below the distance between two halves of the NUTS chains. Effective draws are those of the
-median function, per second of one core, including warm-up and training of the members. The chains of `heteroscedastic` were kept every
-32 trajectories. All kept draws are then independent, so its figure is a lower bound."""
+agrees if its farthest distance is below 1, or below the distance between two halves of the NUTS chains. Effective draws are
+those of the median function, per second of one core, including warm-up and training of the members. The chains of
+`heteroscedastic` were kept every 32 trajectories. All kept draws are then independent, so its figure is a lower bound."""
 MAX_FLOORS = 100.0
 """Multiple of the noise floor at which colors and axes end."""
 Row = dict[str, Any]
