@@ -93,9 +93,9 @@ def _tables() -> list[str]:
         cells.append((len(wanted), unseen_tables_page.combined(parts)))
     (numeric, crps), (labelled, loss) = cells
     return [
-        f"CRPS on {numeric} tables that no setting was chosen on; log-loss on {labelled}",
-        f"**{crps}** of the rival's; {loss}",
-        "1; **1**: on each table the best of LightGBM, CatBoost and a linear model on validation rows",
+        f"Tables that no setting was chosen on: CRPS ({numeric} tables), log-loss ({labelled})",
+        f"CRPS **{crps}**, log-loss {loss}",
+        "CRPS 1, log-loss **1**: LightGBM, CatBoost or a linear model, the best on validation rows of each table",
         "`python -m benchmarks.tables run tables --new`",
     ]
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tools import first_page
+from tools.addresses import addresses
 
 
 def test_tables_and_install_lines_are_current():
@@ -30,3 +31,9 @@ def test_one_switch_decides_how_to_install(on_pypi, monkeypatch):
     monkeypatch.setattr(tomllib, "loads", lambda text: project)
     assert ("pip install bayesify " in first_page.install()) == on_pypi
     assert ("constraints.txt" in first_page.install()) != on_pypi
+
+
+def test_addresses_of_the_site_come_from_the_project():
+    urls = {"Documentation": "https://docs.example", "Repository": "https://code.example"}
+    assert addresses({"urls": urls}) == {"site_url": "https://docs.example", "repo_url": "https://code.example"}
+    assert addresses({}) == {}
