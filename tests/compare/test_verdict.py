@@ -222,11 +222,15 @@ def test_the_score_of_a_winner_is_that_of_rows_which_did_not_choose_it():
 @pytest.mark.parametrize(
     ("cover", "test", "words"),
     [
-        ({}, 1000, "contained the true price in 50, 90 and 95 % of test rows (mean width at 90 %: 2.00): about right"),
+        (
+            {},
+            1000,
+            "contained the true price in 50, 90 and 95 % of test rows: about right. The 90 % intervals have a mean width of 2.00",
+        ),
         ({"50": 0.81}, 1000, "50 % wider than needed; 90 % about right; 95 % about right"),
-        ({"50": 0.4, "90": 0.7, "95": 0.8}, 1000, "(mean width at 90 %: 2.00): too narrow"),
+        ({"50": 0.4, "90": 0.7, "95": 0.8}, 1000, "of test rows: too narrow. The 90 %"),
         ({"95": 1.0}, 1000, "95 % wider than needed"),
-        ({"90": 1.0}, 20, "(mean width at 90 %: 2.00): not wrong as far as so few rows can show"),
+        ({"90": 1.0}, 20, "of test rows: no error visible with so few rows."),
     ],
 )
 def test_every_level_is_judged(cover, test, words):

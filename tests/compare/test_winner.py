@@ -71,8 +71,8 @@ def test_where_trees_win_the_best_network_is_kept_and_that_is_said(monkeypatch, 
         monkeypatch, tmp_path, boosted_trees=[1.0, 1.2], laplace=[1.2, 1.4], swag=[1.4, 1.6], constant=[3.0, 3.0]
     )
     assert made.words == (
-        "Boosted trees cannot be stored, because they are not one of bayesify's networks. The model is bayesify's best method "
-        "here, Laplace, with a typical error of 1.30 (boosted trees: a typical error of 1.10)."
+        "Boosted trees cannot be stored, because they are not one of bayesify's networks. The stored model is bayesify's best "
+        "method here, Laplace, with a typical error of 1.30 (boosted trees: a typical error of 1.10)."
     )
     assert asked["method"] == "laplace"
     question = Question("my houses.csv", "price", ignore=["b"], group="who", reading=Reading(missing=["none", "?"]))

@@ -110,7 +110,7 @@ def test_dataclasses_reach_the_function_as_they_are(tmp_path: Path) -> None:
 
 def test_errors_are_tried_again_and_cost_no_other_job(tmp_path: Path) -> None:
     given = make(tmp_path, 3, j0={"errors": 2}, j1={"errors": 9})
-    with pytest.raises(JobsFailed, match="job j1 failed: ValueError: not yet; the other 2 are finished") as caught:
+    with pytest.raises(JobsFailed, match="job j1 failed: ValueError: not yet; the other 2 jobs are finished") as caught:
         run_jobs(mortal, given, tmp_path, workers=1)
     assert list(caught.value.reasons) == ["j1"]
     assert "Traceback" in caught.value.reasons["j1"]

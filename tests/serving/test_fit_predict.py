@@ -191,7 +191,7 @@ def test_a_target_in_the_table_is_scored(regression, new, tmp_path):
         f"{significant(np.mean(inside))}  share of rows whose true value is inside their 90 % interval" in done.stdout
     )
     rmse = np.sqrt(np.mean([(float(row["prediction"]) - value) ** 2 for row, value in zip(found, truth, strict=True)]))
-    assert f"  {significant(rmse)}  root mean squared error" in done.stdout
+    assert f"  {significant(rmse)}  typical error (root mean squared error)" in done.stdout
 
 
 def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_path):
@@ -220,7 +220,7 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
         done = run("predict", regression, path, "--out", path.with_suffix(".out"))
         assert done.exit_code == 0, done.output
     assert "Column 'extra' is not used." in done.stdout
-    assert "Warning: column 'town': 1 cells hold texts that did not occur in training, such as 'west'." in done.stderr
+    assert "Warning: column 'town': 1 cell holds a text that did not occur in training, such as 'west'." in done.stderr
     assert rows_of(plain.with_suffix(".out")) == rows_of(mixed.with_suffix(".out"))
     unusual = [index for index, row in enumerate(rows_of(plain.with_suffix(".out"))) if row["unusual"] == "True"]
     assert {2, 7} <= set(unusual) < set(range(NUM))

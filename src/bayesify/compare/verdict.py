@@ -324,12 +324,10 @@ def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
     names = [f"{100 * level:.0f}" for level in LEVELS]
     covers = [row.means[f"coverage_{name}"] or 0.0 for name in names]
     fits = [_fit(row, level, cover, tested, regression) for level, cover in zip(LEVELS, covers, strict=True)]
-    width = row.means["width_90"] or 0.0
-    size = f"width at 90 %: {significant(width)}" if regression else f"size at 90 %: {width:.2f} classes"
     observed = _list([f"{100 * cover:.0f}" for cover in covers])
     told = [
-        f"The {_list(names)} % {what} of {_words(row)} contained the true {target} in {observed} % of test rows (mean {size}): "
-        f"{_joined(names, fits)}."
+        f"The {_list(names)} % {what} of {_words(row)} contained the true {target} in {observed} % of test rows: "
+        f"{_joined(names, fits)}. The 90 % {what} {_size(row.means['width_90'] or 0.0, regression)}."
     ]
     told += _thirds(row, summary, tested) if regression else []
     after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
@@ -337,12 +335,15 @@ def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
         return [*told, f"There were too few calibration rows to recalibrate 90 % {what}."]
     if fits[1] not in ("too narrow", "too small", "wider than needed"):
         return told
-    size = f"have a mean width of {significant(narrow)}" if regression else f"hold {narrow:.2f} classes on average"
     return [
         *told,
-        f"After recalibration on rows that were set aside, the 90 % {what} {size} and contained the true {target} in "
-        f"{100 * after:.0f} % of test rows: use these.",
+        f"After recalibration on rows that were set aside, the 90 % {what} {_size(narrow, regression)} and contained the true "
+        f"{target} in {100 * after:.0f} % of test rows: use these.",
     ]
+
+
+def _size(width: float, regression: bool) -> str:
+    return f"have a mean width of {significant(width)}" if regression else f"hold {width:.2f} classes on average"
 
 
 def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bool) -> str:
@@ -355,7 +356,7 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
             return "too narrow" if regression else "too small"
         if regression:
             return "wider than needed"  # sets are whole classes, so they contain more than they state
-    return "about right" if chance <= MAX_COVERAGE_ERROR else "not wrong as far as so few rows can show"
+    return "about right" if chance <= MAX_COVERAGE_ERROR else "no error visible with so few rows"
 
 
 def _joined(names: Sequence[str], fits: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
         be = "they are" if pick.name in PLURAL else "it is"
         close = " These splits cannot distinguish the two." if kept.leads and pick.leads else ""
         return (
-            f"{capital(words_of(pick.name))} cannot be stored, because {be} not one of bayesify's networks. The model is "
+            f"{capital(words_of(pick.name))} cannot be stored, because {be} not one of bayesify's networks. The stored model is "
             f"bayesify's best method here, {own}, with {_error(kept)} ({words_of(pick.name)}: {_error(pick)}).{close}"
         )
     if verdict.certainty == "tie":

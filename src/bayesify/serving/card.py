@@ -9,8 +9,8 @@ MAX_TEXTS = 5
 """Maximum number of texts of a column that the page lists."""
 WORDS = {
     "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit (lower is better)",
-    "log_loss": "log-loss, in nats per row (lower is better)",
-    "rmse": "root mean squared error, in the target's unit (lower is better)",
+    "log_loss": "log-loss, a penalty for little probability of the true class, in nats per row (lower is better)",
+    "rmse": "typical error (root mean squared error), in the target's unit (lower is better)",
     "accuracy": "share of rows whose predicted class is right",
 }
 """Scores in words; `WORDS_OF_LEVEL` has the scores that depend on a level."""
@@ -30,10 +30,11 @@ FIGURES = {
 LIKELIHOODS = {
     "heteroscedastic_gaussian": "normally distributed noise whose size depends on the row",
     "student_t": "noise with heavy tails (Student's t) whose size depends on the row",
-    "categorical": "probabilities of classes",
-    "poisson": "counts (Poisson distribution)",
-    "negative_binomial": "counts (negative binomial distribution)",
-    "hurdle": "a probability of zero, and a log-normal distribution of amounts above zero",
+    "categorical": "a probability for each class",
+    "poisson": "a Poisson distribution of counts",
+    "negative_binomial": "a negative binomial distribution of counts",
+    "quantiles": "quantiles that assume no shape of the distribution",
+    "hurdle": "a probability of zero and a log-normal distribution of amounts above zero",
 }
 TRANSFORMS = {
     "log": "the logarithm of the target",
@@ -155,11 +156,11 @@ def _method(about: About) -> str:
     if choices.get("method") != "auto":
         return f"method {choices.get('method')}"
     likelihood, transform = str(choices.get("likelihood", "")), str(choices.get("transform", "none"))
-    noise = LIKELIHOODS.get(likelihood, f"{likelihood.replace('_', ' ')} likelihood")
+    noise = LIKELIHOODS.get(likelihood, f"a {likelihood.replace('_', ' ')} likelihood")
     of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
     return (
-        f"an ensemble of {choices.get('members')} networks with {noise}{of}; each network held out some rows "
-        "to decide when to stop training"
+        f"an ensemble of {choices.get('members')} networks{of} with {noise}; each network held out some rows to decide when to "
+        "stop training"
     )
 
 

@@ -128,7 +128,7 @@ def fit(
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify fit: {error}", 2)
     except OSError as error:
-        kept = "; what it held is still there" if force or update else ""
+        kept = "; its old contents are still there" if force or update else ""
         refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}{kept}", 1)
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED)

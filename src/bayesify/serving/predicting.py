@@ -180,7 +180,8 @@ class _Predicted:
     def outcome(self) -> Outcome:
         """Summary of all parts."""
         unseen = (
-            f"column {name!r}: {count:,} cells hold texts that did not occur in training, such as {example[:40]!r}."
+            f"column {name!r}: {'1 cell holds a text' if count == 1 else f'{count:,} cells hold texts'} that did not occur in "
+            f"training, such as {example[:40]!r}."
             for name, (count, example) in self._unseen.items()
         )
         warnings = (*self._warnings, *unseen)
