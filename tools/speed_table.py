@@ -48,7 +48,7 @@ def tables() -> str:
 
 
 def aims_table() -> str:
-    """Every aim of benchmarks/aims.toml beside what was measured on each machine, and what nothing can be below."""
+    """Every aim of benchmarks/aims.toml next to its figure on each machine, and the lower bound of the figure."""
     rows = []
     for aim in aims.aims():
         machines = ["", "", "H200"] if aims.on_gpu(aim) else [*aims.MACHINES.values(), ""]
@@ -59,14 +59,14 @@ def aims_table() -> str:
         rows.append([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells])
     derived = [f"{aim['floor']:g}: {aim['floor_from']}" for aim in aims.aims() if "floor_from" in aim]
     return (
-        "What is asked for (`benchmarks/aims.toml`; `make bench` says what your machine meets); figures that miss it in bold:\n\n"
+        "Aims (`benchmarks/aims.toml`; `make bench` says which of them your machine meets). Figures that miss an aim are bold:\n\n"
         + table(["", "aim", "floor", *aims.MACHINES, "H200"], rows)
         + f"\n\nFloors that follow from others: {'. '.join(derived)}."
     )
 
 
 def reasons() -> str:
-    """Why figures miss their aims, one sentence each, beside the profile that shows it."""
+    """Why figures miss their aims, one sentence each, next to the profile that shows it."""
     rows = []
     for aim in aims.aims():
         for machine in ["H200"] if aims.on_gpu(aim) else aims.MACHINES.values():
@@ -78,16 +78,17 @@ def reasons() -> str:
             cells = profile_cells(aim, machine)
             rows.append([title, aim.get("reason", ""), *cells])
     return (
-        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; of the calls that were timed, unless "
-        "the reason says otherwise): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is "
-        "launched; waits: of the device, the whole less all kernels. The whole is the least of twelve calls, a figure the median "
-        "of many: where the host decides, their ratios differ. `benchmarks/results/profiles_*.json` has kernels by name.\n\n"
+        "Why the figures in bold miss their aims, with profiles (`benchmarks/profiles.py`; of the timed calls, unless the reason "
+        "says otherwise). Times are milliseconds, per pass for draws; the plain network's time is after the stroke. `host` is the "
+        "time until everything is launched, and `waits` is the whole minus all kernels of the device. The whole is the fastest of "
+        "twelve calls, and a figure is the median of many, so their ratios differ if the host decides. "
+        "`benchmarks/results/profiles_*.json` has kernels by name.\n\n"
         + table(["", "reason", "whole", "host", "waits", "kernels that take longer"], rows)
     )
 
 
 def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
-    """Whole time, host's, what the device waits, and the groups in which kernels take most above the plain network's."""
+    """Time of the whole, of the host and of waits of the device, and the kernel groups that exceed the plain network's most."""
     name, _, key = aim.get("profile", "").partition(":")
     on_gpu = aims.on_gpu(aim)
     files = ("profiles_gpu", "profiles_networks_gpu") if on_gpu else ("profiles_cpu",)
@@ -116,7 +117,7 @@ def _marked(aim: dict[str, Any], figure: float) -> str:
 
 
 def captured() -> str:
-    """Steps of `fit` on a GPU beside those of a plain network in a loop of one's own."""
+    """Steps of `fit` on a GPU compared with steps of a plain network in a hand-written loop."""
     found = stored("captured_steps")
     names = {"mlp_784_512_512_10": "MLP 784-512-512-10", "resnet18_bf16": "ResNet-18, bfloat16, channels last"}
     rows = []
@@ -141,7 +142,7 @@ def stored(name: str) -> dict[str, Any]:
 
 
 def _when(found: dict[str, Any]) -> str:
-    """What a run was with: torch, the revision where it is known, and the day."""
+    """Torch version of a run, its revision if it is known, and its day."""
     revision = found["versions"].get("revision")
     return f"torch {found['versions']['torch']}, {f'revision {revision}, ' if revision else ''}{found['date']}"
 
