@@ -123,7 +123,7 @@ def test_a_majority_label_is_named():
     assert verdict.certainty == "nothing"
     assert verdict.headline == "No method predicted fraud clearly better than always saying 'ok'."
     text = " ".join(verdict.sentences)
-    assert "always saying 'ok' would be right in 96.0 %. So its answers are no better than this constant one." in text
+    assert "always saying 'ok' would be right in 96.0 %. This is no better than the constant answer." in text
     assert "recognizes 0 % of the rows of class 'fraud' (4 % of all rows)." in text
 
 

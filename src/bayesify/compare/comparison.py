@@ -206,7 +206,7 @@ class _Runs:
         return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
-        """Results of every method and split; after Ctrl-C, of those that are finished."""
+        """Results of every method and split; after Ctrl-C, results of the finished runs."""
         jobs = {name: {**self._shared, "splits": own, "method": method} for name, (method, own) in self._names.items()}
         try:
             done = run_jobs(

@@ -22,7 +22,7 @@ NUM_EXAMPLES = 6
 MAX_JUDGED_ROWS = 200
 """Maximum number of test rows that judge the columns."""
 MAX_JUDGED_COLUMNS = 30
-"""Maximum number of judged columns; of more, those most correlated with the target."""
+"""Maximum number of judged columns; a wider table uses the columns most correlated with the target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:

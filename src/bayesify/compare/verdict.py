@@ -57,7 +57,7 @@ class Verdict:
         certainty: `"clear"`: one method is better than all others by a paired test, and by enough to matter. `"tie"`: some
             methods are within a standard error of the best. `"likely"`: no method is that close, but the test does not rule out
             all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was a single split.
-        pick: Method to use. It is the best one; in a tie, it is the cheapest of those whose uncertainty is about as accurate as
+        pick: Method to use. It is the best one; in a tie, it is the cheapest method whose uncertainty is about as accurate as
             the most accurate.
         network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
             `None` if no network was ranked.
@@ -237,7 +237,7 @@ def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Seque
     label, share = majority
     told += f"; always saying {label!r} would be right in {100 * share:.1f} %."
     if accuracy <= share + 0.005:
-        told += " So its answers are no better than this constant one."
+        told += " This is no better than the constant answer."
     return [told]
 
 
@@ -387,7 +387,7 @@ def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
 
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether the uncertainty of this method shows which rows to check; otherwise whether that of an equally good method does."""
+    """Whether uncertainty shows which rows to check: the uncertainty of this method, or otherwise of an equally good one."""
     if effect := _effect(row, summary):
         return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:

@@ -32,9 +32,9 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
         name: Name of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
         folder: Folder for the downloaded files; finished files stay there, so that an interrupted download can continue.
 
-        Raises:
-            OSError: If the source cannot be reached.
-            ValueError: If the data are not the expected ones.
+    Raises:
+        OSError: If the source cannot be reached.
+        ValueError: If the data are not the expected ones.
     """
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]

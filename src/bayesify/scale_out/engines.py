@@ -66,7 +66,7 @@ class Engine(ABC):
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
-    """Results as they arrive. At most as many jobs as can run are submitted, so that a dead worker takes no waiting job with it."""
+    """Results as they arrive. No job is submitted before it can run, so that a dead worker takes no waiting job with it."""
     queue = deque(arguments)
     running: dict[Any, str] = {}
     try:

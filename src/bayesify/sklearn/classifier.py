@@ -82,7 +82,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
         The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
         rows together with up to `memory_rows` earlier rows, which stand for all of them. A method with its own recipe is trained
-        from the start on these rows. If training continues, the units stay those of the first call.
+        from the start on these rows. If training continues, it keeps the units of the first call.
 
         Args:
             X: [N, D] numbers, or a data frame.

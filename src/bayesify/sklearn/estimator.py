@@ -344,7 +344,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
-        """Share of training rows that are at least as unlike the other ones as each row is: [N], near 0 for an unusual row.
+        """Share of training rows that are at least as unusual as each row: [N], near 0 for an unusual row.
 
         Two measures count: the mean distance to the five nearest training rows, and the epistemic uncertainty. The latter is the
         variance of the network's first outputs over draws, or the mutual information of classes; see

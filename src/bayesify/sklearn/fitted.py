@@ -145,12 +145,12 @@ class FittedTable:
         return self.units.predictive(scaled)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
-        """Share of training rows that are at least as unlike the other training rows as each row is, [N]; see `Neighbors`."""
+        """Share of training rows that are at least as unusual as each row, [N]; see `Neighbors`."""
         assert self.neighbors is not None
         return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 
     def with_rows(self, rows: Rows, num_draws: int, memory_rows: int) -> FittedTable:
-        """A copy with training rows: those that define what is unusual, and up to `memory_rows` for `partial_fit`."""
+        """A copy with training rows: rows that define what is unusual, and up to `memory_rows` for `partial_fit`."""
         seed = derive_seed(self.seed, "rows", len(rows), rows.num_data)
         part = rows.thinned(MAX_KEPT_ROWS, derive_seed(self.seed, "neighbors")).x
         neighbors = Neighbors.of(part, spread(self.predict_scaled(part, num_draws)))

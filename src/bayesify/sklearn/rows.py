@@ -17,7 +17,7 @@ MAX_MEAN_WEIGHT = 10.0
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
-    """Warn if weights make rows stand for many times as many examples."""
+    """Warn if the weights make a row stand for many examples on average."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
             f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model "

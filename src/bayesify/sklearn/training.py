@@ -105,7 +105,7 @@ def _method(start: Start) -> Any:
 
 
 def train_methods(starts: Sequence[Start]) -> list[Predictor]:
-    """Train one method on several tables from networks of one architecture. The results equal those of separate training runs.
+    """Train one method on several tables from networks of one architecture, with the results of separate training runs.
 
     Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
     which other methods start. Everything else runs one table after the other.

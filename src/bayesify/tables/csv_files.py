@@ -200,7 +200,7 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
-        """Counts of the text columns, and those of them that hold only numbers in some parts."""
+        """Counts of the text columns, and the names of text columns that hold only numbers in some parts."""
         words: dict[str, Words] = {}
         numeric: set[str] = set()
         count, columns = 0, ()
