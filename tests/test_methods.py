@@ -108,11 +108,13 @@ def test_what_is_no_method_is_skipped_by_name(install: Callable[..., None]) -> N
 
 def test_a_taken_name_is_an_error_that_names_both(install: Callable[..., None]) -> None:
     install("Thief")
-    with pytest.raises(ValueError, match=r"'mfvi' of the entry point 'Thief = .*' is taken by bayesify's 'mean_field'"):
+    with pytest.raises(
+        ValueError, match=r"'mfvi' of the entry point 'Thief = .*' already belongs to bayesify's 'mean_field'"
+    ):
         all_methods()
     install("Theirs", "Twin")
     with pytest.raises(
-        ValueError, match=r"'theirs' of the entry point 'Twin = .*' is taken by the entry point 'Theirs = "
+        ValueError, match=r"'theirs' of the entry point 'Twin = .*' already belongs to the entry point 'Theirs = "
     ):
         all_methods()
     with pytest.raises(

@@ -141,7 +141,7 @@ class Draws:
     def _rows_within(
         self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
-        """The number of examples that fit into a budget of activation memory; all draws count if they run together.
+        """The number of examples whose activations fit into a memory budget. If all draws run together, all of them count.
 
         One draw over a few examples measures the cost of an example, once for each network and kind of inputs. The cost is
         measured again whenever the batch must be split.

@@ -180,7 +180,7 @@ def _other_methods() -> dict[str, Method]:
         for name in _names(thing):
             if name in owners:
                 raise ValueError(
-                    f"{GROUP}: {name!r} of the entry point {source!r} is taken by {owners[name]}; rename one"
+                    f"{GROUP}: the name {name!r} of the entry point {source!r} already belongs to {owners[name]}; rename one"
                 )
             owners[name] = f"the entry point {source!r}"
         found[thing.name] = thing

@@ -55,7 +55,7 @@ class FullCovariance(Posterior):
             if layer.numel > MAX_LAYER_WEIGHTS:
                 raise ValueError(
                     f"FullCovariance: layer {layer.name} has {layer.numel} weights, so its covariance takes "
-                    f"{4 * layer.numel**2 / 2**30:.1f} GiB; select smaller layers, or use MatrixNormal or KTied here"
+                    f"{4 * layer.numel**2 / 2**30:.1f} GiB; select smaller layers, or use MatrixNormal or KTied for this layer"
                 )
         flat = {layer.name: _flatten(layer, values) for layer in self.layers}
         self.mean_value = NamedParameters({name: mean.clone() for name, mean in flat.items()})

@@ -212,7 +212,7 @@ class MeanField(Posterior):
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
-                    f"MeanField: the prior's std {std:.3g} of {name} is not below max_std={self.max_std}; raise the cap"
+                    f"MeanField: the prior's std {std:.3g} of {name} is not below max_std={self.max_std}; raise max_std"
                 )
         for name, std in stds.items():
             self.mean_value[name].zero_()

@@ -19,7 +19,7 @@ NEGLIGIBLE_LOG_VALUE = -80.0
 
 
 class SpatialInverseWishart(Prior):
-    r"""A prior with correlated positions of a kernel, equal in all its filters (Ober & Aitchison 2021, eq. 19; SpatialIWPrior).
+    r"""A prior that correlates the positions of a kernel, equally in all filters (Ober & Aitchison 2021, eq. 19; SpatialIWPrior).
 
     $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
@@ -33,7 +33,7 @@ class SpatialInverseWishart(Prior):
 
     Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, as `log_diagonal`
     (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network. $\nu$ starts at the number
-    of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, with the spread of a posterior after this many filters.
+    of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is as if q(L) had observed this many filters.
 
     Shapes:
         log_nu: [G] for each K; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].

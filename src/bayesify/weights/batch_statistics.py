@@ -1,4 +1,4 @@
-"""Running statistics of normalization layers: their buffers, whether they come from a training run, and those of single draws."""
+"""Running statistics of normalization layers: their buffers, whether they come from a training run, and statistics per draw."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _check_functions(network: nn.Module) -> None:
                 if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
                     raise ValueError(
                         f"bayesianize: {name} of {path or 'the network'} holds the function {function.__qualname__}, which runs "
-                        "a module of this network; in a copy it would still run the original module with its old weights; make "
+                        "a module of this network and would run the original module, with its old weights, in every copy; make "
                         "the function a method"
                     )
 
@@ -237,7 +237,7 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer, whose scale and shift stay point estimates unless a selector names them.
 
     Torch's own layers are recognized by type. Other libraries have their own normalization layers without a common base
-    class, so those are recognized by a class name that ends in "Norm", "Norm2d" and similar.
+    class. They are recognized by a class name that ends in "Norm", "Norm2d" and similar.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True

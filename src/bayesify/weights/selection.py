@@ -60,7 +60,10 @@ def _match(
     if isinstance(selector, nn.Module):
         hits = {path for path, module in modules.items() if module is selector}
         if not hits:
-            raise ValueError(f"bayesianize: the selector {type(selector).__name__} is not a module of this network")
+            raise ValueError(
+                f"bayesianize: the selector {type(selector).__name__} is not a module of this network; give one of its modules, or "
+                "a name"
+            )
     elif glob:
         hits = {path for path in modules if path and fnmatchcase(path, selector)}
     else:

@@ -63,7 +63,7 @@ class Summary:
 
     Args:
         rows: One row per weight.
-        shared: Number of trainable scalars that belong to no single weight: the likelihood's, the prior's and shared ones.
+        shared: Number of trainable scalars that belong to no single weight: the likelihood's, the prior's and shared scalars.
     """
 
     rows: tuple[WeightRow, ...]

@@ -133,7 +133,7 @@ class Posterior(nn.Module):
     looked: bool
     """Whether the training objective has been computed before, so that `materialized` is known."""
     materialized: set[str]
-    """Weights that the training objective also draws whole, because the network uses them more than once."""
+    """Weights with one draw for all examples in the training objective too, because the network uses them more than once."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
     prior_scale: ClassVar[float] = 8.0
@@ -320,7 +320,7 @@ class Posterior(nn.Module):
 
     def prune(self, keep: float) -> None:
         """Keep a fraction of the stored parameters, in place; see `bayesify.prune`."""
-        raise ValueError(f"prune: {type(self).__name__} cannot be pruned; MeanField and InducingWeights can")
+        raise ValueError(f"prune: {type(self).__name__} cannot be pruned; use MeanField or InducingWeights")
 
     def draws_fused(self, request: DrawRequest) -> bool:
         """Whether a draw needs so few kernel launches that capturing it as a CUDA graph gains nothing."""

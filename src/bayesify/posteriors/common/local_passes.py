@@ -27,7 +27,7 @@ def run_local(
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
-    """The result of a draw and a pass in which weights that are used more than once are drawn whole.
+    """The result of a draw and a pass. A weight that the network uses more than once gets one draw for all examples.
 
     The result is the same as if these weights had been known from the start. When the first pass finds such a weight, it is
     repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is

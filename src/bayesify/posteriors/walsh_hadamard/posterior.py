@@ -31,7 +31,7 @@ MAX_SIZE_TO_FORM = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group, with the group's blocks from `start` to `stop`. A linear layer uses a `fast` weight unformed."""
+    """One weight of a group, with the group's blocks from `start` to `stop`. Linear layers never materialize a `fast` weight."""
 
     weight: Weight
     blocks: Blocks
