@@ -302,7 +302,7 @@ class TestRejection:
         (
             lambda: metrics.evaluate(categorical(random(2, 3, 4)), torch.tensor([0, 4, 1])),
             ValueError,
-            "label 4 is none",
+            "label 4 is not one",
         ),
         (lambda: metrics.evaluate(categorical(random(2, 3, 4)), torch.tensor([0, -100, 1])), ValueError, "label -100"),
         (lambda: metrics.evaluate(bernoulli(random(2, 3)), torch.tensor([0.5, 0, 1])), ValueError, "label 0.5"),

@@ -16,9 +16,9 @@ RELATIVE_STD = 0.1
 objective, so they stay near their start for many epochs. The value was chosen on trained networks (`benchmarks/defaults.py`)."""
 
 NORMALIZED_RELATIVE_STD = 0.03
-"""Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm removes most
-weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. For mean-field after a
-trained CNN (NLL 0.375), 0.1 gave NLL 0.466 and 0.03 gave 0.382; from scratch they gave 0.88 and 0.51
+"""Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm
+removes most weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. For
+mean-field after a trained CNN (NLL 0.375), 0.1 gave NLL 0.466 and 0.03 gave 0.382; from scratch they gave 0.88 and 0.51
 (`default_trials_batch_statistics.json`)."""
 
 
