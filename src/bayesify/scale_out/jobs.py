@@ -71,12 +71,10 @@ def run_jobs(
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
-        function: Function from a job to its result, a dictionary that JSON can hold. It must be defined at the top of a module.
-            Settings that do not affect the result, such as the place of a file, are bound by `functools.partial` and are not part
-            of the job.
+        function: Function from a job to its result, a dictionary that JSON can hold, defined at the top of a module. Bind
+            settings that do not affect the result, such as the place of a file, by `functools.partial`.
         jobs: Jobs by name: anything that JSON can hold, or a dataclass of it. A name is a file name, or several separated by `/`.
-            If later jobs depend on results, this is a plan: a function from the results so far to the jobs, called again whenever
-            all its jobs are finished.
+            If later jobs depend on results, give a plan, which is called again whenever all its jobs are finished.
         folder: Folder for the results.
         engine: `"local"`, processes of this machine; `"dask"`, the cluster of the current `distributed.Client`, of
             `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.
