@@ -171,6 +171,10 @@ class FullCovariance(WeightCovariance):
         r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]; with its eigenvectors they are kept for every factor."""
         return self._eigen[0]
 
+    def in_eigenbasis(self, gradient: Tensor) -> Tensor:
+        r"""A gradient by the weights in the basis of `spectrum`, $Q^\top \delta^{-1/2} g$: [S]."""
+        return gradient @ self._eigen[1]
+
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         """Triangular solves, or products with the eigenvectors for several factors."""
         if factors is None:

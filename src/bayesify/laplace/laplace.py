@@ -47,6 +47,7 @@ from bayesify.laplace.curvature import (
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
+from bayesify.laplace.leave_one_out import LeftOutRows, LinearModel
 from bayesify.laplace.linearized import (
     MAX_EXACT_OUTPUTS,
     MAX_QUIET_PASSES,
@@ -54,6 +55,7 @@ from bayesify.laplace.linearized import (
     NUM_DIRECTIONS,
     Covariance,
     LinearizedNetwork,
+    variances_of,
 )
 from bayesify.laplace.sampled import (
     MAX_EVIDENCE_EXAMPLES,
@@ -297,9 +299,73 @@ class Laplace(Drawable):
             return self
         self._fit_covariance(loader, read_batch, first.x, default, progress)
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
-            self._fit_noise()
-            self._widen_noise(loader, read_batch)
+            self._find_noise(loader, read_batch, first.x, default)
         return self
+
+    def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:
+        """Find the noise, and for all weights the factor on a default precision, after the curvature is known."""
+        subset, posterior = self.fitted()
+        exact = self._is_whole(subset) and not self._is_sampled(x) and self.data.squared_error > 0
+        if exact and posterior.diagonalize():
+            self._leave_rows_out(loader, read_batch, default)
+            return
+        self._fit_noise()
+        self._widen_noise(loader, read_batch)
+
+    def _is_whole(self, subset: Subset) -> bool:
+        """Whether all weights that torch trains are chosen."""
+        return subset.size == Subset.trained(self.network, self.weights).size
+
+    def _leave_rows_out(self, loader: Iterable[Any], read_batch: BatchReader | None, default: bool) -> None:
+        """Choose the noise, and the factor on a default precision, by training rows that are left out; see `LeftOutRows`."""
+        subset, posterior = self.fitted()
+        assert isinstance(posterior, FullCovariance)
+        noise = float(self._shared_noise("Laplace").noise.detach())
+        mean = posterior.prior * subset.take(self.values).to(self.dtype)
+        model = LinearModel(
+            noise * posterior.spectrum().double(),
+            posterior.in_eigenbasis(mean).double(),
+            posterior.in_eigenbasis(self._residual_gradient(loader, read_batch)).double(),
+            self.data.squared_error,
+        )
+        training, ratio = model.training_penalty()
+        rows = LeftOutRows(model.penalties())
+        factors = [penalty / noise for penalty in (training, *rows.penalties)]
+        network = self._linearized()
+        for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch):
+            kept, start = batch.to(self.device).weighed(), 0
+            for outputs, covariances in network.gaussians(kept.x, self.memory, factors) if len(kept) else ():
+                part = kept.rows(slice(start, start + len(outputs)))
+                start += len(outputs)
+                residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs)
+                leverages = torch.stack([variances_of(one).flatten() for one in covariances]).double() / noise
+                counts = part.counts.to(self.device).repeat_interleave(self.outputs_per_example)
+                rows.add(residuals.flatten(), leverages[0], leverages[1:], counts)
+        rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
+        found, factor = rows.choose(moves=default)
+        self.set_noise(found)
+        self.set_prior_factor(factor)
+
+    def _residual_gradient(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
+        r"""$\sum_n J_n^\top (y_n - f_n)$ over the chosen weights, in a pass over the data: [S]."""
+        subset, _ = self.fitted()
+        given = {name: value.detach().requires_grad_() for name, value in self.values.items()}
+        total = torch.zeros(subset.size, dtype=torch.float64, device=self.device)
+        for item in loader:
+            batch = parse_batch(item, read_batch).to(self.device).weighed()
+            if not len(batch):
+                continue
+            with torch.enable_grad():
+                outputs = select_output(self._runner.call(given, *checked_inputs(batch.x)), self.output)
+            residuals = match_targets(batch.y, outputs.detach()).to(outputs) - outputs.detach()
+            counts = batch.counts.to(residuals).reshape(-1, *[1] * (residuals.ndim - 1))
+            found = torch.autograd.grad(outputs, list(given.values()), counts * residuals, allow_unused=True)
+            gradients = {
+                name: torch.zeros_like(value) if own is None else own
+                for (name, value), own in zip(given.items(), found, strict=True)
+            }
+            total += subset.take(gradients)
+        return sum_over_processes(total).to(self.dtype)
 
     def _widen_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """Add to the noise of one layer what the other layers' weights have learned by heart; see `held_out_ratio`.
@@ -537,6 +603,8 @@ class Laplace(Drawable):
         if self._scales_by_curvature:
             return 1.0
         found = precisions.default_precision(self.weights, self.values, self.covariance, subset.names)
+        if variance is not None and self.covariance == "full" and not self.marginal and self._is_whole(subset):
+            found = precisions.isotropic(found, self.weights)
         if variance is not None:
             with suppress(ValueError):  # where no layer is known to be the last one
                 return self._in_unit(found, variance, last(), inputs)

@@ -42,6 +42,11 @@ Found = TypeVar("Found")
 Covariance = Tensor | Spread
 
 
+def variances_of(covariance: Covariance) -> Tensor:
+    """Variances of the outputs of each example, from a covariance over all of them: [B, O]."""
+    return covariance.variances() if isinstance(covariance, Spread) else covariance.diagonal(dim1=-2, dim2=-1)
+
+
 @dataclass(frozen=True)
 class LinearizedNetwork:
     r"""$f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.

@@ -96,6 +96,14 @@ def default_precision(
     return {name: found[name] for name in weights}
 
 
+def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> dict[str, float]:
+    """Precisions with one value for the weights of all linear maps, whose mean prior variance stays as it is."""
+    inputs = [weight for weight in weights.values() if weight.fan_in]
+    variance = sum(weight.numel / precision[weight.name] for weight in inputs)
+    shared = sum(weight.numel for weight in inputs) / variance if inputs else 1.0
+    return {name: shared if weights[name].fan_in else value for name, value in precision.items()}
+
+
 def precision_of(value: Precision, name: str) -> float:
     """The precision of one weight: that of the first key that matches it."""
     if not isinstance(value, dict):

@@ -1,0 +1,147 @@
+r"""Noise and prior precision of a regression by the density of training rows that are left out, without fitting again.
+
+The network is taken as a linear model in the eigenbasis of its curvature, whitened by the prior: eigenvalues s of $J^\top J$,
+weights w, residuals e. A ridge regression with penalty t has the leverages $h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$.
+A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = c \sigma^2$.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
+"""Range of penalties, relative to the largest eigenvalue. Below it, eigenvalues of a float32 curvature are rounding errors."""
+MAX_DENSITY_LOSS = 2.0
+"""Nats, summed over rows, by which the chosen factor may be worse than the best one. The default stays where it is this good."""
+MIN_LEFT_SHARE = 1e-4
+"""Smallest 1 - h of a row, a few times the rounding error of h in float32."""
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """The linearized network in the eigenbasis of its curvature.
+
+    Args:
+        spectrum: s, [S], without the noise.
+        weights: w, [S].
+        gradient: $J^\\top e$, [S].
+        squared_error: Sum of squared residuals.
+    """
+
+    spectrum: Tensor
+    weights: Tensor
+    gradient: Tensor
+    squared_error: float
+
+    def penalties(self) -> list[float]:
+        """Penalties to try, ascending."""
+        largest = max(float(self.spectrum.max()), torch.finfo(torch.float64).tiny)
+        decades = math.log10(MAX_RELATIVE_PENALTY / MIN_RELATIVE_PENALTY)
+        count = round(decades * PENALTIES_PER_DECADE) + 1
+        return [largest * MIN_RELATIVE_PENALTY * 10 ** (step / PENALTIES_PER_DECADE) for step in range(count)]
+
+    def squared_error_at(self, penalty: float) -> float:
+        r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$ with
+        $d = (t w - J^\top e) / (s + t)$ its distance to the network's weights."""
+        distance = (penalty * self.weights - self.gradient) / (self.spectrum + penalty)
+        change = 2 * self.gradient @ distance + self.spectrum @ distance.square()
+        return max(0.0, self.squared_error + float(change))
+
+    def training_penalty(self) -> tuple[float, float]:
+        """The penalty of the ridge regression that has the network's squared error.
+
+        It measures how far training went: it is the weight decay for a linear model trained to the end, and larger for a network
+        whose training stopped early.
+
+        Returns:
+            The penalty, and the ridge regression's squared error relative to the network's. The error is above 1 where the network
+            is closer to its rows than any penalty of the range.
+        """
+        low, *_, high = (math.log(penalty) for penalty in self.penalties())
+        if self.squared_error_at(math.exp(low)) >= self.squared_error:
+            at_end = self.squared_error_at(math.exp(low))
+            return math.exp(low), at_end / max(self.squared_error, torch.finfo(torch.float64).tiny)
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if self.squared_error_at(math.exp(middle)) < self.squared_error else (low, middle)
+            )
+        return math.exp(low), 1.0
+
+
+@dataclass
+class LeftOutRows:
+    r"""Sums over training rows, each predicted as if it had been left out.
+
+    Without its row n, the network's residual is $e_n / (1 - h_n(t^*))$ with the penalty $t^*$ of the training, and the posterior's
+    variance of $y_n$ is $\sigma^2 / (1 - h_n(t))$. Both are exact for a linear model. Let r be the squares of these residuals.
+    The noise under a penalty is $\sigma^2(t) = \operatorname{mean} r_n (1 - h_n(t))$. Twice the negative log density of the rows
+    is, up to a constant,
+
+    $$ N \log \sigma^2(t) - \sum_n \log (1 - h_n(t)). $$
+
+    Args:
+        penalties: t, ascending, C of them.
+    """
+
+    penalties: list[float]
+
+    def __post_init__(self) -> None:
+        self.sums = torch.zeros(2, len(self.penalties), dtype=torch.float64)
+        self.count = torch.zeros((), dtype=torch.float64)
+
+    def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Tensor, counts: Tensor) -> None:
+        """Count some rows.
+
+        Args:
+            residuals: e, [n].
+            training_leverages: $h(t^*)$, [n].
+            leverages: $h(t)$, [C, n].
+            counts: How often each row counts, [n].
+        """
+        left = (1 - leverages.double()).clamp_min(MIN_LEFT_SHARE)
+        squares = (residuals.double() / (1 - training_leverages.double()).clamp_min(MIN_LEFT_SHARE)).square()
+        self.sums += torch.stack([left @ (squares * counts), left.log() @ counts]).cpu()
+        self.count += counts.sum().cpu()
+
+    def choose(self, *, moves: bool) -> tuple[float, float]:
+        """Noise and factor on the prior precisions.
+
+        The factor stays 1 unless the rows ask for another one: it is the value nearest to 1 whose density is within
+        `MAX_DENSITY_LOSS` of the best.
+
+        Args:
+            moves: Whether the factor may differ from 1.
+
+        Returns:
+            The noise variance and the factor.
+        """
+        count = float(self.count)
+        noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
+        losses = 0.5 * (count * noises.log() - self.sums[1])
+        logs = torch.tensor(self.penalties, dtype=torch.float64).log() - noises.log()  # of the factors, ascending
+        allowed = losses <= losses.min() + MAX_DENSITY_LOSS if moves else torch.ones_like(losses, dtype=torch.bool)
+        place = int(torch.where(allowed, logs.abs(), math.inf).argmin())
+        if moves and not self._surrounds_default(logs, allowed, place):
+            return float(noises[place]), float(logs[place].exp())
+        return self._noise_of_default(logs, noises), 1.0
+
+    @staticmethod
+    def _surrounds_default(logs: Tensor, allowed: Tensor, place: int) -> bool:
+        """Whether the factor 1 lies between an allowed value and its allowed neighbor."""
+        other = place + (1 if logs[place] < 0 else -1)
+        return 0 <= other < len(logs) and bool(allowed[other]) and float(logs[place] * logs[other]) <= 0
+
+    @staticmethod
+    def _noise_of_default(logs: Tensor, noises: Tensor) -> float:
+        """The noise at the factor 1, interpolated; that of the nearest penalty outside of their range."""
+        right = int(torch.searchsorted(logs, torch.zeros((), dtype=logs.dtype)))
+        if right in (0, len(logs)):
+            return float(noises[min(right, len(logs) - 1)])
+        low, high = logs[right - 1], logs[right]
+        share = -low / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+        return float(torch.lerp(noises[right - 1].log(), noises[right].log(), share).exp())
