@@ -305,8 +305,9 @@ class Laplace(Drawable):
     def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:
         """Find the noise, and for all weights the factor on a default precision, after the curvature is known."""
         subset, posterior = self.fitted()
-        exact = self._is_whole(subset) and not self._is_sampled(x) and self.data.squared_error > 0
-        if exact and posterior.diagonalize():
+        if not self.data.squared_error > 0:  # a perfect network keeps the floor that it starts at
+            return
+        if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
             self._leave_rows_out(loader, read_batch, default)
             return
         self._fit_noise()
@@ -343,7 +344,7 @@ class Laplace(Drawable):
                 rows.add(residuals.flatten(), leverages[0], leverages[1:], counts)
         rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
         found, factor = rows.choose(moves=default)
-        self.set_noise(found)
+        self.set_noise(max(found, MIN_RELATIVE_NOISE * noise))
         self.set_prior_factor(factor)
 
     def _residual_gradient(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:

@@ -1,0 +1,148 @@
+"""Noise and prior precision by rows that are left out, against linear models that are fitted again without each row."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import Laplace, likelihoods
+from bayesify.laplace.leave_one_out import LeftOutRows, LinearModel
+
+N, D = 40, 6
+
+
+def ridge(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+    return torch.linalg.solve(x.T @ x + penalty * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
+
+
+def linear_problem(rows: int = N, noise: float = 0.25) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, D, generator=generator, dtype=torch.float64)
+    w = torch.randn(D, generator=generator, dtype=torch.float64)
+    return x, x @ w + math.sqrt(noise) * torch.randn(rows, generator=generator, dtype=torch.float64)
+
+
+def model_at(x: Tensor, y: Tensor, w: Tensor) -> tuple[LinearModel, Tensor]:
+    """The linear model around some weights, and its rows in the eigenbasis."""
+    values, vectors = torch.linalg.eigh(x.T @ x)
+    residuals = y - x @ w
+    turned = x @ vectors
+    return LinearModel(values, w @ vectors, turned.T @ residuals, float(residuals.square().sum())), turned
+
+
+def leverages(turned: Tensor, model: LinearModel, penalty: float) -> Tensor:
+    return (turned.square() / (model.spectrum + penalty)).sum(1)
+
+
+@pytest.mark.parametrize("penalty", [0.03, 0.7, 20.0])
+def test_the_penalty_of_a_ridge_regression_is_found_and_its_left_out_residuals_are_exact(penalty: float) -> None:
+    x, y = linear_problem()
+    model, turned = model_at(x, y, ridge(x, y, penalty))
+    found, ratio = model.training_penalty()
+    assert (found, ratio) == (pytest.approx(penalty, rel=1e-6), 1.0)
+    expected = []
+    for row in range(N):
+        others = torch.arange(N) != row
+        expected.append(y[row] - x[row] @ ridge(x[others], y[others], penalty))
+    residuals = y - x @ ridge(x, y, penalty)
+    torch.testing.assert_close(residuals / (1 - leverages(turned, model, found)), torch.stack(expected))
+
+
+def test_a_network_closer_to_its_rows_than_any_penalty_counts_as_the_least_one() -> None:
+    x, y = linear_problem(D)
+    model, _ = model_at(x, y, ridge(x, y, 1e-13))
+    found, ratio = model.training_penalty()
+    assert found == pytest.approx(model.penalties()[0])
+    assert ratio * model.squared_error == pytest.approx(model.squared_error_at(found))
+
+
+def left_out_density(x: Tensor, y: Tensor, penalty: float, noise: float, factor: float) -> float:
+    """Log density of each row under the posterior of the others, around a ridge regression, by brute force."""
+    total = 0.0
+    for row in range(len(x)):
+        others = torch.arange(len(x)) != row
+        mean = x[row] @ ridge(x[others], y[others], penalty)
+        precision = x[others].T @ x[others] / noise + factor * torch.eye(x.shape[1], dtype=x.dtype)
+        variance = noise + x[row] @ torch.linalg.solve(precision, x[row])
+        total += float(-0.5 * (torch.log(2 * math.pi * variance) + (y[row] - mean).square() / variance))
+    return total
+
+
+def chosen(x: Tensor, y: Tensor, penalty: float, *, moves: bool) -> tuple[float, float]:
+    model, turned = model_at(x, y, ridge(x, y, penalty))
+    rows = LeftOutRows(model.penalties())
+    found = torch.stack([leverages(turned, model, value) for value in rows.penalties])
+    residuals = y - x @ ridge(x, y, penalty)
+    rows.add(residuals, leverages(turned, model, penalty), found, torch.ones(len(x), dtype=torch.float64))
+    return rows.choose(moves=moves)
+
+
+def test_no_other_noise_and_no_better_factor_nearer_to_one_predict_left_out_rows_better() -> None:
+    x, y = linear_problem()
+    y = 30 * y  # so that the prior with factor 1 is far too narrow
+    noise, factor = chosen(x, y, 0.01, moves=True)
+    own = left_out_density(x, y, 0.01, noise, factor)
+    penalty = noise * factor
+    for other in (0.9 * noise, 1.1 * noise):
+        assert left_out_density(x, y, 0.01, other, penalty / other) < own
+    fixed_noise, one = chosen(x, y, 0.01, moves=False)
+    assert one == 1.0
+    default = left_out_density(x, y, 0.01, fixed_noise, 1.0)
+    assert own > default or factor == 1.0
+    grid = [10 ** (power / 4) for power in range(-40, 9)]
+    best = max(left_out_density(x, y, 0.01, noise * ratio, f / 1.0) for f in grid[::6] for ratio in (0.9, 1.0, 1.1))
+    assert own > best - 2.0 - 1e-6
+
+
+def test_the_factor_stays_one_where_rows_do_not_mind() -> None:
+    x, y = linear_problem()
+    noise, factor = chosen(x, y, 0.25, moves=True)
+    assert factor == 1.0
+    # The noise is the fixed point of the mean of squared left-out residuals times 1 - h, interpolated between penalties.
+    model, turned = model_at(x, y, ridge(x, y, 0.25))
+    left = 1 - leverages(turned, model, noise)
+    residuals = (y - x @ ridge(x, y, 0.25)) / (1 - leverages(turned, model, 0.25))
+    assert noise == pytest.approx(float((residuals.square() * left).mean()), rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"prior_precision": 1.0}])
+def test_the_noise_of_a_linear_model_is_that_of_the_data(options: dict) -> None:
+    """2,000 rows; an estimate of a variance has the standard error sqrt(2 / N) of it."""
+    truth = 0.25
+    x, y = linear_problem(2000, truth)
+    net = nn.Linear(D, 1).double()
+    with torch.no_grad():
+        net.weight.copy_(ridge(x, y, truth))
+        net.bias.zero_()
+    laplace = Laplace(net, likelihoods.Gaussian(), **options).fit([(x, y[:, None])])
+    noise = float(laplace.likelihood.noise.detach())
+    assert abs(noise - truth) < 5 * math.sqrt(2 / 2000) * truth
+    assert laplace.prior_precision == (1.0 if options else laplace.prior_precision)
+
+
+def test_weights_of_rows_are_repeated_rows() -> None:
+    torch.manual_seed(0)
+    x, y = linear_problem()
+    net = nn.Sequential(nn.Linear(D, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    counts = torch.randint(0, 3, (N,)).double()
+    found = []
+    index = torch.repeat_interleave(torch.arange(N), counts.long())
+    for batch in ((x, y[:, None], counts), (x[index], y[index, None])):
+        laplace = Laplace(net, likelihoods.Gaussian()).fit([batch])
+        found.append(laplace.predict(x).variance)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), ()])
+def test_outputs_of_any_shape_and_a_perfect_network(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    size = math.prod(shape)
+    end = [nn.Unflatten(1, shape)] if len(shape) > 1 else [nn.Flatten(0)] if not shape else []
+    net = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, size), *end)
+    x = torch.randn(50, D)
+    with torch.no_grad():
+        exact = net(x)
+    for y in (exact + 0.1 * torch.randn(50, *shape), exact):
+        found = Laplace(net, likelihoods.Gaussian()).fit([(x[:30], y[:30]), (x[30:], y[30:])]).predict(x)
+        assert bool(torch.isfinite(found.variance).all() and (found.variance > 0).all())
