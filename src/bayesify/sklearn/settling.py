@@ -39,8 +39,9 @@ ALL_NOISE = 1.0
 
 
 def settle(starts: Sequence[Start]) -> list[Start]:
-    r"""Train plain networks with the noise that maximizes their evidence: the residuals of their own rows, corrected for the
-    $\gamma$ parameters that were fitted to them (MacKay 1992),
+    r"""Train plain networks with the noise variance that maximizes their evidence (MacKay 1992).
+
+    It is the mean squared residual of their own rows, corrected for the $\gamma$ parameters that were fitted to them,
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
