@@ -223,7 +223,7 @@ def test_bad_input():
         name, value = next(iter(options.items()))
         with pytest.raises(ValueError, match=f"{name}={value}"):
             baselines.IVON(linear(), **options)
-    with pytest.raises(ValueError, match="IVON: give num_data"):
+    with pytest.raises(ValueError, match="IVON: num_data is unknown"):
         baselines.IVON(linear()).step(*regression())
     capped = bayesify.bayesianize(cases.mlp(), posteriors.MeanField(max_std=0.1), likelihood="gaussian")
     with pytest.raises(ValueError, match=r"IVON: max_std=0.1"):

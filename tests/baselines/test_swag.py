@@ -241,7 +241,7 @@ def test_an_easy_first_batch_is_no_alarm():
 
 def test_bad_use():
     swag = baselines.SWAG(net(), likelihoods.Gaussian(0.1))
-    with pytest.raises(ValueError, match="0 iterates collected"):
+    with pytest.raises(ValueError, match="0 iterates were collected"):
         swag.predict(torch.randn(2, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"not \(3, 2\)"):
         swag.collect(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))

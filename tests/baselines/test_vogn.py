@@ -250,7 +250,7 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             baselines.VOGN(bnn, **options)
-    with pytest.raises(ValueError, match="give num_data"):
+    with pytest.raises(ValueError, match="num_data is unknown"):
         baselines.VOGN(bnn).step(*regression())
     x, y = regression()
     with pytest.raises(ValueError, match="num_data=5, but the loader has 30"):

@@ -66,7 +66,7 @@ def test_names_of_other_libraries():
         posteriors.FullCovariance(zzz=1)
     with pytest.raises(AttributeError, match=r"call bayesify.fit\(bnn, loader, epochs=10\)"):
         bnn.fit(loader)
-    with pytest.raises(ValueError, match=r"the network goes to Laplace: Laplace\(net, likelihood, subset="):
+    with pytest.raises(ValueError, match=r"give the network to Laplace: Laplace\(net, likelihood, subset="):
         subnetwork.largest_variance(bnn.mean_network(), 100)
 
 

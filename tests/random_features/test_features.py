@@ -77,7 +77,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_inputs_of_another_number():
-    with pytest.raises(ValueError, match="3 inputs; give 2"):
+    with pytest.raises(ValueError, match="3 columns; give 2"):
         RandomFourierFeatures(2, 8)(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="num_outputs=0"):
         RandomFeatureNetwork(2, 8, num_outputs=0)

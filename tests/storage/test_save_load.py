@@ -129,7 +129,7 @@ def test_types_come_back(tmp_path, dtype):
     bayesify.save(bnn, tmp_path / "m.safetensors")
     loaded = bayesify.load(tmp_path / "m.safetensors", small().to(dtype), map_location="cpu")
     assert equal(state(loaded), state(bnn))
-    with pytest.raises(ValueError, match=r"another network: .* float32 in the network given"):
+    with pytest.raises(ValueError, match=r"another network: .* float32 in the given network"):
         bayesify.load(tmp_path / "m.safetensors", small())
 
 
@@ -200,7 +200,10 @@ def test_files_of_others_and_of_other_networks(tmp_path):
     bayesify.save(make(), path)
     for other, message in (
         (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), r"0.weight is \[6, 4\] float32 in the file"),
-        (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)), "2.bias .* missing in the network"),
+        (
+            nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)),
+            "2.bias .* missing in the given network",
+        ),
         (nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), "module 1 is Tanh in the file and PReLU"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -659,7 +659,7 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             bayesify.fit(bnn, loader(), **arguments(checkpoint=path))
     bayesify.save(bnn, path)
-    with pytest.raises(ValueError, match="holds a model, not a checkpoint"):
+    with pytest.raises(ValueError, match="contains a model, not a checkpoint"):
         bayesify.fit(bnn, loader(), **arguments(checkpoint=path))
     path.write_bytes(whole)
     other = bayesify.bayesianize(torch.nn.Linear(3, 2), "mean_field", likelihood="categorical")

@@ -68,7 +68,7 @@ def batch_bald(
         log_probs = log_probs.squeeze(2)
     if log_probs.ndim != 3:
         raise ValueError(
-            f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model with one label per example"
+            f"batch_bald: an example has labels {list(log_probs.shape[2:-1])}; give a model with one label per example"
         )
     if log_probs.shape[-1] == 1:
         raise ValueError(
@@ -76,7 +76,9 @@ def batch_bald(
             "for two classes, or use acquisition.epistemic for numbers"
         )
     if log_probs.shape[1] < size:
-        raise ValueError(f"batch_bald: size={size} of {log_probs.shape[1]} examples; give at least as many")
+        raise ValueError(
+            f"batch_bald: size={size}, but there are {log_probs.shape[1]} examples; give at least {size} examples"
+        )
     return _greedy(log_probs, size, num_configurations, generator)
 
 

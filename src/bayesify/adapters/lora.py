@@ -17,8 +17,8 @@ from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
-"""Scale of the default prior `Neal` of A and of B. An update drawn from it, divided by alpha / r, has the square of this scale,
-relative to a linear map that preserves the scale of activations. It was chosen in `benchmarks/lora.py`, on files outside its
+"""Scale of the default prior `Neal` of A and of B. An update drawn from this prior, divided by alpha / r, has the square of this
+scale, relative to a linear map that preserves the scale of activations. It was chosen in `benchmarks/lora.py`, on files outside its
 table."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")

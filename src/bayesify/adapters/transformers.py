@@ -51,8 +51,8 @@ def bayesianize_head(
         head = next((name for name in HEAD_NAMES if name in children), None)
         if head is None:
             raise ValueError(
-                f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or {HEAD_NAMES[-1]}, but "
-                f"{', '.join(children)}; name the last layer with head="
+                f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or {HEAD_NAMES[-1]} "
+                f"(its modules are {', '.join(children)}); name the last layer with head="
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
 

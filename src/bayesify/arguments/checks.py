@@ -204,7 +204,7 @@ def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: 
         return taken
     owner, words = _owner(function, args), taken.words
     if isinstance(value, nn.Module) and owner.startswith("subnetwork."):
-        words += f"; the network goes to Laplace: Laplace(net, likelihood, subset={owner}(...))"
+        words += f"; give the network to Laplace: Laplace(net, likelihood, subset={owner}(...))"
     raise refuse(owner, name, value, words)
 
 

@@ -149,7 +149,7 @@ class IVON(NaturalGradient):
         odd = find_not_finite([(name, grad) for name, grad in pairs if grad is not None])
         if odd is not None:
             raise ValueError(
-                f"IVON: the gradient of {odd} is not finite; the step was not taken (lower the learning rate)"
+                f"IVON: the gradient of {odd} is not finite, so the step was not taken; lower the learning rate"
             )
         for parameter, grad in zip(named.values(), grads, strict=True):
             parameter.grad = grad

@@ -113,7 +113,7 @@ class NaturalGradient(ABC):
 
     @abstractmethod
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `bayesify.fit` that make it take this trainer's steps, with the caller's options."""
+        """Arguments with which `bayesify.fit` takes this trainer's steps, including the caller's options."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +127,9 @@ class NaturalGradient(ABC):
     def effective_data(self) -> float:
         """N divided by the KL's weight, because tempering acts like more data."""
         if self.num_data is None:
-            raise ValueError(f"{type(self).__name__}: give num_data, the number of examples in the whole dataset")
+            raise ValueError(
+                f"{type(self).__name__}: num_data is unknown; give the number of examples in the whole dataset"
+            )
         return self.num_data / self.kl_weight
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -305,8 +307,8 @@ class LayerwiseTrainer(NaturalGradient):
         name = find_not_finite(named)
         if name is not None:
             raise ValueError(
-                f"{type(self).__name__}: the gradient or curvature of {name} is not finite; the step was not taken (look for a "
-                "root, logarithm or quotient at 0 in the network; lower the learning rate)"
+                f"{type(self).__name__}: the gradient or curvature of {name} is not finite, so the step was not taken; lower "
+                "the learning rate, or look for a root, logarithm or quotient at 0 in the network"
             )
 
     @torch.no_grad()
@@ -442,7 +444,9 @@ def check_mean_field(owner: str, part: Posterior) -> None:
     """Raise `ValueError` unless the parameters of a `MeanField` are the plain means and log standard deviations of all weights."""
     assert isinstance(part, MeanField)
     if part.max_std is not None:
-        raise ValueError(f"{owner}: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
+        raise ValueError(
+            f"{owner}: max_std={part.max_std}; leave it out, because the prior bounds the standard deviations"
+        )
     if part.units != "weight":
         raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight')")
     if any(part.mean_value.mask(name) is not None for name in part.mean_value):

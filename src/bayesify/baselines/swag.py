@@ -61,8 +61,8 @@ TRIAL_EXAMPLES, TRIAL_DRAWS = 1024, 8
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
     """Learning rate of SGD for a likelihood.
 
-    If the Gaussian noise variance is below a tenth of the targets' variance `spread`, the rate shrinks in proportion to it, because
-    the loss is steeper by the same factor.
+    If the Gaussian noise variance is below a tenth of the targets' variance `spread`, the rate shrinks in proportion to the noise
+    variance, because the loss is steeper by the same factor.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
@@ -492,7 +492,9 @@ class SWAG(Drawable):
 
     def _check_collected(self, least: int = 2) -> None:
         if self.count < least:
-            raise ValueError(f"SWAG: {self.count} iterates collected; call fit, or collect(net) {least} times, first")
+            raise ValueError(
+                f"SWAG: {self.count} iterates were collected; first call fit, or collect(net) {least} times"
+            )
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """The collected moments, by their name in files and by weight."""

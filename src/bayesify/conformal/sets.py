@@ -85,7 +85,7 @@ class Sets(Rule):
         probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
             raise ValueError(
-                f"conformal.Sets: labels of shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
+                f"conformal.Sets: labels have shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
                 "one label per row, starting at 0"
             )
         scores = self._scores(probs)
@@ -165,7 +165,7 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
         probs = probs.squeeze(1)
     if probs.ndim != 2:
         raise TypeError(
-            f"conformal.Sets: probabilities {list(probs.shape)} of several labels per row; give one label per row"
+            f"conformal.Sets: probabilities {list(probs.shape)} have several labels per row; give one label per row"
         )
     return probs
 

@@ -38,7 +38,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 HIDDEN_NOISE_STD = 0.3
-"""Initial standard deviation of the noise on the pseudo-outputs of hidden layers; that of the process is 1."""
+"""Initial standard deviation of the noise on the pseudo-outputs of hidden layers, relative to that of the process."""
 DEFAULT_BATCH_SIZE = 256
 
 
@@ -288,7 +288,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         checked_inputs(x)
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != self.widths[0]:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"DeepGP: inputs {shape}; give [B, {self.widths[0]}]")
+            raise ValueError(f"DeepGP: inputs are {shape}; give [B, {self.widths[0]}]")
 
     @checked
     def kl(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Tensor:

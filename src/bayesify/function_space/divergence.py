@@ -83,8 +83,8 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     factor, failed = checked_cholesky(covariance + torch.diag_embed(added))
     if bool(failed.any()):
         raise ValueError(
-            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; context inputs "
-            "may be repeated or too many: give fewer, a larger jitter, or covariance='diagonal'"
+            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; give fewer "
+            "and distinct context inputs, a larger jitter, or covariance='diagonal'"
         )
     return factor
 
@@ -117,6 +117,6 @@ def check_kl(kl: Tensor) -> None:
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
-            "input (is the input zero and the network without biases, or did standard deviations collapse?); change the context, "
-            "or raise init_std"
+            "input (an input of zeros to a network without biases, or collapsed standard deviations); change the context, or raise "
+            "init_std"
         )

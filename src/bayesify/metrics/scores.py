@@ -100,7 +100,7 @@ def brier(class_probs: Tensor, y: Tensor) -> Tensor:
     classes = class_probs.shape[-1]
     if y.shape != class_probs.shape[:-1] or not bool(((y >= 0) & (y < classes)).all()):
         raise ValueError(
-            f"metrics.brier: y {list(y.shape)} for class_probs {list(class_probs.shape)}; give one label from 0 to "
+            f"metrics.brier: y is {list(y.shape)} and class_probs {list(class_probs.shape)}; give one label from 0 to "
             f"{classes - 1} for each row"
         )
     target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)

@@ -380,7 +380,7 @@ def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
-            f"{what} of units that are mostly noise has no rule (share {share:.2g}, at most {MAX_NOISE_SHARE:g})"
+            f"{what} of units that are mostly noise has no rule (noise share {share:.2g}, at most {MAX_NOISE_SHARE:g} supported)"
         )
 
 

@@ -64,7 +64,7 @@ def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
             elif flag and size > 1 and found[axis] != -1:
                 found[axis] = flag if found[axis] in (0, flag) else 1
     if found.count(-1) != 1:
-        raise NoRule("operands whose axes of examples are not the same have no rule")
+        raise NoRule("operands with different axes of examples have no rule")
     return tuple(found)
 
 
@@ -593,7 +593,7 @@ def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
 
 
 def _inside(value: Value, change: Callable[[Moments], Moments]) -> Any:
-    """The units before an activation, after a change of shape; see `Value.before`."""
+    """`Value.before` after a change of shape: the reshaped units before the activation, and the activation."""
     return value.before and (value_of(change(units(value.before[0]))), value.before[1])
 
 
@@ -624,7 +624,7 @@ def _index(x: Any, index: Any) -> Any:
         flag, size, whole = value.channels[axis], x.shape[axis], part == slice(None)
         whole = whole or (isinstance(part, slice) and part.indices(size) == (0, size, 1))
         if flag == -1 and not whole:
-            raise NoRule("a choice among the examples of a batch has no rule")
+            raise NoRule("indexing along the axis of examples has no rule")
         if flag > 1 and not whole:
             made = replace(made, doubt=max(made.doubt, ESTIMATED))
         if isinstance(part, slice):

@@ -122,7 +122,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         data = integrated_log_likelihood(mean, variance, y, self.likelihood, num_data, example_weights)
         return data[0], self.kl()
 
-    # -- what `fit` asks for ---------------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------------------------
 
     @property
     def training_draws(self) -> int:

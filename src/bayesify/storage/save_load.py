@@ -160,7 +160,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 
 def _reason(error: Exception) -> str:
-    """The first two lines of an error's message, after the type of the error where the text alone says too little."""
+    """The first two lines of an error's message; for unusual types of errors, the type comes first."""
     words = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])[:300]
     known = isinstance(error, (ValueError, RuntimeError)) and words
     return words if known else f"{type(error).__name__} {words}".strip()
@@ -171,7 +171,7 @@ def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mappi
         if stored.get(name) != given.get(name):
             raise ValueError(
                 f"{path}: was made from another network: {name} is {stored.get(name, 'missing')} in the file and "
-                f"{given.get(name, 'missing')} in the network given; give the same architecture"
+                f"{given.get(name, 'missing')} in the given network; give a network of the same architecture"
             )
 
 
