@@ -27,9 +27,13 @@ class Smoke:
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experiments of a few steps end soon after them: `fit` keeps four draws of networks with BatchNorm."""
-    monkeypatch.setattr("bayesify.training.loop.num_draws_within", lambda model: MAX_DRAWS)
+def brief(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let `fit` keep only four draws of networks with BatchNorm, because keeping 32 takes longer than the few steps of a test.
+
+    Slow tests train for real and predict with more draws, so they keep the library's own number.
+    """
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr("bayesify.training.loop.num_draws_within", lambda model: MAX_DRAWS)
 
 
 @pytest.fixture
