@@ -49,8 +49,7 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Indices of the chosen examples, [q], in the order of their choice, and the information in nats of the batch up to each
-        example, [q].
+        Indices of the chosen examples in the order of their choice, [q], and the information up to each example in nats, [q].
 
     Raises:
         TypeError: If the likelihood is not one of classes.

@@ -133,8 +133,7 @@ def export_onnx(
     the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph
     predicts by the network at draws of its weights, not by the linearized network.
 
-    Before the file gets its name, ONNX Runtime runs it on `x`, on one example and on one more example than `x` has. Every output is
-    compared with torch's.
+    Before the file gets its name, ONNX Runtime runs it on `x`, on one example and on one more than `x`, and compares with torch.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. It
     has as many numbers as the posterior, so that the file of an inducing posterior is smaller than the network's. Each run draws S

@@ -55,8 +55,7 @@ def nuts(
     Raises:
         ImportError: If pyro-ppl is missing.
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If a count is below 1, inputs or targets are not finite, example weights do not fit, or the prior is
-            hierarchical.
+        ValueError: If a count is below 1, data are not finite, example weights do not fit, or the prior is hierarchical.
     """
     try:
         infer: Any = import_module("pyro.infer")

@@ -181,10 +181,9 @@ class SWAG(Drawable):
     ) -> Self:
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
-        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Trainable parameters
-        of the likelihood are trained too. The noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports
-        if the mean of the iterates is worse than the given network (not with BatchNorm). If rows stand for w examples, divide the
-        learning rate by w.
+        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. The likelihood's own
+        parameters are trained too; the noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports a mean
+        of the iterates worse than the given network (not with BatchNorm). If rows stand for w examples, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -207,8 +206,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, a weight decay is given together with a prior or example weights, or the
-                loss rises or is not finite.
+            ValueError: If an argument is invalid, weight decay meets a prior or example weights, or the loss rises or is infinite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
