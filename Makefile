@@ -2,23 +2,26 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-INSTALL := bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CONSTRAINTS := constraints.txt
+INSTALL := bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 PIP    := $(VENV)/$(INSTALL)
 # torch is the build that constraints.txt and pip's own configuration lead to. With a GPU, say which one to take:
 #   make install TORCH="torch==2.13.0 --index-url <wheel index of your CUDA version>"
 TORCH  ?= torch
 
-.PHONY: install demo test test-all test-slow test-gpu lint format bench bench-peers docs wheel clean help
+.PHONY: install demo test test-all test-slow test-gpu test-lowest coverage lint format bench bench-peers docs wheel smoke clean help
 
 help:
 	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
 	@echo "make demo      all methods on toy problems   make bench   ratios and the aims they meet; overwrites benchmarks/results"
 	@echo "make test      the tests                     make docs    the site, in site/"
 	@echo "make test-all  slow ones too, all extras     make wheel   wheel and source distribution, in dist/"
+	@echo "make test-lowest  with the lowest versions   make smoke   both, tried in empty environments"
+	@echo "make coverage  share of lines that tests run"
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml papers/pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"python {v[0]}.{v[1]} is too old; name a newer one: make install PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
@@ -47,6 +50,15 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -q -m gpu
+
+# With the lowest versions that pyproject.toml allows, in an environment of its own.
+test-lowest:
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt TORCH=torch
+
+# A table of files with the lines that no test runs, and the whole as coverage.xml. Lines that only other processes run do not count.
+coverage: install
+	$(PIP) pytest-cov
+	$(PYTEST) --cov=bayesify --cov-report=xml --cov-report=term:skip-covered
 
 lint: install
 	$(BIN)/ruff check .
@@ -79,7 +91,12 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: install
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
+# Extras to try, all by default: make smoke EXTRAS="sklearn onnx"
+smoke: wheel
+	$(BIN)/python -m tools.smoke --torch "$(TORCH)" $(EXTRAS)
+
 clean:
-	rm -rf $(VENV) .venv-peers build dist site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-peers .venv-lowest build dist site coverage.xml .mypy_cache .ruff_cache .pytest_cache

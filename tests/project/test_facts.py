@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 from torch import nn
 
 import bayesify
@@ -30,9 +31,16 @@ def test_files_for_the_public_host_are_valid_and_run_targets_that_exist():
     yaml = pytest.importorskip("yaml")
     files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
     contents = {path.name: yaml.safe_load(path.read_text()) for path in files}
-    assert {"lint", "test", "docs", "package"} == set(contents["ci.yml"]["jobs"])
+    assert {"lint", "test", "lowest", "coverage", "docs", "package"} == set(contents["ci.yml"]["jobs"])
     runners = {entry["runner"] for entry in contents["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["include"]}
     assert runners == {"ubuntu-24.04", "ubuntu-24.04-arm"}
+    pythons = {entry["python"] for entry in contents["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["include"]}
+    assert {f"Programming Language :: Python :: {python}" for python in pythons} < set(
+        PROJECT["project"]["classifiers"]
+    )
+    assert contents["elsewhere.yml"]["jobs"]["test"]["continue-on-error"] is True
+    assert contents["publish.yml"]["jobs"]["publish"]["environment"] == "pypi"
+    assert contents["publish.yml"]["jobs"]["publish"]["permissions"] == {"id-token": "write"}
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     commands = re.findall(r"run: make ([a-z-]+)", "".join(path.read_text() for path in files))
     assert len(commands) >= 5
@@ -71,12 +79,42 @@ def test_every_target_installs_first(target):
 def test_every_install_is_constrained():
     assert re.search(r"^torch==2\.13\.0$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert MAKEFILE.count("pip install") == 1
-    assert "-c constraints.txt" in next(line for line in MAKEFILE.splitlines() if "pip install" in line)
+    assert "CONSTRAINTS := constraints.txt\n" in MAKEFILE
+    assert "-c $(CONSTRAINTS)" in next(line for line in MAKEFILE.splitlines() if "pip install" in line)
     for page in (ROOT / "README.md", ROOT / "docs" / "getting-started.md"):
         for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in block.splitlines():
                 released = line.startswith("pip install bayesify ")
                 assert not line.startswith("pip install") or released or "-c constraints.txt" in line, line
+
+
+def pins(name):
+    """Versions that a file of constraints pins."""
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+
+
+def test_lowest_versions_are_those_that_the_project_allows():
+    project, lowest = PROJECT["project"], pins("constraints-lowest.txt")
+    extras = project["optional-dependencies"]
+    apart = ("dev", "dask", "ray", "rivals", "transformers", "lora", "botorch")  # not in the environment of the tests
+    asked = [*project["dependencies"], *(entry for name in extras if name not in apart for entry in extras[name])]
+    for requirement in map(Requirement, asked):
+        if requirement.name != "bayesify":
+            bound = next(one.version for one in requirement.specifier if one.operator == ">=")
+            assert Version(bound) == Version(lowest[requirement.name]), requirement.name
+
+
+def test_linters_have_one_version():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(re.findall(r"ruff==([\d.]+)", hooks)) == {pins("constraints.txt")["ruff"]}
+    assert pins("constraints.txt")["ruff"] == pins("constraints-lowest.txt")["ruff"]
+
+
+def test_every_extra_has_a_smoke_test():
+    from tools.smoke_checks import CHECKS
+
+    assert set(CHECKS) == set(PROJECT["project"]["optional-dependencies"]) - {"all", "dev"}
 
 
 def test_commands_in_the_documentation_exist():
@@ -88,7 +126,7 @@ def test_commands_in_the_documentation_exist():
 
 
 def test_links_between_files_lead_somewhere():
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
 

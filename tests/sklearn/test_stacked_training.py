@@ -157,7 +157,7 @@ def test_leverage_counts_the_fitted_parameters() -> None:
     np.testing.assert_allclose(
         start.evidence.leverage[:, 0].numpy(), hat, rtol=0.02
     )  # the prior is not infinitely wide
-    left = rows.y - design @ np.linalg.lstsq(design, rows.y)[0]
+    left = rows.y - design @ np.linalg.lstsq(design, rows.y, rcond=None)[0]
     assert isinstance(start.likelihood, Gaussian)
     assert float(start.likelihood.noise.detach()) == pytest.approx((left**2).sum() / (40 - 3), rel=0.02)
 
