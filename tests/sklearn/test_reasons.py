@@ -151,3 +151,12 @@ def test_targets_in_columns_have_contributions_each():
     np.testing.assert_allclose(found.typical_value + found.moves.sum(1), model.predict(x[:5]), rtol=1e-6)
     with pytest.raises(ValueError, match="2 targets"):
         found.told()
+
+
+def test_rows_of_a_frame_that_may_not_be_written_to_are_explained():
+    x = pandas.DataFrame(numbers(3), columns=list("abc"))
+    model = BayesianRegressor("point", hidden=(), epochs=1, random_state=0).fit(x, x["a"])
+    few = x[:2]
+    few.to_numpy().flags.writeable = False
+    assert model.explain(few).moves.shape == (2, 3)
+    assert model.unusual(few).shape == (2,)

@@ -79,7 +79,8 @@ class Neighbors:
 
     def scaled(self, inputs: np.ndarray) -> Tensor:
         """Inputs in the units of `rows`."""
-        return (torch.from_numpy(inputs).double() - self.center) / self.scale
+        copied = torch.tensor(inputs, dtype=torch.float64)  # A frame may own the array and forbid writing to it.
+        return (copied - self.center) / self.scale
 
     @property
     def _count(self) -> int:
