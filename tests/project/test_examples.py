@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+plt = pytest.importorskip("matplotlib.pyplot")
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -16,6 +18,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_example_runs(example, trainings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example)])
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))  # there is no display
+    plt.switch_backend("Agg")
     code = compile(example.read_text(), str(example), "exec", optimize=1 if trainings else 0)  # 1: no assertions
     with torch.random.fork_rng():
         exec(code, {"__name__": "__main__", **(trainings or {})})
