@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 MAX_FLOAT32 = 3.4e38
 """Largest magnitude that float32 holds; larger numbers become infinite."""
-FINITE = "a finite number, at most 3.4e38"
+FINITE_WORDS = "a finite number, at most 3.4e38"
 MAX_COUNT = 10**9
 """Largest allowed count of stored objects or of sequential steps."""
 
@@ -121,7 +121,7 @@ Taker = Callable[[Any], Any]
 T = TypeVar("T")
 _ROOMS = ("priors", "likelihoods", "subnetwork")
 """Packages that messages name, because other packages have classes or functions of the same name."""
-_MEANT = {
+_NAMES_ELSEWHERE = {
     "learning_rate": ("lr", "step_size"),
     "epochs": ("n_epochs", "num_epochs", "max_epochs"),
     "validation": ("val_loader", "valid_loader", "validation_loader", "validation_data"),
@@ -222,7 +222,8 @@ def _unknown(owner: str, name: str, names: set[str]) -> str:
     """Message for an unknown argument: the argument that the user probably meant, or all arguments."""
     close = difflib.get_close_matches(name, names, 1)
     meant = next(
-        (own for own, others in _MEANT.items() if name in others and own in names), close[0] if close else None
+        (own for own, others in _NAMES_ELSEWHERE.items() if name in others and own in names),
+        close[0] if close else None,
     )
     remedy = f"give {meant}=" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
     return f"{owner}: got an unexpected keyword argument {name!r}; {remedy}"
@@ -305,7 +306,7 @@ def _real(value: Any) -> Any:
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return _Refused("a number")
     if not -MAX_FLOAT32 <= float(value) <= MAX_FLOAT32:
-        return _Refused(FINITE)
+        return _Refused(FINITE_WORDS)
     return value
 
 
@@ -373,7 +374,7 @@ def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker |
     def take(value: Any) -> Any:
         taken = value if base is None else base(value)
         if isinstance(taken, _Refused):
-            number = value if taken.words == FINITE else None
+            number = value if taken.words == FINITE_WORDS else None
             words = ranges[0](number) if ranges else None
             return _Refused(words or taken.words, taken.kind_fits)
         for test in tests:

@@ -17,7 +17,7 @@ from bayesify.running.inputs_and_outputs import checked_inputs
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import below, prefixed
 
-LIMIT_R_HAT = 1.05
+MAX_R_HAT = 1.05
 """Chains have not converged to the same distribution if the R-hat of a function is larger."""
 
 
@@ -50,7 +50,7 @@ class Diagnostics:
     @property
     def passed(self) -> bool:
         """Whether the R-hat of every function is below 1.05."""
-        return self.r_hat < LIMIT_R_HAT
+        return self.r_hat < MAX_R_HAT
 
 
 @register_predictor

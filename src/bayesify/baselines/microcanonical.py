@@ -26,18 +26,18 @@ from bayesify.running.runner import Runner
 from bayesify.storage import tensor_files
 from bayesify.training.stack import ModelStack
 
-MINIMAL_NORM = 0.1931833275037836
+FIRST_TURN_SHARE = 0.1931833275037836
 """Share of the first turn in a step, which minimizes the energy error of a step (McLachlan 1995)."""
 MAX_ENERGY_ERROR = 1000.0
 """Energy error in nats above which a trajectory is discarded."""
-MOVING = ("position", "direction", "log_density", "gradient", "sums")
+MOVING_TENSORS = ("position", "direction", "log_density", "gradient", "sums")
 """Tensors of the chains that a trajectory changes."""
-ENERGY_ORDER = 6.0
+ENERGY_ERROR_POWER = 6.0
 """The squared energy error grows with this power of the step size."""
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
-FIRST_STEPS = 8
+INIT_TRAJECTORY_STEPS = 8
 """Mean number of steps of a trajectory before its length is tuned."""
-FIRST_STEP = 0.02
+INIT_STEP_SIZE = 0.02
 """Step size before tuning, in units of the square root of the number of weights."""
 
 
@@ -92,7 +92,7 @@ class Microcanonical:
             raise ValueError(
                 f"microcanonical: a network of {self.size} weight has no directions; give a network with at least 2 weights"
             )
-        self.step, self.length = FIRST_STEP * math.sqrt(self.size), math.sqrt(self.size)
+        self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = self._fresh_direction()
         self.log_density, self.gradient = self.slope(self.position)
         self.sums = scale.new_zeros(3, chains)  # trajectories, squared energy errors, acceptance probabilities
@@ -126,8 +126,8 @@ class Microcanonical:
 
     def _move(self) -> Tensor:
         """Move all chains by one step. Returns the energy errors, [C]."""
-        before, kinetic = self.log_density, self._turn(MINIMAL_NORM)
-        for share in (1 - 2 * MINIMAL_NORM, MINIMAL_NORM):
+        before, kinetic = self.log_density, self._turn(FIRST_TURN_SHARE)
+        for share in (1 - 2 * FIRST_TURN_SHARE, FIRST_TURN_SHARE):
             self.position = self.position + 0.5 * self.step * self.direction
             self.log_density, self.gradient = self.slope(self.position)
             kinetic = kinetic + self._turn(share)
@@ -199,8 +199,8 @@ class Microcanonical:
             logs, first, second = [], torch.zeros_like(self.position), torch.zeros_like(self.position)
             center = self.position.mean(0)
             for index in range(count):
-                error = self.advance(None if phase else FIRST_STEPS).clamp(max=100.0).mean().item()
-                change = math.log(aim / max(error, 1e-12)) / ENERGY_ORDER
+                error = self.advance(None if phase else INIT_TRAJECTORY_STEPS).clamp(max=100.0).mean().item()
+                change = math.log(aim / max(error, 1e-12)) / ENERGY_ERROR_POWER
                 self.step *= math.exp(min(max(change, -1.0), 1.0) / math.sqrt(1 + index / 4))
                 self.step = min(self.step, math.sqrt(self.size))
                 logs.append(math.log(self.step))
@@ -225,12 +225,12 @@ class Microcanonical:
     def state(self) -> dict[str, Tensor]:
         """Everything on which the next trajectory depends."""
         tuned = torch.tensor([self.step, self.length], dtype=torch.float64)
-        moving = {name: getattr(self, name) for name in MOVING}
+        moving = {name: getattr(self, name) for name in MOVING_TENSORS}
         return {**moving, "tuned": tuned, "generator": self.generator.get_state()}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
         """Inverse of `state`."""
-        for name in MOVING:
+        for name in MOVING_TENSORS:
             setattr(self, name, state[name].to(self.scale))
         self.step, self.length = state["tuned"].tolist()
         self.generator.set_state(state["generator"].cpu())

@@ -29,9 +29,9 @@ STABLE_RATE = 1.0
 
 At a rate of 1 the variance along the steepest direction is a third too large, and other directions are nearly exact. Smaller rates
 explore less in the same number of steps: `docs/truth.md` compares both with exact posteriors."""
-LEAST_RATE = 0.5
+MIN_RATE_SHARE = 0.5
 """Share of the learning rate at the end of a cycle. At a rate of 0 the chain would not move."""
-LEAST_CYCLE_STEPS = 10
+MIN_CYCLE_STEPS = 10
 """Smallest number of steps in a cycle; shorter runs have fewer cycles."""
 POWER_STEPS = 15
 """Steps of the power iteration for the largest curvature."""
@@ -72,7 +72,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
         """Take one step from the gradients of U / N."""
         for group in self.param_groups:
             place = group["step"] % group["cycle_steps"] / group["cycle_steps"]
-            rate = group["lr"] * (LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * place)))
+            rate = group["lr"] * (MIN_RATE_SHARE + (1 - MIN_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * place)))
             group["step"] += 1
             for value in group["params"]:
                 if value.grad is None:
@@ -139,7 +139,7 @@ def sghmc(
         with own_generators():
             first = parse_batch(next(iter(loader)), read_batch)
         learning_rate = STABLE_RATE / _largest_curvature(moving, first, groups, total)
-    cycle_steps = max(min(steps, LEAST_CYCLE_STEPS), math.ceil(steps / cycles))
+    cycle_steps = max(min(steps, MIN_CYCLE_STEPS), math.ceil(steps / cycles))
     keeping = _Keeping(values, num_draws, steps, cycle_steps, explore)
     chosen = (learning_rate, friction, total, cycle_steps, explore)
     fit(

@@ -50,11 +50,11 @@ MAX_LOSS_RISE = 10.0
 
 DEFAULT_RATE = 1e-2
 """Default learning rate of SGD, before `gentle_rate` lowers it."""
-RATE_STEP, MAX_TRIES = 4.0, 5
+RATE_DIVISOR, MAX_TRIES = 4.0, 5
 """Divisor of the default rate when the iterates predict worse than the network, and the number of rates to try."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
 """Allowed losses on training rows at the default rate: relative rise of the RMSE, nats per label, share of labels."""
-TRIAL_EXAMPLES, TRIAL_DRAWS = 1024, 8
+NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 """Number of training rows, and of draws, in the predictions that judge the default rate."""
 
 
@@ -246,7 +246,7 @@ class SWAG(Drawable):
             return
         batches = [batch.to(device) for batch in batches]
         noise = float(likelihood.noise)
-        found = self.predict(batches[0].x, TRIAL_DRAWS, generator=torch.Generator(device).manual_seed(0))
+        found = self.predict(batches[0].x, NUM_TRIAL_DRAWS, generator=torch.Generator(device).manual_seed(0))
         ratio = new_rows_ratio(self.mean_network(), batches, noise, num_data, self.output)
         assert isinstance(found, RegressionPredictive)
         likelihood.set_noise(max(noise, ratio * noise / (1 + float(found.epistemic.mean()) / noise)))
@@ -273,9 +273,9 @@ class SWAG(Drawable):
                     raise
             else:
                 assert read is not None
-                if self.count < 2 or tracking_layers(self.network) or self._keeps(network, read(TRIAL_EXAMPLES)):
+                if self.count < 2 or tracking_layers(self.network) or self._keeps(network, read(NUM_TRIAL_EXAMPLES)):
                     return
-            rate /= RATE_STEP
+            rate /= RATE_DIVISOR
             for part, state in zip(parts, given, strict=True):
                 part.load_state_dict(state)
             self.count, self.mean, self.squared_deviations, self.deviations = 0, {}, {}, {}
@@ -286,7 +286,7 @@ class SWAG(Drawable):
         """Whether predictions of training rows are about as good as those of the given network."""
         start, now, device = Totals(), Totals(), self._reference.device
         generator = torch.Generator(device).manual_seed(0)
-        draws = self.draw(TRIAL_DRAWS, generator=generator)
+        draws = self.draw(NUM_TRIAL_DRAWS, generator=generator)
         for batch in (batch.to(device) for batch in batches):
             start.add(predict_plain(network, batch.x, self.likelihood, self.output), batch)
             now.add(self.predict(batch.x, draws=draws), batch)

@@ -57,8 +57,8 @@ class Constant(FunctionPrior):
     """The same mean and variance at every input, independent between inputs and outputs (the paper's choice).
 
     Args:
-        mean: Mean: a number, or one per output.
-        variance: Variance: a number, or one per output.
+        mean: Mean of the function values: a number, or one per output.
+        variance: Variance of the function values: a number, or one per output.
 
     Raises:
         ValueError: If a variance is not positive, or a value is not finite.
@@ -110,7 +110,7 @@ class GaussianProcess(FunctionPrior):
 
     Args:
         kernel: Function from inputs [B, ...] and inputs [C, ...] to covariances [B, C], or [O, B, C] if outputs differ.
-        mean: Mean: a number, or a function from inputs [B, ...] to means [B] or [B, O].
+        mean: Mean of the process: a number, or a function from inputs [B, ...] to means [B] or [B, O].
 
     Raises:
         TypeError: If `kernel` cannot be called.

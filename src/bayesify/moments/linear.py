@@ -434,7 +434,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
 
 
 def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
-    """Response of normalized units z to a change of the units before: the change without its mean and its part along z, scaled."""
+    """Change of normalized units z for a change of their inputs: subtract its mean and its part along z, then scale."""
     change = change - change.mean(axes, keepdim=True)
     change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
     return change if weight is None else change * weight

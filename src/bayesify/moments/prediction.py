@@ -30,15 +30,15 @@ Weights = dict[str, tuple[Tensor, Tensor | None]]
 MAX_COST_RATIO = 0.3
 """If the covariance of the outputs costs more than this many passes of the plain network, an approximation is tried."""
 
-SMALL_COST = 2e5
+MIN_COST_BUDGET = 2e5
 """Number of products per example that the covariance may always cost."""
 
 MAX_CORRELATED_OUTPUTS = 64
 """Above this many outputs per example, outputs count as independent."""
 
 MAX_ESTIMATED_SHARE = 0.45
-"""Largest share of an output's variance that may depend on an estimated correlation between positions. Without this share, about
-1 / 1.35^2 of the variance is left."""
+"""Largest share of an output's variance that may depend on an estimated correlation between positions. The exact rest of 1 / 1.35^2
+keeps the standard deviation within a factor of 1.35."""
 
 NUM_COMPARED_ROWS, NUM_COMPARED_OUTPUTS = 8, 16
 """Number of examples and outputs for which an approximation is compared with the exact linear responses."""
@@ -183,7 +183,10 @@ class _Network:
         return value
 
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O], for a piece or for its halves."""
+        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O].
+
+        There is one result, or several if the batch has to be split.
+        """
         rows = batch_size(args, kwargs)
         try:
             found = self._run(args, kwargs)
@@ -262,7 +265,7 @@ class _Network:
 
 
 def _budget(value: Value) -> float:
-    return max(SMALL_COST * len(value.mean), MAX_COST_RATIO * plain_cost(value.node))
+    return max(MIN_COST_BUDGET * len(value.mean), MAX_COST_RATIO * plain_cost(value.node))
 
 
 def _rows(outputs: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ Sources = frozenset[tuple[int, int, int]]
 """Noise sources, each by the order of its node and a range of channels (first, end)."""
 
 EXACT, ESTIMATED, UNKNOWN = range(3)
-"""How well the variances of a value's units are known: exactly, except for correlation between channels; estimated, from an average
-correlation between positions; or not at all, because a value is combined with itself."""
+"""How well the variances of a value's units are known. EXACT ignores only correlation between channels. ESTIMATED uses an average
+correlation between positions. UNKNOWN means that a value was combined with itself."""
 
 
 class NoRule(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-NEXT = "next"
+NEXT_FOLDER = "next"
 """Name, after a dot, of the subfolder whose files take precedence over files of the same names in its parent."""
 MAX_ATTEMPTS = 200
 """Number of attempts of a writer or reader while other processes write to the same folder."""
@@ -82,8 +82,8 @@ def write_together(folder: Path) -> Iterator[Path]:
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder / NEXT)
-    draft = _temporary(folder / NEXT)
+    remove_leftovers(folder / NEXT_FOLDER)
+    draft = _temporary(folder / NEXT_FOLDER)
     try:
         draft.mkdir()
         yield draft
@@ -107,17 +107,17 @@ def _decide(draft: Path, folder: Path) -> None:
     for attempt in range(MAX_ATTEMPTS):
         try:
             _move_up(folder)
-            os.rename(draft, folder / f".{NEXT}")
+            os.rename(draft, folder / f".{NEXT_FOLDER}")
             return
         except OSError:
-            if attempt == MAX_ATTEMPTS - 1 or not (folder / f".{NEXT}").is_dir():
+            if attempt == MAX_ATTEMPTS - 1 or not (folder / f".{NEXT_FOLDER}").is_dir():
                 raise
             time.sleep(0.001 * attempt)  # another writer was faster
 
 
 def _move_up(folder: Path) -> None:
     """Move all files of `.next` to their places; several processes may do so at the same time."""
-    decided = folder / f".{NEXT}"
+    decided = folder / f".{NEXT_FOLDER}"
     with suppress(FileNotFoundError):
         for name in os.listdir(decided):
             with suppress(FileNotFoundError):  # moved by another process
@@ -154,7 +154,7 @@ def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ..
     """The path of each file, and numbers that change when the file is replaced."""
     found: list[tuple[Path, tuple[int, ...]]] = []
     for name in names:
-        for path in (folder / f".{NEXT}" / name, folder / name):
+        for path in (folder / f".{NEXT_FOLDER}" / name, folder / name):
             with suppress(OSError):
                 about = path.stat()
                 found.append((path, (about.st_ino, about.st_mtime_ns, about.st_size)))
