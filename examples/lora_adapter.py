@@ -2,11 +2,11 @@
 # # A Bayesian LoRA adapter
 #
 # A low-rank adapter that is trained on few examples is too sure of new ones.
-# `bayesianize_lora` puts a posterior over the adapter's matrices A and B and leaves the
-# base model alone. It finds them by their names, `lora_A` and `lora_B`, so it works with
-# adapters of [peft](https://huggingface.co/docs/peft) and with your own. The adapter of
-# this notebook is its own, and the base model is a small transformer that reads
-# scikit-learn's digits row by row: nothing has to be downloaded.
+# `bayesianize_lora` puts a posterior over the adapter's matrices A and B and leaves
+# the base model alone. It finds the matrices by their names, `lora_A` and `lora_B`, so
+# it works with adapters of [peft](https://huggingface.co/docs/peft) and with your own.
+# This notebook defines its own adapter. Its base model is a small transformer that
+# reads scikit-learn's digits row by row, so nothing has to be downloaded.
 
 # %%
 import torch
@@ -98,8 +98,9 @@ bayesify.fit(plain, train, epochs=60, learning_rate=1e-2, kl_weight=0.0, **optio
 # %% [markdown]
 # ## A posterior over the adapter
 #
-# The posterior starts at the trained adapter. `kl_weight` below 1 is usual for adapters,
-# which have more weights than few examples can determine; choose it by held-out NLL.
+# The posterior starts at the trained adapter. A `kl_weight` below 1 is usual for
+# adapters, which have more weights than few examples can determine. Choose it by
+# the NLL of held-out examples.
 
 # %%
 bnn = bayesianize_lora(plain.mean_network(), "inducing")
@@ -116,7 +117,8 @@ assert nll["Bayesian adapter"] < nll["plain adapter"]
 # %% [markdown]
 # ## Confidence against accuracy
 #
-# On the dashed line, a prediction is right as often as it says. Below it, it is too sure.
+# On the dashed line, a prediction is right as often as it says. Below the line, a
+# prediction is too sure.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.5, 4))

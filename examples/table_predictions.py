@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Intervals for a table
 #
-# The diabetes data of scikit-learn: 442 patients, ten measurements, and the progression
-# of the disease after a year. `BayesianRegressor` takes the data frame as it is, chooses
-# a distribution for the target and calibrates its intervals on rows that it holds out.
+# The diabetes data of scikit-learn hold ten measurements of 442 patients, and the
+# progression of the disease after a year. `BayesianRegressor` takes the data frame as
+# it is, chooses a distribution for the target and calibrates its intervals on rows
+# that it holds out.
 
 # %%
 import numpy as np
@@ -59,8 +60,8 @@ for row in range(2):
 # %% [markdown]
 # ## Rows unlike the training rows
 #
-# Somebody entered the body mass index of a patient in the wrong unit. `unusual` flags the
-# row before anybody relies on its interval.
+# Suppose that somebody entered the body mass index in the wrong unit. `unusual` flags
+# the rows before anybody relies on their intervals.
 
 # %%
 wrong = test[:2].assign(bmi=test["bmi"][:2] * 100)
