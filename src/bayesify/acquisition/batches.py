@@ -62,6 +62,11 @@ def batch_bald(
         raise TypeError(
             f"batch_bald: {type(likelihood).__name__} is not a likelihood of classes; use Categorical or Bernoulli"
         )
+    return _greedy(_log_probs_of_one_label(predictive, size), size, num_configurations, generator)
+
+
+def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> Tensor:
+    """Log-probabilities [S, N, C] of examples with one label each."""
     log_probs = predictive.draw_log_probs
     if log_probs.ndim == 4 and log_probs.shape[2] == 1:
         log_probs = log_probs.squeeze(2)
@@ -78,7 +83,7 @@ def batch_bald(
         raise ValueError(
             f"batch_bald: size={size}, but there are {log_probs.shape[1]} examples; give at least {size} examples"
         )
-    return _greedy(log_probs, size, num_configurations, generator)
+    return log_probs
 
 
 def _greedy(
