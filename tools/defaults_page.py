@@ -266,7 +266,7 @@ def kinds(found: dict[tuple[str, str], Row]) -> str:
 
 
 def links() -> str:
-    """Last-layer Laplace beside laplace-torch's: means over the suite's seeds and over later ones, and the worst seed of each."""
+    """Last-layer Laplace next to laplace-torch's: means over the suite's seeds and over later ones, and the worst seed of each."""
     figures = json.loads((RESULTS / "laplace_links.json").read_text())["figures"]
     lines = []
     head = ["NLL", "the network", "ours, default", "1,000 draws of the same posterior", "laplace-torch's default"]

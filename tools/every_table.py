@@ -1,4 +1,4 @@
-"""papers/tables.json and docs/experiments/every-table.md: what the five papers published, with our numbers beside theirs.
+"""papers/tables.json and docs/experiments/every-table.md: what the five papers published, with our numbers next to theirs.
 
 python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims, the papers' published.toml and papers/results
 """
@@ -405,7 +405,7 @@ def page(content: Mapping[str, list[Cell]]) -> str:
 
 
 def _contents() -> str:
-    """Links to the experiments, since the page has no menus beside it; a heading that comes again has a number in its address."""
+    """Links to the experiments, because the page has no menus; a heading that comes again has a number in its address."""
     lines, seen = [], Counter[str]()
     for paper, title in PAPERS.items():
         links = []

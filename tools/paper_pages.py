@@ -115,7 +115,7 @@ def _cifar10(content: dict[str, Any]) -> str:
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
         "One seed; MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy; severity 5 is the mean over the six "
-        "corruptions at their strongest; several systems trained beside each other."
+        "corruptions at their strongest; several systems trained at the same time."
     )
 
 
@@ -238,7 +238,7 @@ def _function_space(content: dict[str, Any]) -> str:
         [str(count), *(number(100 * mean[key], 1) for key in ("auroc_mutual_information", "auroc_entropy", "accuracy"))]
         for count, mean in sorted(points.items())
     ]
-    made = f"{_source(content)}{table(header, rows)}\n\nSeconds of training, of all seeds together, beside other work."
+    made = f"{_source(content)}{table(header, rows)}\n\nSeconds are those of training all seeds, next to other work."
     if len(by_points) <= 1:
         return made
     return f"{made}\n\nBy the number of context inputs in a step (context notMNIST):\n\n" + table(
@@ -264,7 +264,7 @@ def _function_space_toy(content: dict[str, Any]) -> str:
 
 
 def _corrupted_cifar(content: dict[str, Any]) -> str:
-    """Means over corruptions by level, 0 for the test images as they are, beside the paper's."""
+    """Means over corruptions by level, 0 for the test images as they are, next to the paper's."""
     titles, theirs = published("subnetwork")["titles"], published("subnetwork")["cifar10"]
     rows, within, both = [], [0, 0], [0, 0]  # one-sided and two-sided, without and with corruptions
     for score, key in (("LL", "nll"), ("error", "accuracy"), ("ECE", "ece"), ("Brier score", "brier")):
@@ -283,8 +283,9 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
             rows.append([score, titles[system], *cells, f"{seconds:.0f}"])
     header = ["", "system", *(f"level {level}" for level in range(6)), "seconds"]
     return (
-        f"{_source(content)}{table(header, rows)}\n\nSeconds of training, selection and fitting, beside other work. No worse "
-        f"than the paper by more than its spread: {within[0]} of {len(rows)} at level 0, {within[1]} of {5 * len(rows)} above it. "
+        f"{_source(content)}{table(header, rows)}\n\nSeconds are those of training, selection and fitting, next to other work. "
+        f"No worse than the paper by more than its spread: {within[0]} of {len(rows)} at level 0, "
+        f"{within[1]} of {5 * len(rows)} above it. "
         f"Within its spread to either side: {both[0]} of {len(rows)} and {both[1]} of {5 * len(rows)}."
     )
 

@@ -72,7 +72,7 @@ def _ablation(folder: Path) -> tuple[list[dict[str, Any]], str]:
     content = read(folder / "ablation.json")
     rows: list[dict[str, Any]] = content["rows"]
     seeds = max(row.get("seeds", 1) for row in rows)
-    cut = f", cut after {len(rows)} of 17 trainings" if len(rows) < 17 else ""
+    cut = f", cut after {len(rows)} of 17 training runs" if len(rows) < 17 else ""
     epochs = content["settings"]["epochs"]
     return rows, f"Fashion-MNIST, {content['num_train']:,} training images, {epochs} epochs, seeds: {seeds}{cut}"
 

@@ -47,7 +47,7 @@ def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
         own.setdefault(row["system"], []).append(row["rmse"])
     means = {key: {system: statistics.fmean(values) for system, values in own.items()} for key, own in groups.items()}
     whole = {key: own for key, own in means.items() if len(own) == 3}
-    return whole, f"after {len(rows)} of the command's {NUM_TRAININGS} trainings"
+    return whole, f"after {len(rows)} of the command's {NUM_TRAININGS} training runs"
 
 
 def transform_on_cpu(folder: Path) -> Verdict:
