@@ -155,7 +155,7 @@ def test_scores_of_classes():
 def test_finished_runs_are_not_run_again_and_collections_add_up(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     frame = pandas.DataFrame(
-        {"x": generator.normal(size=60), "text": ["a", "b", None] * 20, "t": generator.normal(size=60)}
+        {"x": generator.normal(size=60), "text": ["a", "b", np.nan] * 20, "t": generator.normal(size=60)}
     )
     frame["when"] = pandas.date_range("2020-01-01", periods=60)
     monkeypatch.setitem(sources.READERS, "here", lambda item: (frame, []))

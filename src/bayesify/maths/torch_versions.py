@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -29,3 +30,16 @@ def cpu_float32_precisions() -> list[str]:
     if not hasattr(backends, "fp32_precision"):
         return ["ieee" if torch.get_float32_matmul_precision() == "highest" else torch.get_float32_matmul_precision()]
     return [value.fp32_precision for value in (backends, backends.mkldnn.matmul, backends.mkldnn.conv)]
+
+
+def structure_key(structure: Any) -> Hashable:
+    """A structure of `tree_flatten` as part of a dictionary's key.
+
+    Structures contain lists in torch 2.6 and cannot be hashed there; the text of the structure stands for it.
+    """
+    try:
+        hash(structure)
+    except TypeError:
+        return str(structure)
+    found: Hashable = structure
+    return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from bayesify.maths.torch_versions import structure_key
 from bayesify.maths.value_checks import deferred_checks
 from bayesify.predictor import Batch, Phase
 from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_stream, watch_waits
@@ -70,7 +71,8 @@ class CapturedSteps:
             self._run(phase, batch.to(device))
             return
         tensors = [leaf for leaf in leaves if leaf is not None]
-        key = (phase, type(batch), tree, *((leaf.shape, leaf.dtype) if leaf is not None else None for leaf in leaves))
+        kinds = ((leaf.shape, leaf.dtype) if leaf is not None else None for leaf in leaves)
+        key = (phase, type(batch), structure_key(tree), *kinds)
         captured = self._captures.find(key, None, lambda: self._capture(phase, batch))
         self.reason = self._captures.reason
         if captured is not None:
