@@ -163,10 +163,11 @@ def install() -> str:
 def pages() -> dict[Path, str]:
     """Each page as it should be, by its path."""
     made = {}
-    for path, prefix in ((ROOT / "README.md", "docs/"), (ROOT / "docs" / "index.md", "")):
-        text = path.read_text()
-        text = replaced(text, START.format("numbers"), END, numbers(prefix))
-        made[path] = replaced(text, START.format("install"), END, install())
+    for name, prefix in (("README.md", "docs/"), ("docs/index.md", ""), ("docs/getting-started.md", "")):
+        text = replaced((ROOT / name).read_text(), START.format("install"), END, install())
+        if START.format("numbers") in text:
+            text = replaced(text, START.format("numbers"), END, numbers(prefix))
+        made[ROOT / name] = text
     return made
 
 

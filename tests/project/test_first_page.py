@@ -1,5 +1,6 @@
 """The README and the site's front page show what was measured, and their figure can be made again."""
 
+import importlib.util
 import tomllib
 
 import pytest
@@ -31,6 +32,17 @@ def test_one_switch_decides_how_to_install(on_pypi, monkeypatch):
     monkeypatch.setattr(tomllib, "loads", lambda text: project)
     assert ("pip install bayesify " in first_page.install()) == on_pypi
     assert ("constraints.txt" in first_page.install()) != on_pypi
+
+
+def test_links_of_the_readme_work_on_pypi():
+    spec = importlib.util.spec_from_file_location("hatch_build", first_page.ROOT / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = "![A picture](docs/one.png) [a page](docs/two.md) [the web](https://two.example) [here](#cite)"
+    shown = hook.absolute(text, "https://code.example")
+    assert "![A picture](https://code.example/raw/main/docs/one.png)" in shown
+    assert "[a page](https://code.example/blob/main/docs/two.md)" in shown
+    assert shown.endswith("[the web](https://two.example) [here](#cite)")
 
 
 def test_addresses_of_the_site_come_from_the_project():
