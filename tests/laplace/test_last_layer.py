@@ -491,3 +491,36 @@ def test_few_passes_come_before_the_data_and_none_before_a_prediction() -> None:
     sizes.clear()
     laplace.predict(x)
     assert sizes == [40]
+
+
+@pytest.mark.parametrize(("covariance", "passes"), [("kronecker", 1), ("diagonal", 1), ("full", 2)])
+def test_fit_runs_the_network_once_per_batch(covariance: Any, passes: int) -> None:
+    """Beside three runs over at most six examples: to find the layer, to measure it, and to compare its rule with autograd.
+
+    A full covariance of classes predicts the training rows again to settle the prior precision.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batches = [(torch.randn(10, 4), torch.randint(3, (10,))) for _ in range(5)]
+    seen: list[int] = []
+    laplace = bayesify.Laplace(net, likelihoods.Categorical(), subset="last_layer", covariance=covariance)
+    with counted_rows(nn.Tanh, seen):
+        laplace.fit(batches)
+    assert [rows for rows in seen if rows == 10] == [10] * 5 * passes
+    assert len([rows for rows in seen if rows < 10]) <= 3
+    seen.clear()
+    with counted_rows(nn.Tanh, seen):
+        laplace.predict(batches[0][0])
+    assert seen == [10]
+
+
+@contextmanager
+def counted_rows(layer: type[nn.Module], seen: list[int]) -> Iterator[None]:
+    """Append the number of examples of every call of a type of layers, in copies of the network too."""
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: seen.append(len(args[0])) if isinstance(module, layer) else None
+    )
+    try:
+        yield
+    finally:
+        handle.remove()

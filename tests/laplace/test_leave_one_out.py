@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import Laplace, likelihoods
-from bayesify.laplace.leave_one_out import LeftOutRows, LinearModel
+from bayesify.laplace.leave_one_out import LeftOutRows, LinearModel, leave_out, nearest_good
 
 N, D = 40, 6
 
@@ -146,3 +146,45 @@ def test_outputs_of_any_shape_and_a_perfect_network(shape: tuple[int, ...]) -> N
     for y in (exact + 0.1 * torch.randn(50, *shape), exact):
         found = Laplace(net, likelihoods.Gaussian()).fit([(x[:30], y[:30]), (x[30:], y[30:])]).predict(x)
         assert bool(torch.isfinite(found.variance).all() and (found.variance > 0).all())
+
+
+def test_outputs_of_left_out_rows_are_exact_for_a_linear_model_with_gaussian_noise() -> None:
+    x, y = linear_problem()
+    noise, factor = 0.3, 2.0
+    weights = ridge(x, y, noise * factor)
+    precision = x.T @ x / noise + factor * torch.eye(D, dtype=torch.float64)
+    spread = (x @ torch.linalg.inv(precision) * x).sum(1).reshape(N, 1, 1)
+    law = likelihoods.Gaussian(noise=noise, learn=False).double()
+    (mean, variance), *others = leave_out(law, (x @ weights)[:, None], y[:, None], [spread, spread])
+    assert not others
+    for row in range(N):
+        kept = torch.arange(N) != row
+        own = x[kept].T @ x[kept] / noise + factor * torch.eye(D, dtype=torch.float64)
+        expected = x[row] @ ridge(x[kept], y[kept], noise * factor), x[row] @ torch.linalg.solve(own, x[row])
+        # 1 - h is not below 1e-4 of itself, by which both are off.
+        torch.testing.assert_close(mean[row, 0], expected[0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(variance[row, 0, 0], expected[1], rtol=1e-3, atol=0.0)
+
+
+def test_the_nearest_factor_among_the_good_ones() -> None:
+    assert nearest_good([0.1, 1.0, 10.0], [-5.0, -4.0, -3.5], 8.0) == 10.0
+    assert nearest_good([0.1, 1.0, 10.0], [-5.0, -4.0, -9.0], 8.0) == 1.0
+    assert nearest_good([0.1, 1.0, 10.0], [-1.0, -4.0, -9.0], 8.0) == 0.1
+
+
+def test_a_classifier_that_memorized_its_rows_becomes_less_sure_and_better() -> None:
+    """Labels are random for a third of the rows, and the network is trained to fit most of them."""
+    torch.manual_seed(0)
+    x = torch.randn(1200, 4)
+    y = torch.where(torch.rand(1200) < 0.33, torch.randint(2, (1200,)), (x[:, 0] > 0).long())
+    net = nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 2))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(400):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[:200]), y[:200]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        plain = -net(x[200:]).log_softmax(1).gather(1, y[200:, None]).mean()
+    laplace = Laplace(net, likelihoods.Categorical()).fit([(x[:200], y[:200])])
+    found = -laplace.predict(x[200:]).log_prob(y[200:]).mean()
+    assert float(found) < 0.6 * float(plain)

@@ -90,7 +90,7 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
         given = isinstance(output, Tensor) and args and isinstance(args[0], Tensor)
         seen.append((args[0], output, _version(args[0]), _version(output)) if given else None)
 
-    with ExitStack() as stack, torch.inference_mode(False):
+    with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
         own = stack.enter_context(runner.alone())
         stack.callback(own.module(rule.module).register_forward_hook(watch).remove)
         outputs = call(own)

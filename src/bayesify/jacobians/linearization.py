@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -23,7 +24,7 @@ from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.maths.gamma import as_float
 from bayesify.running.inputs_and_outputs import batch_size, explain_shape_errors, select_output, split_rows, spread_rows
 from bayesify.running.kernels import full_float32, twice_differentiable
-from bayesify.running.memory import PROBED_ROWS, CountBytes, count_activation_bytes
+from bayesify.running.memory import CountBytes, count_activation_bytes
 from bayesify.running.runner import FILTERS, Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 
@@ -121,6 +122,14 @@ class Jacobians:
         """The same of the network in evaluation mode."""
         return Jacobians(self.runner.evaluating(), self.names, output=self.output)
 
+    @contextmanager
+    def held(self) -> Iterator[Jacobians]:
+        """The same over one private copy of the network for several passes, each of which would otherwise make its own."""
+        with self.runner.alone() as alone:
+            held = copy.copy(self)
+            held.runner = alone
+            yield held
+
     def at(
         self,
         args: tuple[Any, ...],
@@ -157,7 +166,7 @@ class Jacobians:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
 
-    def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Uses:
+    def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: Tensor | None = None) -> Uses:
         """The rules that hold for a layer whose outputs are the network's, of which one order of the examples is enough to see.
 
         A network that puts its examples in order ends in numbers of its own, which are not those of the layer.
@@ -166,7 +175,7 @@ class Jacobians:
         if several not in self._certified and several not in self._ending:
             few = spread_rows(args, kwargs, NUM_WITNESSES)
             with full_float32() if torch.cuda.is_available() else nullcontext():
-                self._ending[several] = self._agreeing(self._candidates, *few, {})
+                self._ending[several] = self._agreeing(self._candidates, *few, {}, alone)
         return self._certified[several] if several in self._certified else self._ending[several]
 
     def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
@@ -178,7 +187,10 @@ class Jacobians:
         """
         if not self._may_end:
             return None
-        uses = self._known_end(args, kwargs)
+        return self._features_by(self._known_end(args, kwargs), args, kwargs)
+
+    def _features_by(self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
+        """`features` by some rules, `None` if they are not those of one layer."""
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
@@ -191,19 +203,22 @@ class Jacobians:
         if not self._may_end:
             return None
         if key not in self._feature_costs:
-            few_args, few_kwargs = next(split_rows(args, kwargs, PROBED_ROWS))
-            self._known_end(args, kwargs)
-            with CountBytes() as counter:
-                found = self.features(few_args, few_kwargs)
-            if found is None:
+            # One pass measures the cost and shows what the first witness of `_agreeing` gives without the others.
+            first = next(split_rows(*spread_rows(args, kwargs, NUM_WITNESSES), 1))
+            with full_float32() if torch.cuda.is_available() else nullcontext(), CountBytes() as counter:
+                found = self._features_by(self._candidates, *first)
+            if found is None or self._features_end(self._known_end(args, kwargs, found.outputs)):
                 self._may_end = False
                 return None
-            rows = len(found.outputs)
             # Without derivatives most activations are freed at once.
-            peak = max(4 * counter.largest, counter.bytes // 12) / rows
+            peak = float(max(4 * counter.largest, counter.bytes // 12))
             sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
             self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
         return self._feature_costs[key]
+
+    def _features_end(self, uses: Uses) -> bool:
+        """Whether a rule did not hold, so that the features of the candidates are not enough."""
+        return uses.keys() != self._candidates.keys()
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Outputs of a batch: [B, ...]."""
@@ -327,9 +342,17 @@ class Jacobians:
             return self._agreeing(uses, args, kwargs, values)
 
     def _agreeing(
-        self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]
+        self,
+        uses: Uses,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: Mapping[str, Tensor],
+        alone: Tensor | None = None,
     ) -> Uses:
-        """Those of some rules that agree with automatic differentiation on examples of which only the first half counts."""
+        """Those of some rules that agree with automatic differentiation on examples of which only the first half counts.
+
+        `alone` is the output of the first example without the others, where it is known.
+        """
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
         call = self._call({**fixed, **weights}, args, kwargs)
@@ -339,7 +362,10 @@ class Jacobians:
         count = passed.outputs.shape[0]
         half = (count + 1) // 2
         vector[half:] = 0
-        self._check_apart(passed.outputs.detach(), fixed, args, kwargs)
+        if alone is None:
+            with torch.no_grad():
+                alone = self._call(fixed, *next(split_rows(args, kwargs, 1)))(self.runner)
+        _check_apart(passed.outputs.detach(), alone)
         pulled, exact = passed.pull_with(vector, list(weights.values()))
         truth = dict(zip(weights, exact, strict=True))
         del passed
@@ -376,18 +402,15 @@ class Jacobians:
                     )
         return kept
 
-    @torch.no_grad()
-    def _check_apart(
-        self, outputs: Tensor, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        """The first of some examples alone must have the output that it has beside the others."""
-        alone = self._call(values, *next(split_rows(args, kwargs, 1)))(self.runner)
-        tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
-        if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
-            raise ValueError(
-                "the network's output for one example depends on the other examples of the batch, or is random; use a network "
-                "whose examples do not mix, without active dropout, with the batch on the first axis of every input"
-            )
+
+def _check_apart(outputs: Tensor, alone: Tensor) -> None:
+    """Raise `ValueError` unless the first of some examples has the same output alone as together with the others."""
+    tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
+    if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
+        raise ValueError(
+            "the network's output for one example depends on the other examples of the batch, or is random; use a network "
+            "whose examples do not mix, without active dropout, with the batch on the first axis of every input"
+        )
 
 
 class Linearization:

@@ -104,22 +104,28 @@ class DataTerm:
     total_weight: float = 0.0
     squared_error: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._waiting: Tensor | None = None
+
     def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
-        """Count one piece."""
+        """Count one piece. Its sums stay on the device until `sum_over_processes`, so that the host does not wait for it."""
         log_prob = likelihood.log_prob(outputs.detach(), batch.y, has_draws=False).double()
         weights = batch.weights.to(log_prob) if batch.weights is not None else torch.ones_like(log_prob)
-        self.log_likelihood += float((weights * log_prob).sum())
-        self.num_data += len(batch)
-        self.total_weight += float(weights.sum())
+        sums = [(weights * log_prob).sum(), weights.sum()]
         if likelihood.name == "gaussian":
             residual = outputs.detach().double().reshape(len(batch), -1) - batch.y.double().reshape(len(batch), -1)
-            self.squared_error += float((weights * residual.square().sum(-1)).sum())
+            sums.append((weights * residual.square().sum(-1)).sum())
+        found = torch.stack(sums)
+        self._waiting = found if self._waiting is None else self._waiting + found
+        self.num_data += len(batch)
 
     def sum_over_processes(self) -> None:
-        """Add up what the processes found."""
-        found = [self.log_likelihood, self.num_data, self.total_weight, self.squared_error]
-        total = sum_over_processes(torch.tensor(found, dtype=torch.float64)).tolist()
-        self.log_likelihood, self.num_data, self.total_weight, self.squared_error = total[0], int(total[1]), *total[2:]
+        """Add up the pieces, and what the processes found."""
+        waiting = [] if self._waiting is None else self._waiting.tolist()
+        sums = [float(self.num_data), *waiting, *[0.0] * (3 - len(waiting))]
+        total = sum_over_processes(torch.tensor(sums, dtype=torch.float64)).tolist()
+        self.num_data, self._waiting = int(total[0]), None
+        self.log_likelihood, self.total_weight, self.squared_error = total[1:]
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -181,13 +187,14 @@ class Pieces:
             FeaturesEnd: If the network ends in another way in some batch, here or in another process.
         """
         data, ended = DataTerm(), False
-        for piece, (args, kwargs) in self.read(data, self._feature_rows):
-            found = self.jacobians.features(args, kwargs)
-            ended = found is None
-            if found is None:
-                break
-            data.add(self.loss.likelihood, found.outputs, piece)
-            yield found, piece
+        with self.jacobians.held() as jacobians:
+            for piece, (args, kwargs) in self.read(data, self._feature_rows):
+                found = jacobians.features(args, kwargs)
+                ended = found is None
+                if found is None:
+                    break
+                data.add(self.loss.likelihood, found.outputs, piece)
+                yield found, piece
         if float(sum_over_processes(torch.tensor(float(ended)))):
             raise FeaturesEnd
         self.close(data)

@@ -47,7 +47,7 @@ from bayesify.laplace.curvature import (
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
-from bayesify.laplace.leave_one_out import LeftOutRows, LinearModel
+from bayesify.laplace.leave_one_out import NUM_LEFT_OUT_ROWS, LeftOutRows, LinearModel, leave_out, nearest_good
 from bayesify.laplace.linearized import (
     MAX_EXACT_OUTPUTS,
     MAX_QUIET_PASSES,
@@ -319,16 +319,8 @@ class Laplace(Drawable):
 
     def _leave_rows_out(self, loader: Iterable[Any], read_batch: BatchReader | None, default: bool) -> None:
         """Choose the noise, and the factor on a default precision, by training rows that are left out; see `LeftOutRows`."""
-        subset, posterior = self.fitted()
-        assert isinstance(posterior, FullCovariance)
         noise = float(self._shared_noise("Laplace").noise.detach())
-        mean = posterior.prior * subset.take(self.values).to(self.dtype)
-        model = LinearModel(
-            noise * posterior.spectrum().double(),
-            posterior.in_eigenbasis(mean).double(),
-            posterior.in_eigenbasis(self._residual_gradient(loader, read_batch)).double(),
-            self.data.squared_error,
-        )
+        model = self._linear_model(loader, read_batch, noise, self.data.squared_error)
         training, ratio = model.training_penalty()
         rows = LeftOutRows(model.penalties())
         factors = [penalty / noise for penalty in (training, *rows.penalties)]
@@ -347,8 +339,8 @@ class Laplace(Drawable):
         self.set_noise(max(found, MIN_RELATIVE_NOISE * noise))
         self.set_prior_factor(factor)
 
-    def _residual_gradient(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
-        r"""$\sum_n J_n^\top (y_n - f_n)$ over the chosen weights, in a pass over the data: [S]."""
+    def _score(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
+        """Gradient of the log-likelihood by the chosen weights, in a pass over the data: [S]."""
         subset, _ = self.fitted()
         given = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         total = torch.zeros(subset.size, dtype=torch.float64, device=self.device)
@@ -358,15 +350,30 @@ class Laplace(Drawable):
                 continue
             with torch.enable_grad():
                 outputs = select_output(self._runner.call(given, *checked_inputs(batch.x)), self.output)
-            residuals = match_targets(batch.y, outputs.detach()).to(outputs) - outputs.detach()
-            counts = batch.counts.to(residuals).reshape(-1, *[1] * (residuals.ndim - 1))
-            found = torch.autograd.grad(outputs, list(given.values()), counts * residuals, allow_unused=True)
+                log_prob = self.likelihood.log_prob(outputs, batch.y, has_draws=False)
+                found = torch.autograd.grad(
+                    batch.counts.to(log_prob) @ log_prob, list(given.values()), allow_unused=True
+                )
             gradients = {
                 name: torch.zeros_like(value) if own is None else own
                 for (name, value), own in zip(given.items(), found, strict=True)
             }
             total += subset.take(gradients)
         return sum_over_processes(total).to(self.dtype)
+
+    def _linear_model(
+        self, loader: Iterable[Any], read_batch: BatchReader | None, noise: float, loss: float
+    ) -> LinearModel:
+        """The linearized network whose squared error, in units of the noise, is twice its negative log-likelihood."""
+        subset, posterior = self.fitted()
+        assert isinstance(posterior, FullCovariance)
+        mean = posterior.prior * subset.take(self.values).to(self.dtype)
+        return LinearModel(
+            noise * posterior.spectrum().double(),
+            posterior.in_eigenbasis(mean).double(),
+            noise * posterior.in_eigenbasis(self._score(loader, read_batch)).double(),
+            loss,
+        )
 
     def _widen_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """Add to the noise of one layer what the other layers' weights have learned by heart; see `held_out_ratio`.
@@ -398,6 +405,7 @@ class Laplace(Drawable):
             self.remarks += (self._sampling_remark(),)
         elif default:
             self._settle_precision(loader, read_batch)
+            self._leave_labels_out(loader, read_batch)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
         """Raise `ValueError` for what only draws take, or do not take."""
@@ -446,7 +454,7 @@ class Laplace(Drawable):
                 self.likelihood.load_state_dict(below("likelihood", kept))
             elif prior is None:
                 self._find_draws_factor(equations, loader, read_batch)
-            common = {key: getattr(equations, key) for key in ("factor", "noise_ratio")} | {"data": vars(self.data)}
+            common = {key: getattr(equations, key) for key in ("factor", "noise_ratio")} | {"data": asdict(self.data)}
             tensors = prefixed(curvature=found, likelihood=self.likelihood.state_dict())
             keep = None if file is None else lambda more, own: file.write(common | more, tensors | own)
             solver = DrawSolver(equations, sampling, keep)
@@ -803,6 +811,35 @@ class Laplace(Drawable):
             if bearable:
                 break
         self.set_prior_factor(bearable[0] if bearable else factors[-1])
+
+    def _leave_labels_out(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+        """Move the settled precision of all weights, for classes, if training rows are then predicted better when left out.
+
+        Training rows alone do not show that a network is too sure of new rows. With their own effect on the network taken out
+        (`leave_out`), they do.
+        """
+        subset, posterior = self.fitted()
+        fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
+        if self.likelihood.task != "classification" or not fits or not posterior.diagonalize():
+            return
+        batches = [batch.to(self.device).weighed() for batch in first_batches(loader, NUM_LEFT_OUT_ROWS, read_batch)]
+        batches = [batch for batch in cut(batches, NUM_LEFT_OUT_ROWS) if len(batch)]
+        model = self._linear_model(loader, read_batch, 1.0, -2 * self.data.log_likelihood)
+        factors = [*precisions.SETTLING_FACTORS[::2], *precisions.WIDE_FACTORS[1:]]
+        totals = torch.zeros(len(factors), dtype=torch.float64)
+        network, seed = self._linearized(), draw_seed(torch.Generator().manual_seed(0), 2**31)
+        for batch in batches:
+            start = 0
+            for outputs, found in network.gaussians(batch.x, self.memory, [model.training_penalty()[0], *factors]):
+                if outputs.ndim != 2:
+                    return
+                part = batch.rows(slice(start, start + len(outputs)))
+                start += len(outputs)
+                spreads = [one.dense() if isinstance(one, Spread) else one for one in found]
+                for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
+                    made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True)
+                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
+        self.set_prior_factor(nearest_good(factors, sum_over_processes(totals).tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
         """By how much predictions of training rows are less sure than the network under factors on the precision, in nats."""
@@ -1208,7 +1245,7 @@ class Laplace(Drawable):
             "temperature": self.temperature,
             "prior_precision": self.base_precision,
             "factor": posterior.factor,
-            "data": vars(self.data),
+            "data": asdict(self.data),
             "outputs_per_example": self.outputs_per_example,
             "weights": list(self.weights),
         }

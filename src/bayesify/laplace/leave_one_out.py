@@ -8,10 +8,13 @@ A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from bayesify.likelihoods import Likelihood
 
 MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
 """Range of penalties, relative to the largest eigenvalue. Below it, eigenvalues of a float32 curvature are rounding errors."""
@@ -19,6 +22,10 @@ MAX_DENSITY_LOSS = 2.0
 """Nats, summed over rows, by which the chosen factor may be worse than the best one. The default stays where it is this good."""
 MIN_LEFT_SHARE = 1e-4
 """Smallest 1 - h of a row, a few times the rounding error of h in float32."""
+
+
+NUM_LEFT_OUT_ROWS = 1000
+"""Training rows of a classifier that are left out, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +152,42 @@ class LeftOutRows:
         low, high = logs[right - 1], logs[right]
         share = -low / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
         return float(torch.lerp(noises[right - 1].log(), noises[right].log(), share).exp())
+
+
+def leave_out(
+    likelihood: Likelihood, outputs: Tensor, y: Tensor, spreads: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    r"""Means and covariances of outputs as if each row had been left out, to first order.
+
+    Let g be the gradient of the row's log-likelihood by its outputs, H its Fisher matrix, and C the covariance of the outputs under
+    the posterior of all rows. Without the row, outputs change by $-C (I - H C)^{-1} g$ and have the covariance
+    $C (I - H C)^{-1}$. Both are exact for a linear model with Gaussian noise.
+
+    Args:
+        likelihood: p(y | outputs).
+        outputs: [B, O].
+        y: Targets, [B, ...].
+        spreads: Covariances [B, O, O]. The first one is under the penalty of the training and gives the change of the outputs.
+
+    Yields:
+        [B, O] and [B, O, O] for each covariance but the first.
+    """
+    with torch.enable_grad():
+        leaf = outputs.detach().double().requires_grad_()
+        score = torch.autograd.grad(likelihood.log_prob(leaf, y, has_draws=False).sum(), leaf)[0]
+    fisher = likelihood.fisher(outputs.detach().double())
+    eye = (1 + MIN_LEFT_SHARE) * torch.eye(outputs.shape[1], dtype=torch.float64, device=outputs.device)
+
+    def without(spread: Tensor) -> Tensor:
+        return torch.linalg.solve(eye - spread.double() @ fisher, spread.double())  # (I - C H)^-1 C
+
+    mean = outputs.double() - (without(spreads[0]) @ score.unsqueeze(-1)).squeeze(-1)
+    for spread in spreads[1:]:
+        found = without(spread)
+        yield mean.to(outputs), (0.5 * (found + found.mT)).to(outputs)
+
+
+def nearest_good(factors: Sequence[float], densities: Sequence[float], default: float) -> float:
+    """The factor nearest to a default among those within `MAX_DENSITY_LOSS` of the largest density."""
+    good = [factor for factor, own in zip(factors, densities, strict=True) if own >= max(densities) - MAX_DENSITY_LOSS]
+    return min(good, key=lambda factor: abs(math.log(factor / default)))
