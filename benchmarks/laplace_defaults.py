@@ -1,10 +1,11 @@
-"""Which link and which prior precision serve a trained classifier untuned: Laplace in its forms beside the plain network.
+"""Links and default prior precisions of Laplace on trained classifiers, without tuning, compared with the plain network.
 
     python -m benchmarks.laplace_defaults --data FOLDER [--device cuda] [--seeds 3] [--workers 4]
 
-Networks are trained by Adam on Fashion-MNIST (the folder holds `fashion_mnist.npz` and `mnist.npz`, whose digits are the
-strangers) and on scikit-learn's digits (strangers: noise). `mc_1000` is the expectation over 1,000 independent joint draws of the
-outputs, which the links stand for; `marginal_probit` is the extended probit with the logits' own variances.
+Networks are trained by Adam on Fashion-MNIST and on scikit-learn's digits. The folder holds `fashion_mnist.npz` and `mnist.npz`.
+Out-of-distribution inputs are the digits of MNIST, and noise for scikit-learn's digits. `mc_1000` is the expectation over 1,000
+independent joint draws of the outputs, which the links approximate. `marginal_probit` is the extended probit with the logits' own
+variances.
 """
 
 import math
@@ -26,7 +27,7 @@ from .timing import record
 
 LINKS = ("mc", "probit", "bridge")
 Data = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Training inputs and labels, test inputs and labels, inputs of strangers."""
+"""Training inputs and labels, test inputs and labels, out-of-distribution inputs."""
 
 
 def fashion(folder: Path, count: int) -> Data:
@@ -106,7 +107,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, seed: int) -> nn.Mo
 
 
 def scores(inside: Any, outside: Any, y: Tensor) -> dict[str, float]:
-    """Of predictions on test data and on strangers."""
+    """Scores of predictions on test data and on out-of-distribution inputs."""
     found = metrics.evaluate(inside, y)
     chosen = {key: found[key] for key in ("accuracy", "nll", "ece")}
     chosen["auroc_entropy"] = metrics.ood(inside, outside)["auroc_entropy"]
@@ -140,10 +141,10 @@ def measure(name: str, folder: Path, seed: int, device: str) -> dict[str, Any]:
     make, load, epochs = NETWORKS[name]
     torch.manual_seed(seed)
     net = make().to(device)
-    x, y, x_test, y_test, strangers = (part.to(device) for part in load(folder))
+    x, y, x_test, y_test, x_outside = (part.to(device) for part in load(folder))
     train(net, x, y, epochs, seed)
     with torch.no_grad():
-        plain = [Categorical().predictive(Outputs(kept=net(rows).unsqueeze(0))) for rows in (x_test, strangers)]
+        plain = [Categorical().predictive(Outputs(kept=net(rows).unsqueeze(0))) for rows in (x_test, x_outside)]
     found: dict[str, Any] = {"network": scores(plain[0], plain[1], y_test)}
     loader = list(zip(x.split(250), y.split(250), strict=True))
     for form, options in FORMS.items():
@@ -151,7 +152,7 @@ def measure(name: str, folder: Path, seed: int, device: str) -> dict[str, Any]:
             laplace = Laplace(net, likelihoods.Categorical(), memory="8GiB", **options, **_precision(prior, net)).fit(
                 loader
             )
-            inside, outside = moments(laplace, x_test), moments(laplace, strangers)
+            inside, outside = moments(laplace, x_test), moments(laplace, x_outside)
             cell = {
                 link: scores(
                     *(Categorical().closed_form(OutputGaussian(*part, seed=0), link) for part in (inside, outside)),

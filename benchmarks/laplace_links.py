@@ -1,14 +1,15 @@
-"""Last-layer Laplace with default arguments beside laplace-torch's on the same trained networks: negative log-likelihoods.
+"""Negative log-likelihoods of last-layer Laplace with default arguments and of laplace-torch on the same trained networks.
 
     python -m benchmarks.laplace_links [--networks digits_cnn cnn] [--seeds 0 1 2] [--workers 4] [--limit 300] [--folder ...]
 
-Each network and seed is a file in `--folder`; after `--limit` seconds none is begun, and those that there are count. It
-needs laplace-torch (`make bench-peers` makes an environment with it). Theirs is fitted over the last layer with a full covariance,
-with its default prior precision, with the one that its evidence chooses, and with ours, and predicts by each of its links;
-`their_best` is the lowest of all of these on the test images of one seed, which nobody could have chosen without them. For a
-network it is that of the link and precision with the lowest mean over seeds. `mc_of_the_same` is the mean over 1,000
-draws of our own posterior's outputs, which the default stands for. Networks are those of `benchmarks.defaults`, from its folder.
-The default was chosen on other networks, with seeds 0 to 2 seen under the one before; seeds 3 to 5 were run once, after it.
+Each network and seed is a file in `--folder`. After `--limit` seconds no new cell starts, and the results cover the finished cells.
+The benchmark needs laplace-torch (`make bench-peers` makes an environment with it). laplace-torch is fitted over the last layer
+with a full covariance and three prior precisions: its default, the choice of its evidence, and ours. It predicts by each of its
+links. `their_best` is the lowest of these scores on the test images of one seed, a choice that needs the test images. For a
+network it is the score of the link and precision with the lowest mean over seeds. `mc_of_the_same` is the mean over 1,000 draws of
+our own posterior's outputs, which the default approximates. The networks come from `benchmarks.defaults` and its folder. The
+default was chosen on other networks. Seeds 0 to 2 had been seen under the former default; seeds 3 to 5 were run once, after the
+choice.
 """
 
 import time
@@ -29,7 +30,7 @@ from .runs import Row, cell, many, parser
 from .timing import record, rounded
 
 NUM_ROWS = 5000
-"""Test images, at most."""
+"""Largest number of test images."""
 LINKS = ("mc", "probit", "bridge", "bridge_norm")
 
 
@@ -65,12 +66,12 @@ def measure(name: str, seed: int, folder: Path) -> Row:
 
 
 def stored(name: str, seed: int, folder: Path, end: float) -> Row | None:
-    """`measure`, from its file if there is one."""
+    """Result of `measure`, from its file if there is one."""
     return cell(folder / f"{name}-{seed}-links.json", lambda: measure(name, seed, folder), end)
 
 
 def compared(row: dict[str, float]) -> dict[str, float]:
-    """A row with the differences that are asked for."""
+    """A row with its differences."""
     best = min(value for key, value in row.items() if key.startswith("laplace-torch"))
     less = {"ours_less_their_best": row["ours"] - best, "ours_less_mc_of_the_same": row["ours"] - row["mc_of_the_same"]}
     return {**row, "their_best": best, **{key: round(value, 5) for key, value in less.items()}}

@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def best(*calls: Callable[[], Any]) -> list[float]:
-    """Least seconds of each call, on a CPU those of this process alone; rounds alternate between them."""
+    """Smallest time of each call in seconds; rounds alternate between the calls. On a CPU it is the time of this process."""
     timer = time.perf_counter if torch.cuda.is_available() else time.process_time
     for call in calls:
         call()
@@ -30,13 +30,13 @@ def best(*calls: Callable[[], Any]) -> list[float]:
 
 
 def decomposition(laplace: bayesify.Laplace) -> Callable[[], Any]:
-    """The eigendecompositions that `fit` computes of its factors."""
+    """A function that computes the eigendecompositions of `fit`."""
     subset, posterior = laplace.fitted()
     return lambda: from_curvature("kronecker", subset, posterior.tensors(), posterior.prior).diagonalize()
 
 
 def theirs(net: nn.Module, batches: list[tuple[Tensor, Tensor]], x: Tensor) -> dict[str, float] | str:
-    """Seconds of laplace-torch, or why it has none."""
+    """Seconds of laplace-torch, or the reason why it did not run."""
     try:
         from laplace import Laplace
     except ImportError as error:
@@ -72,7 +72,9 @@ def measure(net: nn.Module, batches: list[tuple[Tensor, Tensor]], x: Tensor, cov
         return bayesify.Laplace(net, likelihoods.Categorical(), subset="last_layer", covariance=covariance)  # type: ignore[arg-type]
 
     laplace = make().fit(batches)
-    fresh = [make() for _ in range(ROUNDS + 1)]  # each fit is the first of its object, which copied the network before
+    fresh = [
+        make() for _ in range(ROUNDS + 1)
+    ]  # each fit is the first call of its object; the network was copied before
     over_data, one, fitting, predicting = best(
         lambda: [net(images) for images, _ in batches],
         lambda: net(x),

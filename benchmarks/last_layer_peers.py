@@ -1,9 +1,10 @@
-"""Last-layer Laplace with many classes next to laplace-torch: seconds, memory, and what it says where it does not run.
+"""Last-layer Laplace with many classes, compared with laplace-torch: seconds, memory, and its error where it does not run.
 
 python -m benchmarks.last_layer_peers --site FOLDER    # FOLDER: laplace-torch by `pip install --target`, if it is not installed
 
-Each cell is a process of its own with a limit of memory and of time: ResNet-18 of width 16, images of 32 x 32, 64 to fit and 32 to
-predict, by default calls (laplace-torch: linearized predictions with the probit link). Seconds are CPU time on one thread.
+Each cell is a process of its own with a limit of memory and of time. The network is a ResNet-18 of width 16 on images of 32 x 32,
+64 to fit and 32 to predict. Calls have default arguments (laplace-torch: linearized predictions with the probit link). Seconds are
+CPU time on one thread.
 """
 
 import json
@@ -25,7 +26,7 @@ NUM_FITTED, NUM_PREDICTED = 64, 32
 
 
 def work(library: str, structure: Any, classes: int) -> Row:
-    """Seconds of the process for fitting and predicting, and the peak of its memory."""
+    """CPU seconds for fitting and predicting, and the peak memory of the process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     net = models.resnet18("cifar", classes, width=16).eval()
@@ -46,18 +47,18 @@ def work(library: str, structure: Any, classes: int) -> Row:
         name = {"kronecker": "kron", "diagonal": "diag"}[structure]
         theirs = Theirs(net, "classification", subset_of_weights="last_layer", hessian_structure=name)
         found["fit_s"] = clock(lambda: theirs.fit(loader), time.process_time)
-        print(json.dumps(found), flush=True)  # stays if predicting fails
+        print(json.dumps(found), flush=True)  # kept if predicting fails
         found["predict_s"] = clock(lambda: theirs(few, pred_type="glm", link_approx="probit"), time.process_time)
     return found | {"added_gib": peak() - before}
 
 
 def peak() -> float:
-    """GiB that the process has held at most."""
+    """Peak memory of the process in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def run(library: str, structure: str, classes: int, options: Any) -> Row:
-    """A cell in a process of its own; what it said where it ended in an error."""
+    """Run a cell in a process of its own, and keep its error message if it fails."""
     command = [
         sys.executable,
         "-W",

@@ -1,13 +1,13 @@
 """Sampled linearized Laplace over all weights, next to last layer, Kronecker factors and a subnetwork.
 
 python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on CIFAR-10, which BAYESIFY_DATA names
-python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, made images: seconds and memory
+python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, synthetic images: seconds and memory
 python -m benchmarks.sampled_laplace --out DIR --small           # all of it in a small setting on a CPU
 
 `--weights FILE` takes the network from a file of `torch.save`. `--seconds` is the time of the minibatch steps.
 
-DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, whose deterministic network of the seed is taken; without it
-the network is trained. A run that was stopped goes on with the same command. Results are written when all cells of DIR are there.
+DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, which gives the deterministic network of the seed. Without it
+the network is trained. An interrupted run continues with the same command. Results are written when all cells of DIR are there.
 """
 
 import json

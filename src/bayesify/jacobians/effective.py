@@ -1,4 +1,4 @@
-"""How much of its training rows a network has learned by heart: the effective number of its weights."""
+"""How much of its training rows a network has memorized: the effective number of its weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, group_layers
 
 MAX_NUMBERS, MIN_NUMBERS = 1024, 32
-"""Outputs of examples whose kernel is taken, and how few say nothing."""
+"""Largest number of scalar outputs in the kernel, and the smallest number that gives an estimate."""
 MAX_ENTRIES = 2**25
-"""Entries of their Jacobian at most, 128 MiB."""
+"""Largest number of entries in the Jacobian of these outputs, 128 MiB."""
 ROWS_AT_ONCE = 64
 LEARNED_SHARE = 0.9
-"""Share of the effective weights that counts: a training that ends before the optimum has learned less by heart than its evidence
-says. It fits best what test rows of six trained networks (three regressions, two seeds) had."""
+"""Share of the effective weights that counts. A training run that ends before the optimum has memorized less than its evidence
+says. This share fits the test errors of six trained networks best (three regressions, two seeds)."""
 
 
 @torch.no_grad()
@@ -34,25 +34,25 @@ def held_out_ratio(
     num_data: float,
     output: str | int | None = None,
 ) -> float:
-    r"""By how much the mean squared error of new rows exceeds that of training rows, for a network trained on N rows of O numbers.
+    r"""Ratio of the mean squared error on new rows to the error on training rows, for a network trained on N rows of O outputs.
 
     $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
 
-    J are the derivatives of outputs by all weights, D the mean squares of the layers' weights, so that no unit matters, and
-    $\alpha$ and the noise $\sigma^2$ MacKay's fixed point (1992). With fewer rows than N in K each stands for several, and
-    $\gamma$ is too small. On three regressions of 1,000 rows (2,901 to 28,945 weights) it was 1.06, 1.7 to 1.9 and 2.4,
-    and test rows had 1.03, 1.6 to 2.1 and 2.4 to 2.5 times the error of training rows.
+    J are the derivatives of the outputs by all weights. D are the mean squares of the layers' weights, so that units do not matter.
+    $\alpha$ and the noise $\sigma^2$ are MacKay's fixed point (1992). If K has fewer rows than N, each row counts several times,
+    and $\gamma$ is too small. On three regressions of 1,000 rows (2,901 to 28,945 weights) the ratio was 1.06, 1.7 to 1.9 and 2.4.
+    Test rows had 1.03, 1.6 to 2.1 and 2.4 to 2.5 times the error of training rows.
 
     Args:
         runner: The network, in evaluation mode.
-        weights: Its trainable weights by name.
-        inputs: Inputs of training rows, batch by batch, of which the first are read.
+        weights: Trainable weights of the network by name.
+        inputs: Inputs of training rows, batch by batch. Only the first ones are read.
         residual: Mean squared error of the training rows.
-        num_data: N.
-        output: Which of several outputs.
+        num_data: Number N of training rows.
+        output: Name or index of the output, if there are several.
 
     Returns:
-        The ratio; 1 where there are too few rows, or weights for them.
+        The ratio; 1 if there are too few rows, or so many weights that only too few rows fit into memory.
     """
     size = sum(weight.numel for weight in weights.values())
     values = {name: runner.network.get_parameter(name).detach() for name in weights}
@@ -85,6 +85,6 @@ def held_out_ratio(
 
 
 def _root_mean_square(parts: Iterable[Weight], values: Mapping[str, Tensor]) -> float:
-    """Of the weights of a layer together."""
+    """Root mean square of all weights of a layer."""
     own = torch.cat([values[part.name].double().flatten() for part in parts])
     return float(own.square().mean().sqrt())

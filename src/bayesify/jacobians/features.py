@@ -1,4 +1,4 @@
-"""The inputs of the linear map that a network ends with, which are all that derivatives by its weights need."""
+"""Inputs of the linear map at the end of a network. Derivatives by its weights need nothing else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Features:
     r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs a.
 
     Args:
-        outputs: The network's outputs, [B, ...]: T K numbers for each example.
+        outputs: Outputs of the network, [B, ...], with T K numbers for each example.
         inputs: a, [B, T, d_in], in float32 at least.
-        channels: K, rows of W.
-        place: Flat index in an example's outputs of each position and row of W, [T K]; `None`: they are in this order.
+        channels: Number K of rows of W.
+        place: Flat index in an example's outputs of each position and row of W, [T K]; `None` if they are in this order.
     """
 
     outputs: Tensor
@@ -33,17 +33,17 @@ class Features:
     place: Tensor | None
 
     def of(self, layer: Layer) -> Tensor:
-        """Inputs with a column of ones in place of a bias: [B, T, D], in the order of the columns of `[W b]`."""
+        """Inputs with a column of ones for the bias: [B, T, D], in the order of the columns of `[W b]`."""
         return with_ones(self.inputs, layer)
 
     def at_positions(self, values: Tensor) -> Tensor:
-        """Numbers in the shape of the outputs, [B, ...], by position and row of W: [B, T, K]."""
+        """Values in the shape of the outputs, [B, ...], rearranged by position and row of W: [B, T, K]."""
         flat = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
         flat = flat if self.place is None else flat[:, self.place.to(flat.device)]
         return flat.reshape(len(values), -1, self.channels)
 
     def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
-        """Numbers by position and row of W on each of the last `dims` axes, [..., T K], as the outputs have them."""
+        """Values by position and row of W on each of the last `dims` axes, [..., T K], rearranged to the order of the outputs."""
         if self.place is None:
             return values
         order = self.place.argsort().to(values.device)
@@ -52,13 +52,13 @@ class Features:
         return values
 
     def class_order(self, axis: int) -> Tensor | None:
-        """The position of the layer behind each position of the outputs, where the rows of W are the classes: [T].
+        """Position of the layer for each position of the outputs, if the rows of W are the classes: [T].
 
         Args:
             axis: Axis of the outputs that holds the classes, counted from the end.
 
         Returns:
-            The order; `None` if classes are not the rows of W, each in its place.
+            The order; `None` if the classes are not the rows of W in their order.
         """
         shape = self.outputs.shape
         wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]
@@ -72,17 +72,17 @@ class Features:
 
 @torch.no_grad()
 def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) -> Features | None:
-    """Run a network once, without derivatives, and keep what its last layer saw.
+    """Run a network once, without derivatives, and keep the inputs of its last layer.
 
-    The network's outputs must be the layer's own numbers: the same memory, seen in any order of axes, and unchanged since.
+    The network's outputs must be the layer's outputs: the same memory, in any order of axes, without a later change in place.
 
     Args:
         runner: The network.
-        call: Runs it and returns the outputs; it gets a runner that is alone.
-        rule: The rule of the layer.
+        call: Function that runs the network through a private runner and returns the outputs.
+        rule: Rule of the layer.
 
     Returns:
-        The features; `None` if the layer was called more or less than once, not with all examples, or is not the network's end.
+        The features; `None` if the layer was not called exactly once with all examples, or is not the end of the network.
     """
     seen: list[tuple[Tensor, Tensor, int, int] | None] = []
 
@@ -110,12 +110,12 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; one made in inference mode cannot be, outside of it."""
+    """Number of in-place changes of a tensor. A tensor made in inference mode cannot be changed outside of it, and has 0."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _same_numbers(made: Tensor, outputs: Tensor) -> bool:
-    """Whether two tensors lie in the same memory as numbers of one type, example by example."""
+    """Whether two tensors of one type share their memory, example by example."""
     if made.dtype != outputs.dtype or made.numel() != outputs.numel() or outputs.is_conj() or outputs.is_neg():
         return False
     if made.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr():
@@ -132,9 +132,9 @@ def _places(
     offset: int,
     channel_axis: int,
 ) -> Tensor | None:
-    """Flat index among an example's outputs of each number that the layer made, channels last: [T K].
+    """Flat index among an example's outputs of each number that the layer returned, channels last: [T K].
 
-    `None` if the outputs are not the layer's numbers, each of them once.
+    `None` if the outputs are not exactly the numbers of the layer, each once.
     """
     own = _addresses(made, made_stride).movedim(channel_axis if channel_axis < 0 else channel_axis - 1, -1).flatten()
     seen, order = (_addresses(outputs, stride) + offset).flatten().sort()
@@ -145,7 +145,7 @@ def _places(
 
 
 def _addresses(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """Where the entries of a tensor lie in its memory, from its first one: [*shape]."""
+    """Memory offsets of the entries of a tensor from its first entry: [*shape]."""
     found = torch.zeros(shape, dtype=torch.long)
     for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
         found += (torch.arange(size) * step).reshape(-1, *[1] * (len(shape) - axis - 1))

@@ -1,4 +1,4 @@
-"""Gradients by any weight, example by example, for layers without a rule of their own."""
+"""Gradients by any weight, example by example, for layers without a rule."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ def example_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of `sum(vectors[k, b] * f(x_b))` by weights, for each k and b, by running one example at a time: [K, B, *shape].
 
-    `vmap` runs them together where it can; recurrent cells, packed sequences and what it refuses run in a loop.
+    `vmap` runs the examples together where it can. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
+    loop.
 
     Args:
         runner: The network.
         values: The weights by first name.
         args: Positional inputs of B examples.
         kwargs: Keyword inputs.
-        vectors: [K, B, ...].
-        output: Which of several outputs.
+        vectors: K vectors in the shape of the outputs, [K, B, ...].
+        output: Name or index of the output, if there are several.
     """
 
     def run(weights: dict[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:

@@ -29,10 +29,11 @@ from bayesify.running.runner import FILTERS, Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 
 RULE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
-"""How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
+"""Largest difference between a layer's rule and automatic differentiation, relative to the largest entry. It allows for
+rounding."""
 
 Uses = dict[str, list[Use]]
-"""The rules of weights, one per name of a weight, by first name."""
+"""Rules of weights by first name, one rule per name of a weight."""
 
 Found = TypeVar("Found")
 
@@ -119,12 +120,12 @@ class Jacobians:
         check_deterministic(self.runner.network, evaluate=self.runner.evaluate)
 
     def evaluating(self) -> Jacobians:
-        """The same of the network in evaluation mode."""
+        """Jacobians of the network in evaluation mode."""
         return Jacobians(self.runner.evaluating(), self.names, output=self.output)
 
     @contextmanager
     def held(self) -> Iterator[Jacobians]:
-        """The same over one private copy of the network for several passes, each of which would otherwise make its own."""
+        """The same Jacobians over one private copy of the network. Without it, each pass makes its own copy."""
         with self.runner.alone() as alone:
             held = copy.copy(self)
             held.runner = alone
@@ -143,7 +144,7 @@ class Jacobians:
         Args:
             args: Positional inputs of B examples.
             kwargs: Keyword inputs.
-            values: Weights by name where the network's own are not to be used.
+            values: Weights by name that replace the network's own.
             differentiable: Whether results can be differentiated by `values`.
 
         Raises:
@@ -156,20 +157,22 @@ class Jacobians:
             partial = passed.partial()
             if not partial:
                 return Linearization(self, uses, passed, given, args, kwargs)
-            # A layer that saw only some of these examples: which ones, its rule cannot know.
+            # A layer saw only some of these examples, and its rule cannot know which.
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
-        """The rules that hold, found out by the first batch of one example and by the first of several."""
-        several = batch_size(args, kwargs) > 1  # one example shows nothing of order and mixing
+        """The rules that hold, found with the first batch of one example and the first batch of several."""
+        several = (
+            batch_size(args, kwargs) > 1
+        )  # one example does not show whether the network reorders or mixes examples
         if several not in self._certified:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
 
     def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: Tensor | None = None) -> Uses:
-        """The rules that hold for a layer whose outputs are the network's, of which one order of the examples is enough to see.
+        """The rules that hold for a layer whose outputs are the network's. They are compared in one order of the examples only.
 
-        A network that puts its examples in order ends in numbers of its own, which are not those of the layer.
+        A second order would reveal a network that sorts its examples, but the outputs of such a network are not those of the layer.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -179,11 +182,11 @@ class Jacobians:
         return self._certified[several] if several in self._certified else self._ending[several]
 
     def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
-        """One plain pass of the network over a batch, where all derivatives follow from the inputs of its last layer.
+        """Features of a batch by one plain pass, if all derivatives follow from the inputs of the network's last layer.
 
         Returns:
-            The features; `None` if the weights are not those of one linear map or convolution, it is called more than once, its
-            weights are used elsewhere too, or something is computed from its outputs.
+            The features. `None` if the weights do not belong to one linear map or convolution, the layer is called more than once,
+            its weights are also used elsewhere, or something is computed from its outputs.
         """
         if not self._may_end:
             return None
@@ -198,7 +201,7 @@ class Jacobians:
         return None
 
     def feature_cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeatureCost | None:
-        """What an example takes in a pass for its `features`, measured once for inputs of a shape; `None` if it has none."""
+        """Cost of an example in a pass for `features`, measured once per shape of the inputs; `None` if there are no features."""
         key = _shapes(args, kwargs)
         if not self._may_end:
             return None
@@ -210,7 +213,7 @@ class Jacobians:
             if found is None or self._features_end(self._known_end(args, kwargs, found.outputs)):
                 self._may_end = False
                 return None
-            # Without derivatives most activations are freed at once.
+            # Without derivatives, most activations are freed immediately.
             peak = float(max(4 * counter.largest, counter.bytes // 12))
             sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
             self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
@@ -275,7 +278,7 @@ class Jacobians:
         return {name: self.value(name, {}).detach() for name in self.names}
 
     def _together(self, what: str, run: Callable[[], Found]) -> Found | None:
-        """What a function that calls `vmap` finds; `None` where `vmap` refuses the network or would loop inside."""
+        """Result of a function that calls `vmap`; `None` if `vmap` refuses the network or would loop inside."""
         vmaps = self.runner.decisions().vmaps
         if what in vmaps.refused:
             return None
@@ -288,7 +291,7 @@ class Jacobians:
             return None
 
     def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cost:
-        """What an example takes; measured once for inputs of a shape."""
+        """Cost of an example, measured once per shape of the inputs."""
         key = _shapes(args, kwargs)
         if key not in self._costs:
             with explain_shape_errors(args, kwargs):
@@ -310,7 +313,7 @@ class Jacobians:
         return call
 
     def _plain_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Runner], Tensor]:
-        """As `_call`, with the network's own kernels."""
+        """Same as `_call`, but with the network's own kernels."""
 
         def call(runner: Runner) -> Tensor:
             with explain_shape_errors(args, kwargs):
@@ -319,14 +322,14 @@ class Jacobians:
         return call
 
     def value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """A weight's value: the one given, else the network's own."""
+        """Value of a weight: the given one, otherwise the network's own."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
     def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
         """The rules that agree with automatic differentiation on some examples, in two orders.
 
-        They come from all over the batch, in another order: a row of zeros says little. A network that sorts its examples
-        does not show on sorted ones, and no order is sorted both forwards and backwards.
+        The examples are spread over the batch, because a row of zeros shows little. A network that sorts its examples cannot be
+        detected on sorted ones, so they are also compared in reverse order.
         """
         args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
         count = batch_size(args, kwargs)
@@ -349,9 +352,9 @@ class Jacobians:
         values: Mapping[str, Tensor],
         alone: Tensor | None = None,
     ) -> Uses:
-        """Those of some rules that agree with automatic differentiation on examples of which only the first half counts.
+        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of them.
 
-        `alone` is the output of the first example without the others, where it is known.
+        `alone` is the output of the first example without the others, if it is known.
         """
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
@@ -431,16 +434,16 @@ class Linearization:
 
     @property
     def general(self) -> tuple[str, ...]:
-        """Weights that are differentiated example by example, for want of a rule."""
+        """Weights without a rule, which are differentiated example by example."""
         return tuple(name for name in self._jacobians.names if name not in self._uses)
 
     @property
     def direct(self) -> bool:
-        """Whether vectors reach all chosen weights without a pass backwards: those of the layer that the network ends with."""
+        """Whether the chosen weights belong to the network's last layer, so that vectors reach them without a backward pass."""
         return self._passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:
-        """The rules that give a weight's derivatives, one per name of it; none if it has to be done in general."""
+        """Rules for a weight's derivatives, one per name of the weight; empty if the weight has no rule."""
         return self._uses.get(name, ())
 
     def pull(self, vectors: Tensor) -> Gradients:

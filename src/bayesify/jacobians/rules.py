@@ -1,4 +1,4 @@
-"""Derivatives of one layer's weights from what went in and the gradient that comes back, example by example."""
+"""Derivatives by one layer's weights from its inputs and the gradients at its outputs, example by example."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from bayesify.maths.gamma import as_float
 from bayesify.weights.catalog import Layer
 
 MAX_GATHERED_PRODUCTS = 2**24
-"""Products that gathering chosen entries holds at a time."""
+"""Largest number of products that are held at a time while chosen entries are gathered."""
 
 DENSE_PRODUCT_SPEEDUP = 16
-"""How much cheaper one product inside a matrix multiplication is than one that is gathered, roughly."""
+"""Approximate cost of a gathered product relative to a product inside a matrix multiplication."""
 
 
 class Rule(ABC):
     """How the outputs of one kind of layer depend on its weights.
 
     One application of the layer to a batch of B examples has inputs `kept` and K gradients `g` of the layer's outputs,
-    [K, B, ...]. A rule turns them into gradients by the weight, for each of the K vectors and each example apart.
+    [K, B, ...]. A rule turns them into gradients by the weight, separately for each of the K vectors and each example.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
     has_factors = False
     """Whether the layer is one linear map, possibly applied at several positions."""
     channel_axis = -1
-    """Axis of the layer's outputs that the rows of its weight are on."""
+    """Axis of the layer's outputs that corresponds to the rows of its weight."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """What the derivative needs of the layer's inputs, [B, ...]."""
+        """The part of the layer's inputs that the derivative needs, [B, ...]."""
         return inputs
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Rule(ABC):
         return None
 
     def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
-        """What a linear map sees at each of the T positions of its outputs [B, ...]: [B, T, d_in]."""
+        """Inputs of a linear map at each of the T positions of its outputs [B, ...]: [B, T, d_in]."""
         return kept
 
 
@@ -105,7 +105,7 @@ class ConvRule(Rule):
         self.has_factors = module.groups == 1 and not module.transposed
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """Padded inputs: [B, C, ...]; those of a transposed convolution as they are."""
+        """Padded inputs, [B, C, ...]; inputs of a transposed convolution are not padded."""
         module = self.module
         if inputs.ndim != len(module.kernel_size) + 2:
             raise ValueError("a convolution of one example without a batch")
@@ -170,7 +170,7 @@ class ConvRule(Rule):
 
 
 class TransposedConvRule(ConvRule):
-    """A transposed convolution: the gradient is what the windows move over, and the input what weights them."""
+    """A transposed convolution: windows move over the gradient, and the inputs weight them."""
 
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -208,7 +208,7 @@ class TransposedConvRule(ConvRule):
 
 
 class LookupRule(Rule):
-    """The row of an embedding table that was looked up gets the gradient; the padding row gets none."""
+    """An embedding table: each looked-up row gets the gradient, except the padding row."""
 
     kinds = (nn.Embedding,)
 
@@ -276,7 +276,7 @@ RULES: tuple[type[Rule], ...] = (LinearRule, ConvRule, TransposedConvRule, Looku
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of a layer, `None` where there is none."""
+    """The rule of a layer; `None` if there is none."""
     for rule in RULES:
         if isinstance(module, rule.kinds):
             return rule(module)
@@ -305,7 +305,7 @@ def fold_product(g: Tensor, a: Tensor) -> Tensor:
 
 
 def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """`sum_t g[k, b, rows[n], t] a[b, cols[n], t]`: [K, B, n], by gathering or by one dense product, whichever is less."""
+    """`sum_t g[k, b, rows[n], t] a[b, cols[n], t]`: [K, B, n], by gathering or by one dense product, whichever is cheaper."""
     some_rows, row_place = rows.unique(return_inverse=True)
     some_cols, col_place = cols.unique(return_inverse=True)
     if len(some_rows) * len(some_cols) <= DENSE_PRODUCT_SPEEDUP * len(rows):

@@ -1,4 +1,4 @@
-"""Layers through which many vectors are pulled back, and whose gradients can be differentiated again, at the price of a pass.
+"""Layers with fast backward passes for many vectors, whose gradients can be differentiated again.
 
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
 a GPU. Here the gradient by the input is itself a transposed convolution, whose derivatives have fast kernels, or on a CPU one with
@@ -20,14 +20,14 @@ DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
 class Pulling:
-    """Whether gradients are being pulled back to layers, in which case those by weights are not needed."""
+    """Flag that is set while gradients are pulled back to layers. Gradients by weights are then not needed."""
 
     def __init__(self) -> None:
         self.on = False
 
     @contextmanager
     def now(self) -> Iterator[None]:
-        """While gradients are pulled back."""
+        """Set the flag while gradients are pulled back."""
         self.on = True
         try:
             yield
@@ -36,7 +36,7 @@ class Pulling:
 
 
 class DifferentiableLayers(TorchFunctionMode):
-    """While it is on, convolutions and batch normalization are of the kind above."""
+    """Mode that replaces convolutions and batch normalization by the layers of this module."""
 
     def __init__(self, pulling: Pulling) -> None:
         super().__init__()

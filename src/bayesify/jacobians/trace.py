@@ -1,4 +1,4 @@
-"""One pass of a network that keeps what its layers saw, and the gradients that come back to them."""
+"""One pass of a network that keeps the inputs of its layers, and the gradients at their outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Use:
 
 @dataclass
 class Application:
-    """One call of one layer: what its rule keeps of the inputs, its output, and the node where the network goes on from it."""
+    """One call of one layer: the inputs that its rule needs, its output, and the autograd node that continues from the output."""
 
     rule: Rule
     kept: Tensor
@@ -35,7 +35,7 @@ class Application:
 
 
 class Trace:
-    """What the layers of a network saw in one pass over a batch, call by call, and its outputs [B, ...]."""
+    """Inputs of a network's layers in one pass over a batch, call by call, and the network's outputs [B, ...]."""
 
     def __init__(
         self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling, vmaps: Vmaps
@@ -50,18 +50,18 @@ class Trace:
         return [application.output for application in self._applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """K gradients at each of the `taps`, [K, B, ...], as those of the layers; `None` where nothing depends on a tap."""
+        """K gradients at each of the `taps`, [K, B, ...], as gradients of the layers; `None` for a tap without effect."""
         pairs = zip(self._applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
     def partial(self) -> set[Rule]:
-        """Rules of layers that were called with another number of examples than the network put out."""
+        """Rules of layers that were called with a different number of examples than the network's outputs have."""
         rows = self.outputs.shape[0]
         return {one.rule for one in self._applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
 
     @property
     def direct(self) -> bool:
-        """Whether one layer is traced and its outputs are the network's, so that nothing has to be pulled back to it."""
+        """Whether the only traced layer is the end of the network, so that no backward pass is needed."""
         nodes = [application.node for application in self._applications]
         return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
 
@@ -101,7 +101,7 @@ class Trace:
 
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
-        # Kernels of a GPU are busy with one vector over a batch of images already; those of a CPU gain from all at once.
+        # One vector over a batch of images already fills a GPU; a CPU is faster with all vectors at once.
         together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
         if together and "gradients" not in self._vmaps.refused:
             try:
@@ -118,17 +118,17 @@ class Trace:
 
 
 class Pulled:
-    """K gradients [K, B, ...] at every call of a traced layer, from which those by weights follow; of some examples, or of all."""
+    """K gradients [K, B, ...] at every call of a traced layer, of all or some examples. Gradients by weights follow from them."""
 
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
         self._found, self._index = found, index
 
     def rows(self, index: slice) -> Pulled:
-        """The same for some of all examples; a layer's tensors are cut when it is asked for."""
+        """The gradients of some examples. Tensors of a layer are cut on demand."""
         return Pulled(self._found, index)
 
     def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
-        """Whether a layer has a row for each of all examples, and gradients at the first ones only."""
+        """Whether a layer has a row for each example, and gradients at the first examples only."""
         return all(
             kept.shape[0] == total and g.shape[1] == total and not bool(g[:, rows:].any())
             for kept, g in self.calls(rule)
@@ -166,7 +166,7 @@ class Pulled:
         return total
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """What a layer kept and its gradients [K, B, ...], call by call."""
+        """Kept inputs of a layer and its gradients [K, B, ...], call by call."""
         own = [(application.kept, g) for application, g in self._found if application.rule is rule]
         return own if self._index is None else [(kept[self._index], g[:, self._index]) for kept, g in own]
 
@@ -187,14 +187,14 @@ def trace(
     differentiable: bool = False,
     lenient: bool = False,
 ) -> Trace:
-    """Run a network once and keep what some of its layers saw.
+    """Run a network once and keep the inputs of some of its layers.
 
     Args:
         runner: The network.
-        call: Runs it and returns the outputs; it gets a runner that is alone.
+        call: Function that runs the network through a private runner and returns the outputs.
         modules: The layers to watch, with their rules.
-        differentiable: Whether results are to be differentiated by the weights.
-        lenient: Whether to pass over a call that a rule cannot handle, instead of raising.
+        differentiable: Whether results can be differentiated by the weights.
+        lenient: Whether to skip a call that a rule cannot handle, instead of raising.
     """
     applications: list[Application] = []
     pulling = Pulling()
@@ -204,13 +204,13 @@ def trace(
             return output
         rule, x = watched[module], args[0] if differentiable else args[0].detach()
         try:
-            kept = rule.keep(x) if len(x) else x  # no example at all, which is too few for the rule
+            kept = rule.keep(x) if len(x) else x  # a rule cannot handle an empty batch
         except (ValueError, RuntimeError):
             if lenient:
                 return output
             raise
         tap = output if output.requires_grad else output.detach().requires_grad_()
-        passed_on = tap.clone()  # an operation in place on the layer's output must not reach what is kept
+        passed_on = tap.clone()  # protects the kept tensor from an in-place operation on the layer's output
         applications.append(Application(rule, kept, tap, passed_on.grad_fn))
         return passed_on
 

@@ -1,4 +1,4 @@
-"""Gaussians over chosen weights: a curvature, a prior precision, and what prediction asks of them."""
+"""Gaussians over chosen weights, from a curvature and a prior precision, and the products that predictions need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WeightCovariance(ABC):
         prior: $\delta$, [S].
 
     Attributes:
-        factor: c, 1 before `rescaled`.
+        factor: Factor c; 1 before `rescaled`.
     """
 
     def __init__(self, subset: Subset, prior: Tensor) -> None:
@@ -47,15 +47,15 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def diagonalize(self) -> bool:
-        """Diagonalize the curvature, once for all factors on the prior precisions; false where it is too large for that."""
+        """Diagonalize the curvature once for all factors on the prior precisions. `False` if it is too large."""
 
     @property
     def held(self) -> int:
-        """Jacobian entries that are held at a time for each function value."""
+        """Number of Jacobian entries that are held at a time for each function value."""
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:
-        """The same curvature under another factor on the prior precisions; eigenvectors are kept where they were computed."""
+        """The same curvature under another factor on the prior precisions. Computed eigenvectors are kept."""
         other = copy.copy(self)
         other.factor = factor
         for name in ("_factor", "_whitening"):
@@ -64,7 +64,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        r"""$J_b \Sigma J_b^\top$ for each example: the covariance of its outputs, of which every structure has its own way.
+        r"""$J_b \Sigma J_b^\top$ for each example, the covariance of its outputs.
 
         Args:
             gradients: K vectors' gradients over B examples.
@@ -76,7 +76,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Covariances over the K outputs of the network's last layer at each position, where the subset is that layer.
+        """Covariances over the K outputs of the network's last layer at each position, if the subset is that layer.
 
         Args:
             a: Inputs of the layer at T positions of B examples, with a one for a bias: [B, T, D].
@@ -88,11 +88,11 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """The same with the covariances between an example's positions: [C, B, T K, T K] for C factors."""
+        """Covariances over all positions and outputs of an example: [C, B, T K, T K] for C factors."""
 
     @property
     def layer(self) -> Layer:
-        """The layer of the weights, where they are those of one."""
+        """The layer of the weights, if they belong to one layer."""
         found = layer_of(self.subset)
         assert found is not None
         return found
@@ -106,7 +106,7 @@ class WeightCovariance(ABC):
         """Deviations from the mean: [n, S]."""
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
-        """Deviations whose mean products stand for the covariance, [n, S]: `count` draws."""
+        """Deviations whose mean product approximates the covariance, [n, S]: `count` draws."""
         return self.draw(count, generator)
 
     @abstractmethod
@@ -115,7 +115,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def variances(self) -> Tensor:
-        """Its diagonal: [S]."""
+        """Diagonal of the covariance: [S]."""
 
     @abstractmethod
     def log_det_ratio(self) -> Tensor:
@@ -123,7 +123,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be stored."""
+        """Tensors to store."""
 
     def noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Standard normal numbers on the covariance's device."""
@@ -140,7 +140,7 @@ class FullCovariance(WeightCovariance):
 
     @property
     def held(self) -> int:
-        """All of them."""
+        """All weights."""
         return len(self.prior)
 
     @cached_property
@@ -152,7 +152,7 @@ class FullCovariance(WeightCovariance):
         return factor.to(self.curvature)
 
     def _widened(self, value: Tensor) -> Tensor:
-        """In float64 where the subset is small enough, and its device has that type."""
+        """The tensor in float64, if the subset is small enough and the device supports it."""
         return value if len(self.prior) > MAX_DIAGONALIZED_WEIGHTS else widened(value)
 
     @cached_property
@@ -164,11 +164,11 @@ class FullCovariance(WeightCovariance):
         return values.clamp_min(0), root[:, None] * vectors
 
     def diagonalize(self) -> bool:
-        """Up to `MAX_DIAGONALIZED_WEIGHTS`."""
+        """Whether there are at most `MAX_DIAGONALIZED_WEIGHTS` weights; computes the eigendecomposition if so."""
         return len(self.prior) <= MAX_DIAGONALIZED_WEIGHTS and self._eigen is not None
 
     def spectrum(self) -> Tensor:
-        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]; with its eigenvectors they are kept for every factor."""
+        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. They are kept with the eigenvectors for every factor."""
         return self._eigen[0]
 
     def in_eigenbasis(self, gradient: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _eigen_by_columns(self) -> Tensor:
-        """The eigenvectors in the same way."""
+        """The eigenvectors by the columns of the last layer's `[W b]`: [D, K, S]."""
         return self._by_columns(self._eigen[1])
 
     def _by_columns(self, matrix: Tensor) -> Tensor:
@@ -241,35 +241,35 @@ class FullCovariance(WeightCovariance):
         return drawn.T
 
     def dense(self) -> Tensor:
-        """The inverse by the factor."""
+        """The inverse of the precision, from its factor."""
         return torch.cholesky_inverse(self._widened(self._factor)).to(self._factor)
 
     def variances(self) -> Tensor:
-        """The inverse's diagonal."""
+        """Diagonal of the inverse."""
         return self.dense().diagonal()
 
     def log_det_ratio(self) -> Tensor:
-        """From the eigenvalues where they are known, else from the factor."""
+        """From the eigenvalues if they are known, otherwise from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
             return (self._eigen[0] / self.factor).log1p().sum()
         factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
         return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
     def tensors(self) -> dict[str, Tensor]:
-        """H; its two halves are equal, both are stored."""
+        """H as a whole, although it is symmetric."""
         return {"curvature": self.curvature}
 
 
 class MarginalCovariance(FullCovariance):
     r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11).
 
-    Its evidence is the whole model's.
+    Its evidence is the evidence of the whole model.
 
     Args:
         subset: The weights.
-        curved: The weights that the curvature is of, those of the subset among them.
-        curvature: H over these.
-        prior: $\delta$ over these.
+        curved: The weights that the curvature is of, including the subset.
+        curvature: H over `curved`.
+        prior: $\delta$ over `curved`.
     """
 
     def __init__(self, subset: Subset, curved: Subset, curvature: Tensor, prior: Tensor) -> None:
@@ -279,7 +279,7 @@ class MarginalCovariance(FullCovariance):
 
     @property
     def curved(self) -> Subset:
-        """All of them."""
+        """Weights that the curvature is of."""
         return self._curved
 
     def _rows(self, gradients: Gradients) -> Tensor:
@@ -291,7 +291,7 @@ class MarginalCovariance(FullCovariance):
         return padded
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of all weights, of which the subset's are kept."""
+        """Draws of all weights, cut to the subset."""
         return super().draw(num_draws, generator)[:, self._index]
 
     def dense(self) -> Tensor:
@@ -305,7 +305,7 @@ class KroneckerBlock:
 
     Args:
         layer: The layer.
-        inputs: A, [d_in, d_in], the bias column included.
+        inputs: A, [d_in, d_in], including the bias column.
         slopes: G, [d_out, d_out].
         prior: Prior precision of the layer, a scalar.
     """
@@ -328,7 +328,7 @@ class KroneckerCovariance(WeightCovariance):
     r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, independent weights for everything else.
 
     Args:
-        subset: The weights; whole ones under a linear map.
+        subset: The weights. Weights of a linear map must be whole.
         curvature: A and G of each linear map, and the diagonals of the other weights; see `kronecker_curvature`.
         prior: [S], one value per linear map.
 
@@ -359,7 +359,7 @@ class KroneckerCovariance(WeightCovariance):
         return values[0]
 
     def diagonalize(self) -> bool:
-        """Layer by layer."""
+        """Diagonalize the curvature layer by layer."""
         return self._eigen is not None
 
     @cached_property
@@ -447,13 +447,13 @@ class KroneckerCovariance(WeightCovariance):
         return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Sums of squared inputs in the eigenbasis of A, which are variances in that of G."""
+        """Sums of squared inputs in the eigenbasis of A, which are variances in the eigenbasis of G."""
         turned, basis, spreads = self._last_layer(a.flatten(0, 1), factors)
         squares = turned.square()
         return [SharedBasis(squares @ spread.T, basis) for spread in spreads]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Products of inputs in the eigenbasis of A, which are covariances in that of G."""
+        """Products of inputs in the eigenbasis of A, which are covariances in the eigenbasis of G."""
         turned, basis, spreads = self._last_layer(a, factors)
         found = []
         for spread in spreads:
@@ -487,9 +487,10 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def keep_eigenvectors(self, device: torch.device) -> Self:
-        """Itself without the factors, once they are diagonalized on a device: half of the memory, and nothing to store any more.
+        """This object without the factors, after they are diagonalized on a device. It takes half of the memory, and cannot be
+        stored.
 
-        The eigenvectors stay where the factors are; on a host with a GPU in memory from which they are copied fast.
+        The eigenvectors stay on the device of the factors. On a host with a GPU they are in pinned memory.
         """
         home = self.prior.device
         found = []
@@ -529,7 +530,7 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def variances(self) -> Tensor:
-        """Of independent weights, and for a block squares of the eigenvectors times the spreads."""
+        """Variances of independent weights; for a block, squares of the eigenvectors times the variances in the eigenbasis."""
         found = {name: self._spread(name) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
             _, out_vectors, in_vectors = self._eigen[index]
@@ -553,7 +554,7 @@ class KroneckerCovariance(WeightCovariance):
 
 
 class DiagonalCovariance(KroneckerCovariance):
-    """Independent weights, from the diagonal of H, [S]: no linear map has factors; see `WeightCovariance`."""
+    """Independent weights, from the diagonal of H, [S]; see `WeightCovariance`."""
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
         diagonals = {f"diagonal/{name}": value for name, value in subset.split(curvature).items()}
@@ -568,7 +569,7 @@ class DiagonalCovariance(KroneckerCovariance):
 def from_curvature(
     structure: Structure, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor
 ) -> WeightCovariance:
-    """The Gaussian over a subset from the tensors of its curvature: what `CURVATURES` gives, and `tensors` stores."""
+    """The Gaussian over a subset from the tensors of its curvature, as `CURVATURES` computes and `tensors` stores them."""
     if structure == "kronecker":
         return KroneckerCovariance(subset, curvature, prior)
     kind = FullCovariance if structure == "full" else DiagonalCovariance

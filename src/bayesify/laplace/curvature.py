@@ -23,19 +23,19 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
 Structure = Literal["full", "diagonal", "kronecker", "sampled"]
-"""Structure of the curvature, and of the covariance that follows from it."""
+"""Structure of the curvature and of the covariance that follows from it."""
 
 
 MAX_DIAGONALIZED_WEIGHTS = 8192
-"""Largest subset whose full curvature is diagonalized to serve all prior precisions, in float64; above it, each one is factorized
-in the network's type."""
+"""Largest subset whose full curvature is diagonalized once, in float64, for all prior precisions. For a larger subset, each
+precision takes a factorization in the network's type."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
-    """What a loader that can start again yields first.
+    """The first item of a loader that can be iterated again.
 
     Raises:
-        ValueError: If it cannot, or is empty.
+        ValueError: If the loader cannot be iterated again, or is empty.
     """
     check_repeatable(loader)
     for item in loader:
@@ -48,11 +48,12 @@ class OutputCurvature:
     """The curvature $H_n$ of the loss by an example's outputs, as vectors whose products add up to it.
 
     Args:
-        likelihood: p(y | outputs).
-        kind: `"ggn"`: the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
-            `"empirical"`: the gradient at the observed target.
-        num_samples: Random vectors per example whose products are the Fisher matrix in expectation, in place of one per output.
-        seed: Of these.
+        likelihood: The likelihood p(y | outputs).
+        kind: `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
+            `"empirical"` is the product of the gradient at the observed target with itself.
+        num_samples: Number of random vectors per example, in place of one per output. Their products have the Fisher matrix as
+            expectation.
+        seed: Seed of the random vectors.
     """
 
     likelihood: Likelihood
@@ -65,7 +66,7 @@ class OutputCurvature:
 
     @property
     def count(self) -> int | None:
-        """Vectors per example, where it is not one per output."""
+        """Number of vectors per example; `None` for one per output."""
         return self.num_samples if self.kind == "ggn" else 1
 
     def vectors(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -90,11 +91,11 @@ class OutputCurvature:
 
 @dataclass
 class DataTerm:
-    """What a pass over the data finds beside the curvature.
+    """Sums over the data that the pass for the curvature also computes.
 
     Args:
-        log_likelihood: Summed over examples.
-        num_data: Examples.
+        log_likelihood: Log-likelihood, summed over examples.
+        num_data: Number of examples.
         total_weight: Sum of the examples' weights.
         squared_error: Sum of squared residuals, for Gaussian noise.
     """
@@ -120,7 +121,7 @@ class DataTerm:
         self.num_data += len(batch)
 
     def sum_over_processes(self) -> None:
-        """Add up the pieces, and what the processes found."""
+        """Add up the sums of all pieces and processes."""
         waiting = [] if self._waiting is None else self._waiting.tolist()
         sums = [float(self.num_data), *waiting, *[0.0] * (3 - len(waiting))]
         total = sum_over_processes(torch.tensor(sums, dtype=torch.float64)).tolist()
@@ -129,7 +130,7 @@ class DataTerm:
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
-    """The sum of a tensor over the processes of `torch.distributed`, itself where there is only one."""
+    """The sum of a tensor over the processes of `torch.distributed`; the tensor itself if there is only one."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return tensor
@@ -142,16 +143,16 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
 class Pieces:
     """A pass over a loader's examples, in pieces whose Jacobians fit into a memory budget.
 
-    It yields the network linearized at each piece, the vectors of its `OutputCurvature` and the examples' weights, and counts the
-    data term on the way. An example of weight 0 is no example: it is left out before the network runs.
+    Iteration yields the network linearized at each piece, the vectors of its `OutputCurvature`, and the examples' weights. It also
+    adds up the data term. Examples of weight 0 are left out before the network runs.
 
     Args:
-        loader: Yields batches; see `bayesify.fit`.
+        loader: Iterable of batches; see `bayesify.fit`.
         jacobians: Derivatives of the network.
         loss: Curvature of the loss by the outputs.
         memory: Budget in bytes.
-        per_row: Entries of the Jacobian that are held per example and vector.
-        reader: Converts what the loader yields, where that is needed.
+        per_row: Number of entries of the Jacobian that are held per example and vector.
+        reader: Function that converts an item of the loader to inputs and targets, if needed.
         num_examples: Number of examples after which to stop.
         one_by_one: Whether vectors are pulled back one after the other.
         progress: Called with the number of examples after each piece.
@@ -184,7 +185,7 @@ class Pieces:
         """The same pass by the inputs of the network's last layer, without derivatives.
 
         Raises:
-            FeaturesEnd: If the network ends in another way in some batch, here or in another process.
+            FeaturesEnd: If the network's outputs are not those of its last layer in some batch, here or in another process.
         """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:
@@ -211,7 +212,7 @@ class Pieces:
     def read(
         self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
     ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
-        """Pieces of the batches, with their inputs; stops after `num_examples` of the data term."""
+        """Pieces of the batches, with their inputs, up to `num_examples` examples."""
         check_repeatable(self.loader)
         device = next(self.jacobians.runner.network.parameters()).device
         rows = 0
@@ -233,7 +234,7 @@ class Pieces:
                 break
 
     def close(self, data: DataTerm) -> None:
-        """Keep the data term of a pass that is done, summed over processes."""
+        """Store the data term of a finished pass, summed over processes."""
         if data.num_data == 0:
             raise ValueError("Laplace: the loader has no examples of positive weight; give a loader over at least one")
         data.sum_over_processes()
@@ -241,7 +242,7 @@ class Pieces:
 
     @contextmanager
     def shown(self, title: str, show: bool) -> Iterator[None]:
-        """Show how many examples of a pass are done, on a terminal with `rich`; nothing elsewhere."""
+        """Show the number of finished examples on a terminal with `rich`; nothing elsewhere."""
         dataset: Any = getattr(self.loader, "dataset", None)
         total = len(dataset) if hasattr(dataset, "__len__") else None
         if self.num_examples is not None:
@@ -254,11 +255,11 @@ class Pieces:
 
 
 class FeaturesEnd(Exception):
-    """The outputs of the network are not the numbers that its last layer makes, so that derivatives have to be computed."""
+    """The outputs of the network are not the outputs of its last layer, so that derivatives have to be computed."""
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
-    """Examples that a pass for `Features` takes at a time within a budget of bytes, `per_row` numbers for each apart."""
+    """Number of examples per pass for `Features` within a budget of bytes, with `per_row` extra numbers for each example."""
     held = cost.activations + 12 * cost.inputs + 40 * cost.outputs + 8 * per_row
     return max(1, int(memory // held))
 
@@ -273,7 +274,7 @@ def rows_at_once(
     *,
     one_by_one: bool = False,
 ) -> int:
-    """Examples whose activations, vectors, gradients at the layers and Jacobian entries fit into a budget of bytes."""
+    """Number of examples whose activations, vectors, gradients at the layers and Jacobian entries fit into a budget of bytes."""
     cost = jacobians.cost(args, kwargs)
     count = min(vectors or cost.outputs, cost.outputs)
     pulled = (1 if one_by_one else count) * (cost.per_vector + 8 * per_row)

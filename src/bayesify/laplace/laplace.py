@@ -97,19 +97,20 @@ from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
-"""How predictions are made; see `Laplace.predict`."""
+"""How `Laplace.predict` makes predictions."""
 
 
 PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
-"""Passes of a convolutional network that the curvature takes for each vector of an example: squares of gradients have to be formed
-example by example (H200, ResNet-50: 14; two CPU cores, ResNet-18: 7)."""
+"""Passes of a convolutional network that the curvature takes for each vector of an example. A diagonal needs squares of gradients,
+which are formed example by example (H200, ResNet-50: 14 passes; two CPU cores, ResNet-18: 7)."""
 
 MIN_RELATIVE_NOISE = 1e-12
-"""Smallest variance of the noise that `fit` finds, relative to the targets' mean square: a network that meets them all has none."""
+"""Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that meets every target has no
+residuals."""
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Weights that can have a posterior, or a `ValueError`."""
+    """The given weights, or a `ValueError` if they cannot have a posterior."""
     if not weights:
         raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
     for name in weights:
@@ -135,49 +136,51 @@ class Laplace(Drawable):
     r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
 
     $H = \sum_n J_n^\top H_n J_n$ is the generalized Gauss-Newton matrix of the data (Daxberger et al. 2021, equations 5
-    and 6); the weights that are not chosen stay at $w^*$. The network is not trained again and not changed: a copy is kept.
+    and 6). The weights that are not chosen stay at $w^*$. The network is neither trained again nor changed: `Laplace` keeps a copy.
 
     Args:
         net: The trained network, in evaluation mode if it has dropout or batch normalization.
-        likelihood: p(y | outputs), or its name.
+        likelihood: The likelihood p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`. By
-            default `fit` chooses: all weights where a full covariance over them fits into `memory`, else the last layer, with a
-            full covariance where that fits and Kronecker factors where it does not. `repr` says which. With a `covariance` but no
-            subset it is `"all"`.
-        covariance: `"full"`, `"diagonal"`, `"kronecker"` (linear maps and convolutions; other weights get a diagonal), or
-            `"sampled"` (draws, with options as a `Sampled`); full where a subset is given without one.
-        prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
-            for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks. Where `fit` finds the
-            noise, that of the last layer is divided by the targets' variance, so that predictions follow the targets' unit. For
-            `"sampled"` the default is a number times the curvature's diagonal, which `fit` finds by the evidence.
-        link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
-            `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
-        temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
+            default `fit` chooses all weights if a full covariance over them fits into `memory`. Otherwise it chooses the last
+            layer, with a full covariance if that fits and Kronecker factors if not. `repr` reports the choice. If `covariance` is
+            given without a subset, the subset is `"all"`.
+        covariance: `"full"`, `"diagonal"`, `"kronecker"` (for linear maps and convolutions; other weights get a diagonal), or
+            `"sampled"` (draws, with options as a `Sampled`). If a subset is given without a covariance, it is `"full"`.
+        prior_precision: Prior precision $\lambda$: a number, a number by name or pattern, or `"size"`, the inverse mean square of
+            each layer's weights. The default is `default_precision`, from which `fit` moves as far as the data ask; the page on
+            Laplace has the rules. If `fit` finds the noise, the precision of the last layer is divided by the targets' variance,
+            so that predictions follow the targets' unit. For `"sampled"`, the default is a multiple of the curvature's diagonal,
+            and `fit` finds the multiple by the evidence.
+        link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
+            The default is `"probit"` for one layer of several under a full covariance, otherwise `"mc"`.
+        temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
-        num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`.
-            Diagonals are off by $\sqrt{2 / (N K)}$, Kronecker factors of one layer by more. Default: exact up to
-            `MAX_EXACT_OUTPUTS` outputs and for the network's last layer; otherwise `NUM_CURVATURE_SAMPLES` vectors, and
-            `NUM_DIRECTIONS` draws for the closed form of predictions, whose standard deviations are then off by an eighth.
-            `"exact"`: a pass backwards for each output.
+        num_samples: Number K of random vectors per example that replace the matrix $H_n$ of its outputs. They are unbiased.
+            The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors of one layer have a larger error. By default
+            the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs and for the network's last layer. Otherwise it takes
+            `NUM_CURVATURE_SAMPLES` vectors, and predictions in closed form take `NUM_DIRECTIONS` draws, which gives their standard
+            deviations a relative error of one eighth. `"exact"` takes a backward pass for each output.
+        seed: Seed of the random vectors and draws.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
-            (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
-        memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.
-        output: Which of several outputs the likelihood is about; see `bayesianize`.
+            (equation 11) instead of the inverse of the part. The network must be small enough for the whole matrix.
+        memory: Memory budget for curvature, factors and Jacobians, such as `"1GiB"`, or a number of bytes.
+        output: Name or index of the output that the likelihood is about, if the network has several; see `bayesianize`.
 
     Attributes:
-        network: The copy.
-        likelihood: A copy of the given one.
-        values: The trained weights by name.
-        dtype: In which curvature and covariances are computed: float64 for such a network, else float32.
-        subset: The chosen weights, after `fit`.
-        posterior: The Gaussian over them, after `fit`.
-        data: Log-likelihood and count of the examples, after `fit`.
-        outputs_per_example: O, after `fit`.
-        remarks: What the choice of the weights left out, after `fit`.
+        network: Copy of the network.
+        likelihood: Copy of the likelihood.
+        values: Trained weights by name.
+        dtype: Type of curvature and covariances: float64 for a float64 network, otherwise float32.
+        subset: Chosen weights, after `fit`.
+        posterior: Gaussian over the chosen weights, after `fit`.
+        data: Log-likelihood and number of the examples, after `fit`.
+        outputs_per_example: Number O of outputs, after `fit`.
+        remarks: Notes on the choice of the weights and on sampling errors, after `fit`.
 
     Raises:
-        ValueError: If an argument is not one of these, a weight is frozen or missing, or dropout or batch normalization is
-            in training mode.
+        ValueError: If an argument has no such value, a chosen weight is frozen or missing, or dropout or batch normalization
+            is in training mode.
     """
 
     likelihood: Likelihood
@@ -253,20 +256,23 @@ class Laplace(Drawable):
         progress: bool = False,
         checkpoint: str | Path | None = None,
     ) -> Self:
-        """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
+        """Choose the weights, add up the curvature over the data, and settle noise and prior precision that were not given.
+
+        The curvature takes one pass over the data. The choice of the weights, the noise and the precision may take one more each.
 
         Args:
-            loader: Yields batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the data.
-            read_batch: A function from what the loader yields to inputs and targets.
+            loader: Iterable of batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the
+                data.
+            read_batch: Function that converts an item of the loader to inputs and targets.
             progress: Whether to show a progress bar.
-            checkpoint: File for `covariance="sampled"`, in which the draws so far are kept, and from which the same call continues.
+            checkpoint: File for the draws of `covariance="sampled"`. The same call continues from this file after an interruption.
 
         Returns:
-            Itself.
+            This object.
 
         Raises:
             ValueError: If the subset is empty or larger than the network, the covariance exceeds the memory budget, or the
-                checkpoint is of another run.
+                checkpoint belongs to another run.
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
         self._check_sampling(checkpoint)
@@ -280,7 +286,7 @@ class Laplace(Drawable):
         chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
         self._check_memory(size)
-        # The likelihood says what does not fit before any long computation.
+        # Let the likelihood check the targets before any long computation.
         with explain_shape_errors(args, kwargs):
             few = next(split_rows(args, kwargs, 2))
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
@@ -376,9 +382,9 @@ class Laplace(Drawable):
         )
 
     def _widen_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Add to the noise of one layer what the other layers' weights have learned by heart; see `held_out_ratio`.
+        """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows; see `held_out_ratio`.
 
-        Predictions of training rows then have the variance that the whole network's residuals are expected to have on new rows.
+        Predictions of training rows then have the variance that residuals of the whole network are expected to have on new rows.
         """
         if not self._is_one_layer:
             return
@@ -393,14 +399,14 @@ class Laplace(Drawable):
     def _fit_covariance(
         self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool
     ) -> None:
-        """Add up the curvature of the chosen weights, and settle a precision that was not given."""
+        """Add up the curvature of the chosen weights, and settle the precision if none was given."""
         assert self.subset is not None
         found, self.data = self._curvature(
             self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
         )
         self.posterior = self._covariance_from(found, self.subset)
         if self.covariance == "kronecker":
-            self.posterior.diagonalize()  # once, not in the first prediction
+            self.posterior.diagonalize()  # here, so that the first prediction is as fast as the others
         if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
         elif default:
@@ -408,7 +414,7 @@ class Laplace(Drawable):
             self._leave_labels_out(loader, read_batch)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
-        """Raise `ValueError` for what only draws take, or do not take."""
+        """Raise `ValueError` for a checkpoint without draws, or draws in several processes."""
         if checkpoint is not None and self.covariance != "sampled":
             raise ValueError("Laplace.fit: checkpoint is for covariance='sampled'; leave it out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
@@ -432,7 +438,7 @@ class Laplace(Drawable):
     def _solve_draws(
         self, loader: Iterable[Any], read_batch: BatchReader | None, checkpoint: str | Path | None, progress: bool
     ) -> None:
-        """Draws of the linearized posterior over the chosen weights; see `Equations`."""
+        """Solve for draws of the linearized posterior over the chosen weights; see `Equations`."""
         subset = self.subset
         assert subset is not None
         prior = None if self._scales_by_curvature else self._prior(subset)
@@ -494,18 +500,21 @@ class Laplace(Drawable):
         return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance, minibatch=minibatch)
 
     def _draws_home(self, subset: Subset) -> torch.device:
-        """Where draws and what they are solved with are kept."""
+        """Device that holds the draws and the factors they are solved with."""
         return torch.device("cpu") if self.sampling.stays_on_host(subset.size) else self.device
 
     def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Find the prior precision, and the noise where it was not given, by the evidence of at most some thousand examples."""
+        """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
+        examples."""
         few, total = equations, self.data.total_weight
         if self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             batches = [batch.to(self.device) for batch in first_batches(loader, MAX_EVIDENCE_EXAMPLES, read_batch)]
             prior = equations.prior, equations.preconditioner
             few = self._equations(equations.subset, batches, None, prior)
             few.example_weight = total / total_count(batches)
-        if equations.subset.size > MAX_WEIGHTS_SOLVED_TOGETHER:  # one draw has the effective dimension of so many
+        if (
+            equations.subset.size > MAX_WEIGHTS_SOLVED_TOGETHER
+        ):  # with so many weights, one draw gives the effective dimension
             few = replace(few, at_once=1)
         steps = -(-self.sampling.steps // 5) if equations.minibatch else -(-self.sampling.iterations // 2)
         find_factor(
@@ -519,7 +528,7 @@ class Laplace(Drawable):
         equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
 
     def _narrow_draws(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Scale the draws down as far as training rows ask, for classes; see `_settle_precision`."""
+        """For classes, scale the draws down until training rows are predicted well enough; see `_settle_precision`."""
         if self.likelihood.task != "classification":
             return
         network, (subset, posterior) = self._linearized(), self.fitted()
@@ -543,7 +552,7 @@ class Laplace(Drawable):
         )
 
     def _draws_remark(self, residual: float, rate: float) -> str:
-        """What was found, and how exact it is."""
+        """Summary of the draws and their errors, for `repr`."""
         _, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
         count = len(posterior.draws)
@@ -551,13 +560,13 @@ class Laplace(Drawable):
         if self._scales_by_curvature:
             facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
         if posterior.narrowed < 1:
-            facts.append(f"covariance times {posterior.narrowed:.2g} for the sake of training rows")
+            facts.append(f"covariance scaled by {posterior.narrowed:.2g} to predict training rows well")
         if self.sampling.takes_minibatches(len(posterior.prior), self.data.num_data):
             facts.append(f"{self.sampling.steps} steps of {self.sampling.batch} examples at rate {rate:.2g}")
         return ", ".join([*facts, f"relative residual {residual:.2g}"])
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
-        """What a run that continues another one has in common with it."""
+        """Settings that a continued run must share with the run that it continues."""
         named = {
             "draws": asdict(self.sampling),
             "seed": self.seed,
@@ -567,7 +576,7 @@ class Laplace(Drawable):
         return named | {"network": self.fingerprint(), "prior_precision": self.base_precision}
 
     def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
-        """All weights or the last layer, as the budget allows, and a remark that says why; see `subset`."""
+        """Choose all weights or the last layer, as the budget allows, and return a remark with the reason; see `subset`."""
         self.selector, self.covariance = as_selector("all"), "full"
         needed = full_bytes(candidates.free, self.dtype)
         if needed <= self.memory:
@@ -579,11 +588,11 @@ class Laplace(Drawable):
         return (f"last layer, since {whole}",)
 
     def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, columns: int) -> float | None:
-        """Where the variance of the noise is to be found, set it to the network's mean squared residual.
+        """Start the noise variance at the network's mean squared residual, if no noise was given.
 
         Returns:
-            Variance of the targets around the mean of each column, or their mean square if they are constant; `None` where the
-            noise was given.
+            Variance of the targets around the mean of each column, or their mean square if they are constant. `None` if the noise
+            was given.
         """
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
@@ -608,23 +617,23 @@ class Laplace(Drawable):
     def _default_precision(
         self, subset: Subset, variance: float | None, last: Callable[[], Sequence[str]], inputs: tuple[Any, Any]
     ) -> precisions.Precision:
-        """The precision of chosen weights that were given none, where targets have a variance; see `prior_precision`."""
+        """The default precision of the chosen weights, in the unit of targets with this variance; see `prior_precision`."""
         if self._scales_by_curvature:
             return 1.0
         found = precisions.default_precision(self.weights, self.values, self.covariance, subset.names)
         if variance is not None and self.covariance == "full" and not self.marginal and self._is_whole(subset):
             found = precisions.isotropic(found, self.weights)
         if variance is not None:
-            with suppress(ValueError):  # where no layer is known to be the last one
+            with suppress(ValueError):  # no layer is known to be the last one
                 return self._in_unit(found, variance, last(), inputs)
         return found
 
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
-        """The default precision where targets have a variance: that of the last layer is for outputs of variance 1.
+        """The default precision in the unit of the targets. The last layer's default is meant for outputs of variance 1.
 
-        Weights without a number of inputs have a precision by their own size, which is in the unit of the targets as it is.
+        Weights without a number of inputs keep their precision: it comes from their own size, which has the unit already.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -638,7 +647,7 @@ class Laplace(Drawable):
         progress: bool,
         last: Callable[[], Sequence[str]],
     ) -> Candidates:
-        """What the selector may look at; whatever needs a pass over the data is computed when asked for."""
+        """Facts that the selector may look at. Facts that need a pass over the data are computed on demand."""
         every = Subset(self.weights, dict.fromkeys(self.weights))
 
         def curvatures(num_examples: int | None) -> dict[str, Tensor]:
@@ -665,7 +674,7 @@ class Laplace(Drawable):
         )
 
     def _check_whole(self, subset: Subset) -> None:
-        """Raise `ValueError` if only some entries of a weight are chosen, which have no Kronecker factors."""
+        """Raise `ValueError` if only some entries of a weight are chosen: these have no Kronecker factors."""
         everything = Subset.trained(self.network, self.weights)
         for name in subset.names:
             if subset.count(name) < everything.count(name):
@@ -687,7 +696,7 @@ class Laplace(Drawable):
     ) -> tuple[dict[str, Tensor], DataTerm]:
         """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples.
 
-        That of the network's last layer is exact from its inputs; see `last_layer_curvature`.
+        The curvature of the network's last layer comes exactly from the layer's inputs; see `last_layer_curvature`.
         """
 
         def read(count: int | None) -> Pieces:
@@ -722,18 +731,18 @@ class Laplace(Drawable):
 
     @property
     def _num_vectors(self) -> int | None:
-        """Random vectors per example for the curvature where it takes passes backwards; `None`: one for each output."""
+        """Random vectors per example for a curvature by backward passes; `None` stands for one vector per output."""
         if isinstance(self.num_samples, int):
             return self.num_samples
         return NUM_CURVATURE_SAMPLES if self._samples_outputs and self.curvature == "ggn" else None
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether the network has more outputs than are exact by default, unless asked for."""
+        """Whether the network has so many outputs that samples replace them, and `num_samples` is not `"exact"`."""
         return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
-        """How far samples that stand for the outputs are off."""
+        """Relative errors from sampling the outputs, for `repr`."""
         count, directions = self._num_vectors, f"predicted standard deviations by {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
         if count is None:
             return f"{directions} of themselves (sampled)"
@@ -743,7 +752,7 @@ class Laplace(Drawable):
         )
 
     def _announce(self, call: str, num_passes: int) -> bool:
-        """Say before a call how many passes of the network it takes, if they are more than `MAX_QUIET_PASSES`."""
+        """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network, with their number."""
         if num_passes <= MAX_QUIET_PASSES:
             return False
         remedy = "leave out num_samples='exact'" if self.num_samples == "exact" else "give fewer rows or values to try"
@@ -755,13 +764,13 @@ class Laplace(Drawable):
         return True
 
     def _curved(self, subset: Subset) -> Subset:
-        """The weights that the curvature is of, for a posterior over some."""
+        """Weights whose curvature the posterior over a subset needs."""
         return Subset.trained(self.network, self.weights) if self.marginal else subset
 
     def _covariance_from(
         self, curvature: Mapping[str, Tensor], subset: Subset, factor: float = 1.0
     ) -> WeightCovariance:
-        """The Gaussian over a subset from the tensors of a curvature of this structure."""
+        """The Gaussian over a subset, from the tensors of a curvature of this structure."""
         if self.covariance == "sampled":
             return SampledCovariance(subset, curvature["draws"], curvature["prior"], factor)
         curved = self._curved(subset)
@@ -775,21 +784,21 @@ class Laplace(Drawable):
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives by some weights; kept, since the first batch goes through a comparison."""
+        """Derivatives by some weights. They are kept, because the first batch pays for a comparison with autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}
         return known
 
     def _settle_precision(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Lower or raise the default precision, for classes, as the evidence and training rows ask.
+        """For classes, lower or raise the default precision by the evidence and by training rows.
 
-        A layer's features have a scale of their own, which their number does not tell and the evidence does. But where there are
-        few rows for the weights, it asks for a prior so wide that the Gaussian reaches far beyond where the log-likelihood is
-        quadratic: predictions then are less sure than the network even of the rows that it was trained on. So the precision is the
-        smallest one, from that of the evidence up to the default, with at most `MAX_TRAINING_LOSS_RISE` nats a label of such a
-        loss, for one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, whose predictions are exact. For weights of several
-        layers, whose spread normalization layers amplify, it goes up from the default until the loss is no more than that.
+        The evidence knows the scale of a layer's features; the default does not. With few rows for the weights, however, the
+        evidence asks for so wide a prior that the Gaussian leaves the region where the log-likelihood is quadratic. Predictions
+        are then less sure than the network even on training rows. One layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights
+        therefore gets the smallest precision, between the evidence's and the default, that costs training rows at most
+        `MAX_TRAINING_LOSS_RISE` nats a label. For several layers, whose spread normalization layers amplify, the precision rises
+        from the default until the cost is no more than that.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -842,7 +851,7 @@ class Laplace(Drawable):
         self.set_prior_factor(nearest_good(factors, sum_over_processes(totals).tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """By how much predictions of training rows are less sure than the network under factors on the precision, in nats."""
+        """Nats that predictions of training rows lose against the network's own, under factors on the precision."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [
             count,
@@ -854,7 +863,7 @@ class Laplace(Drawable):
 
     @property
     def prior_precision(self) -> precisions.Precision:
-        """The prior precision now, after tuning too: a number, or one per name."""
+        """The present prior precision, after any tuning: a number, or one per name."""
         factor = 1.0 if self.posterior is None else self.posterior.factor
         return precisions.scaled(self.base_precision, factor)
 
@@ -876,12 +885,12 @@ class Laplace(Drawable):
 
     @property
     def link(self) -> Link:
-        """What stands for expected class probabilities."""
+        """Approximation of the expected class probabilities."""
         return self._link or ("probit" if self._is_one_layer else "mc")
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(iter(self.values.values())).device
 
     # -- predicting ------------------------------------------------------------------------------------------------------
@@ -905,10 +914,10 @@ class Laplace(Drawable):
         `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
 
         Args:
-            num_draws: Draws for the two Monte Carlo methods; 32 by default.
-            memory: Budget for Jacobians and for what is kept of the outputs; that of the object by default.
-            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. False is for `"network_mc"` only: the
-                linearized network's rows do not depend on each other.
+            num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
+            memory: Budget for Jacobians and stored outputs; by default the budget of this object.
+            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. `False` is for `"network_mc"` only, because
+                rows of the linearized network do not depend on each other.
         """
         budget = self.memory if memory is None else parse_bytes(memory)
         count = num_draws or DEFAULT_NUM_DRAWS
@@ -921,13 +930,13 @@ class Laplace(Drawable):
             _, posterior = self.fitted()
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
             return self.likelihood.predictive(Outputs(kept=self._linearized().moved(x, budget, offsets)))
-        # Nothing is drawn unless asked for, and then the same each time.
+        # Draws are made on demand from this seed, so that they are the same each time.
         seed = _seed_of(generator)
         mean, covariance = self._output_gaussian(x, budget)
         return self._closed_form(mean, covariance, seed)
 
     def _closed_form(self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False) -> Predictive:
-        """The predictive from a Gaussian over outputs at the own temperature."""
+        """The predictive from a Gaussian over outputs, with the covariance times the temperature."""
         scaled = (
             covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
         )
@@ -955,18 +964,18 @@ class Laplace(Drawable):
         return torch.cat([mean for mean, _ in found]), joined
 
     def _linearized(self) -> LinearizedNetwork:
-        """The network as a linear function of the chosen weights. Every prediction of it starts here."""
+        """The network as a linear function of the chosen weights, where every linearized prediction starts."""
         subset, posterior = self.fitted()
         return LinearizedNetwork(self._jacobians(subset.names), posterior, self.likelihood, self.dtype)
 
     def _is_sampled(self, x: Any) -> bool:
-        """Whether draws stand for the covariance of the outputs of a batch."""
+        """Whether draws replace the exact covariance of a batch's outputs."""
         if self.covariance == "sampled":
             return True
         return self._samples_outputs and self._linearized().feature_cost(x) is None
 
     def _exact_passes(self, x: Any) -> int:
-        """Passes of the network that an exact covariance of outputs takes, roughly."""
+        """Approximate number of passes of the network for an exact covariance of outputs."""
         return 2 * self.outputs_per_example if self._linearized().feature_cost(x) is None else 1
 
     @torch.no_grad()
@@ -976,7 +985,7 @@ class Laplace(Drawable):
 
         Args:
             x: Inputs of B examples.
-            joint: Whether across examples too.
+            joint: Whether to include covariances between examples.
 
         Returns:
             [B, O, O], or with `joint` [B O, B O], examples slowest.
@@ -1000,14 +1009,14 @@ class Laplace(Drawable):
     @torch.no_grad()
     @checked
     def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Functions from the posterior, through the network itself; chosen weights vary, all others are the point estimate.
+        """Draw functions from the posterior, through the network itself. Weights that are not chosen keep their point estimates.
 
         Args:
-            num_draws: S.
+            num_draws: Number S of draws.
             generator: Source of randomness.
 
         Returns:
-            The draws. Their KL is that of the Gaussian to its prior, the same for each; NaN for `covariance="sampled"`.
+            The draws. Each has the KL of the Gaussian to its prior, NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
         drawn = posterior.draw(num_draws, generator).to(self.device)
@@ -1040,8 +1049,8 @@ class Laplace(Drawable):
 
         $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
 
-        The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
-        weights chosen.
+        Weights that are not chosen count as fixed. The value is exact for a linear model with Gaussian noise at its posterior mean,
+        if all weights are chosen.
         """
         return self._evidence(self.fitted()[1])
 
@@ -1053,7 +1062,7 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
+        """Set the common factor on the given prior precisions. The curvature stays."""
         _, posterior = self.fitted()
         self.posterior = posterior.rescaled(factor)
 
@@ -1074,25 +1083,25 @@ class Laplace(Drawable):
     ) -> float:
         r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
 
-        First a logarithmic grid, which goes on beyond its ends while the best value is at one (a grid of your own is taken as it
-        is), then a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). If the best value is
-        still at an end, a warning says so. The curvature is diagonalized once and serves every value; only a full covariance over
-        more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized again for each. The posterior is left at the best value.
+        The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
+        appendix C.3). The default grid is extended while its best value is at an end; a given grid is not. If the best value is
+        still at an end, a warning reports it. The curvature is diagonalized once for all values, but a full covariance over more
+        than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The posterior keeps the best value.
 
         Args:
             loader: Validation data, for `method="validation"`.
-            method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. By default the
-                first where there is a loader, otherwise the second.
-            grid: Prior precisions to try; with a precision per layer, such as the default, factors on those.
-            fine: Whether to search again around the best.
+            method: Criterion: `"validation"` is the mean log predictive density of the loader's data, `"evidence"` is
+                `log_evidence()`. The default is `"validation"` if there is a loader, otherwise `"evidence"`.
+            grid: Prior precisions to try. If each layer has its own precision, as by default, these are factors on all of them.
+            fine: Whether to search a finer grid around the best value.
             noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
-            prediction: The predictive to judge by: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
-            num_draws: Draws for the Monte Carlo ones.
-            read_batch: A function from what the loader yields to inputs and targets.
-            generator: Source of randomness; the same numbers for every value.
+            prediction: Kind of prediction to score: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
+            num_draws: Number of draws for the two Monte Carlo methods.
+            read_batch: Function that converts an item of the loader to inputs and targets.
+            generator: Source of randomness. Every value is scored with the same random numbers.
 
         Returns:
-            The chosen prior precision (or the factor, with one per layer).
+            The chosen prior precision, or the chosen factor if each layer has its own precision.
         """
         self.fitted()
         if not grid:
@@ -1148,7 +1157,7 @@ class Laplace(Drawable):
         """Weighted mean log predictive densities of some batches, in closed form, under factors on the prior precisions."""
         _, posterior = self.fitted()
         diagonal = posterior.diagonalize()
-        if not diagonal and len(factors) > 1:  # one at a time, since each has a factorization of its own
+        if not diagonal and len(factors) > 1:  # one at a time, because each needs its own factorization
             return [self._densities(batches, [factor], seed)[0] for factor in factors]
         network = self._linearized()
         if not diagonal:
@@ -1186,13 +1195,13 @@ class Laplace(Drawable):
         return total / total_count(batches)
 
     def _shared_noise(self, what: str) -> Gaussian:
-        """The likelihood; a `ValueError` that names what needs it where it is not Gaussian with one shared variance."""
+        """The likelihood, or a `ValueError` that names the caller if it is not Gaussian with one shared variance."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
             raise ValueError(f"{what} needs a Gaussian likelihood with one shared variance")
         return self.likelihood
 
     def _fit_noise(self) -> None:
-        """Use the noise variance of MacKay's fixed point."""
+        """Set the noise variance to MacKay's fixed point."""
         likelihood, (subset, posterior) = self._shared_noise("tune_prior_precision: noise=True"), self.fitted()
         if not isinstance(posterior, FullCovariance) or self.marginal:
             raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
@@ -1209,13 +1218,13 @@ class Laplace(Drawable):
 
     @property
     def _num_outputs(self) -> float:
-        """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
+        """Number of scalars in the data term: the sum of example weights times the outputs of an example."""
         return self.data.total_weight * self.outputs_per_example
 
     @torch.no_grad()
     @checked
     def set_noise(self, variance: Positive) -> None:
-        """Use another variance of a shared Gaussian noise; curvature and data term follow without a pass over the data."""
+        """Set the variance of a shared Gaussian noise. Curvature and data term are rescaled without a pass over the data."""
         likelihood, (_, posterior) = self._shared_noise("Laplace: set_noise"), self.fitted()
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
             raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
@@ -1230,7 +1239,7 @@ class Laplace(Drawable):
     # -- storage ---------------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """All choices of a fitted approximation as plain data."""
+        """All settings of a fitted approximation as plain data."""
         _, posterior = self.fitted()
         return {
             "likelihood": self.likelihood.config(),
@@ -1251,7 +1260,7 @@ class Laplace(Drawable):
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Network, likelihood, curvature and chosen weights of a fitted approximation."""
+        """Tensors of a fitted approximation: network, likelihood, curvature and chosen weights."""
         subset, posterior = self.fitted()
         network, likelihood = self.network.state_dict(keep_vars=True), self.likelihood.state_dict()
         state = prefixed(network=network, likelihood=likelihood, posterior=posterior.tensors())
@@ -1259,7 +1268,7 @@ class Laplace(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The fitted approximation over a copy of the network; weights that were frozen are frozen again."""
+        """The fitted approximation over a copy of the network. Weights that were frozen are frozen again."""
         given = dict(config)
         factor, data, outputs, names = (given.pop(key) for key in ("factor", "data", "outputs_per_example", "weights"))
         if isinstance(given["covariance"], dict):
@@ -1278,7 +1287,7 @@ class Laplace(Drawable):
         return laplace
 
     def fingerprint(self) -> dict[str, str]:
-        """That of the network."""
+        """Fingerprint of the network."""
         return fingerprint(self.network)
 
     def __repr__(self) -> str:
@@ -1288,5 +1297,5 @@ class Laplace(Drawable):
 
 
 def _seed_of(generator: torch.Generator | None) -> int:
-    """Seed for draws: from a generator, otherwise the same in each call under one seed of torch."""
+    """Seed for draws: drawn from a generator if given, otherwise the same in every call under one seed of torch."""
     return torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)

@@ -23,7 +23,7 @@ from bayesify.weights.catalog import Layer, group_layers
 
 
 def layer_of(subset: Subset) -> Layer | None:
-    """The one layer that a subset has whole weights of, `None` if it is something else."""
+    """The layer of a subset that consists of whole weights of one layer; `None` for any other subset."""
     layers = group_layers(subset.weights[name] for name in subset.names)
     return layers[0] if len(layers) == 1 and all(index is None for index in subset.entries.values()) else None
 
@@ -34,9 +34,9 @@ class Piece:
 
     Args:
         inputs: a, [N, D], with a one for a bias.
-        diagonal: h, [N, K], in float64 where the device has that type: the difference to q cancels for certain classes.
-        products: q, [R, N, K]: one for each group of classes that the layer puts out at a position; R may be 0.
-        weights: Weights of the positions' examples, [N]; `None`: 1 each.
+        diagonal: h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
+        products: q, [R, N, K]: one for each group of classes that the layer outputs at a position; R may be 0.
+        weights: Example weight of each position, [N]; `None` for 1 each.
     """
 
     inputs: Tensor
@@ -66,7 +66,7 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
 
 
 def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
-    """Which rows of W put out the same group of classes at a position: [R, T, K], R groups at each."""
+    """Masks of the rows of W that belong to the same group of classes at a position: [R, T, K], R groups at each."""
     shape = features.outputs.shape
     axis = likelihood.logit_axis(len(shape))
     assert axis is not None
@@ -85,10 +85,10 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
     """The curvature of a layer in a structure, with the keys of `CURVATURES`, by a plain pass over the data.
 
-    The numbers are those of the Jacobian; for Kronecker factors too, which are sums over examples and positions of each part.
+    The results equal those from the Jacobian, for Kronecker factors too.
 
     Raises:
-        FeaturesEnd: If the network ends in another way in some batch.
+        FeaturesEnd: If the network's outputs are not those of the layer in some batch.
     """
     layer = layer_of(subset)
     assert layer is not None
@@ -108,13 +108,13 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
 
 
 def matrix_order(subset: Subset, layer: Layer) -> Tensor:
-    """Place in the subset of each entry of `[W b]`: [K, D]."""
+    """Index in the subset of each entry of `[W b]`: [K, D]."""
     places = subset.split(torch.arange(subset.size))
     return torch.cat([places[weight.name].reshape(layer.rows, -1) for weight in layer.weights], dim=1)
 
 
 def _kronecker_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sums of a a^T and of H, and the number of positions; each counts by the weight of its example."""
+    """Sums of a a^T and of H, and the number of positions. Each position counts by the weight of its example."""
     flat, a = piece.products.flatten(0, 1), piece.inputs
     slopes = torch.diag(piece.diagonal.sum(0)).addmm_(flat.T, flat, alpha=-1)
     weights = torch.ones_like(piece.diagonal[:, 0]) if piece.weights is None else piece.weights
@@ -129,7 +129,7 @@ def _diagonal_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """The sum itself, [K D, K D] over [W b]; in float64 up to `MAX_DIAGONALIZED_WEIGHTS`."""
+    """The whole sum, [K D, K D] over [W b], in float64 up to `MAX_DIAGONALIZED_WEIGHTS`."""
     outputs, columns = piece.diagonal.shape[1], piece.inputs.shape[1]
     size = outputs * columns
     a = widened(piece.inputs) if size <= MAX_DIAGONALIZED_WEIGHTS else piece.inputs
@@ -146,4 +146,4 @@ def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 SUMS = {"kronecker": _kronecker_sums, "diagonal": _diagonal_sums, "full": _full_sums}
-"""What a piece of the data adds, by the structure of the covariance."""
+"""Functions that compute the sums of a piece of the data, by the structure of the covariance."""

@@ -1,4 +1,4 @@
-"""Gaussians over the outputs of a network that is linear in chosen weights, from whatever is the least work."""
+"""Gaussians over the outputs of a network that is linear in chosen weights, by the cheapest exact or sampled way."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from bayesify.predictive.spreads import LowRank, Spread
 from bayesify.running.inputs_and_outputs import batch_size, checked_inputs, split_rows
 
 MAX_EXACT_OUTPUTS = 128
-"""Most outputs of an example whose curvature and predictive covariance are exact by default where each output takes a pass
-backwards. Above it, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws stand for them. The last layer is exact always."""
+"""Largest number of outputs of an example with exact curvature and predictive covariance by default, if each output takes a
+backward pass. Above it, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace the outputs. The last layer is always
+exact."""
 
 NUM_CURVATURE_SAMPLES = 16
-"""Vectors per example that stand for the curvature of more than `MAX_EXACT_OUTPUTS` outputs."""
+"""Number of vectors per example for the curvature of more than `MAX_EXACT_OUTPUTS` outputs."""
 
 NUM_DIRECTIONS = 32
-r"""Draws of the weights whose effects R on more than `MAX_EXACT_OUTPUTS` outputs stand for their covariance, $R R^\top$. A variance
-is off by $\sqrt{2 / n}$ of itself, a quarter."""
+r"""Number n of draws of the weights for the covariance of more than `MAX_EXACT_OUTPUTS` outputs. The covariance is $R R^\top$,
+with R the effects of the draws on the outputs. The relative error of a variance is $\sqrt{2 / n}$, a quarter."""
 
 MAX_PULLED_WEIGHTS = 2**17
-"""Most weights whose derivatives are formed to move the outputs by draws; more of them take a forward derivative for each draw."""
+"""Largest number of weights whose derivatives are formed to move outputs by draws. More weights take a forward derivative per
+draw."""
 
 MAX_QUIET_PASSES = 300
-"""Passes of the network over the data that a call may take before it says how many there will be."""
+"""Number of passes over the data above which a call announces their number."""
 
 Found = TypeVar("Found")
 Covariance = Tensor | Spread
@@ -51,14 +53,14 @@ def variances_of(covariance: Covariance) -> Tensor:
 class LinearizedNetwork:
     r"""$f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.
 
-    The last layer needs its inputs only (`Features`), every other subset derivatives of the outputs (`Gradients`).
+    The last layer needs only its inputs (`Features`). Every other subset needs derivatives of the outputs (`Gradients`).
 
     Args:
         jacobians: Derivatives of the network by the chosen weights.
-        posterior: The Gaussian.
-        likelihood: p(y | outputs).
+        posterior: The Gaussian over the chosen weights.
+        likelihood: The likelihood p(y | outputs).
         dtype: Type of the results.
-        progress: Called with the number of examples after each piece.
+        progress: Function that is called with the number of examples after each piece.
     """
 
     jacobians: Jacobians
@@ -69,16 +71,16 @@ class LinearizedNetwork:
 
     @property
     def may_have_features(self) -> bool:
-        """Whether the weights are those of one layer, which may be the network's last."""
+        """Whether the chosen weights are one layer, which may be the network's last."""
         formless = isinstance(self.posterior, (MarginalCovariance, SampledCovariance))
         return not formless and layer_of(self.posterior.subset) is not None
 
     def feature_cost(self, x: Any) -> FeatureCost | None:
-        """What an example takes by the inputs of the last layer; `None` where derivatives are needed."""
+        """Cost of an example by the inputs of the last layer; `None` if derivatives are needed."""
         return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
 
     def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
-        """What a function makes of the outputs and their features or gradients, for pieces of a batch within a budget of bytes."""
+        """Results of a function of outputs and their features or gradients, for pieces of a batch within a budget of bytes."""
         args, kwargs = checked_inputs(x)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
@@ -120,9 +122,9 @@ class LinearizedNetwork:
 
         Args:
             x: Inputs.
-            budget: Bytes.
-            factors: Factors; the own one by default.
-            parts: Whether covariances of all examples that exceed the budget are cut to `marginals`.
+            budget: Memory budget in bytes.
+            factors: Factors on the prior precisions; by default the posterior's own factor.
+            parts: Whether to cut covariances to `marginals` if all of them together exceed the budget.
         """
         total = batch_size(*checked_inputs(x))
 
@@ -145,7 +147,7 @@ class LinearizedNetwork:
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
     ) -> list[Covariance]:
-        """Over the outputs at each position where that is all that a prediction needs, else over all outputs of an example."""
+        """Covariances over the outputs at each position if a prediction needs no more, otherwise over all outputs of an example."""
         a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
         order = None if axis is None else features.class_order(axis)
         in_rows = features.place is None if axis is None else order is not None
@@ -210,7 +212,7 @@ class LinearizedNetwork:
         return torch.cat(self.over(x, budget, use), dim=1)
 
     def covariance(self, x: Any, budget: int) -> Tensor:
-        """Over an example's outputs: [B, O, O]."""
+        """Covariance over an example's outputs: [B, O, O]."""
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):
@@ -220,7 +222,7 @@ class LinearizedNetwork:
         return torch.cat(self.over(x, budget, use))
 
     def joint_covariance(self, x: Any) -> Tensor:
-        """Over the outputs of all examples, which are slowest: [B O, B O]."""
+        """Covariance over the outputs of all examples, with examples slowest: [B O, B O]."""
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):

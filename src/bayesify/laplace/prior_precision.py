@@ -1,4 +1,4 @@
-"""The precision of the prior: one number, or one for each layer."""
+"""Prior precisions: one number, or one for each layer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Precision = float | dict[str, float]
 
 
 def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
-    """A prior precision as numbers, from a form that `Laplace` takes.
+    """A prior precision as numbers, from any form that `Laplace` takes.
 
-    Keys are names of weights or of modules above them, or patterns; `"size"` is the inverse mean square of each layer's weights.
+    Keys are names of weights, names of modules above them, or patterns. `"size"` is the inverse mean square of each layer's
+    weights.
 
     Raises:
         ValueError: If a number is not positive, a key matches no weight, or a weight has no number.
@@ -42,26 +43,27 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
 
 
 FACTOR_PER_LAYER = 3.0
-"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These leave out correlations that hold
-layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be. One layer
-of a deeper network has it under a full covariance too: its inputs are features, whose mean square training has made larger than the
-1 that Neal's prior counts on (0.5 to 22 in the suite of defaults), and no other layer's weights vary with its own; for classes
-`Laplace.fit` then lowers it. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These posteriors leave out correlations
+between layers, so that the layers' contributions to the variance of the outputs add up: the more layers, the narrower each must be.
+A single layer of a deeper network gets the factor under a full covariance too. Its inputs are trained features, whose mean square
+exceeds the 1 that Neal's prior assumes (0.5 to 22 in the suite of defaults). For classes `Laplace.fit` then lowers the precision.
+The factor was chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
 
 
 SETTLING_FACTORS = tuple(10.0 ** (power / 8) for power in range(-24, 1))
-"""Factors on the default precision of one layer from which `Laplace.fit` chooses, ascending to 1."""
+"""Factors on the default precision of one layer that `Laplace.fit` chooses from, ascending to 1."""
 MAX_TRAINING_LOSS_RISE = 0.005
-"""Nats by which the mean negative log predictive density of training rows may exceed the network's own under a chosen factor."""
+"""Nats by which the mean negative log density of training rows may exceed the network's own, under a chosen factor."""
 MAX_SETTLING_ROWS = 2000
-"""Training rows on which `MAX_TRAINING_LOSS_RISE` is measured."""
+"""Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for one layer."""
 WIDE_FACTORS = tuple(10.0 ** (power / 4) for power in range(17))
-"""Factors on the default precision of several layers from which `Laplace.fit` chooses, ascending from 1."""
+"""Factors on the default precision of several layers that `Laplace.fit` chooses from, ascending from 1."""
 NUM_WIDE_ROWS = 256
-"""Training rows on which `MAX_TRAINING_LOSS_RISE` of several layers is measured. On six networks over digits and sequences, two of
-them with GroupNorm and BatchNorm, the NLL of test rows rose as much as that of training rows, whatever the factor."""
+"""Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for several layers. On six networks over digits and
+sequences, two of them with GroupNorm and BatchNorm, the NLL of test rows rose as much as the NLL of training rows at every
+factor."""
 POINT_FACTOR = 1e12
-"""Factor on the precisions under which the weights do not vary."""
+"""Factor on the precisions that makes the posterior a point."""
 
 
 def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
@@ -70,7 +72,7 @@ def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
 
 
 def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
-    """Linear maps with a weight among the chosen ones."""
+    """Number of linear maps with a chosen weight."""
     names = set(chosen)
     layers = group_layers(weights.values())
     return sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)
@@ -79,11 +81,10 @@ def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, a layer's inputs, times `FACTOR_PER_LAYER` for each linear map among the chosen weights; a
-    full covariance over several has no such factor.
+    """The precision of `priors.Neal()`, which is a layer's number of inputs, times `FACTOR_PER_LAYER` for each chosen linear map.
 
-    Embeddings and custom parameters, such as positions, have no inputs to count: the inverse mean square of their values stands in.
-    Normalization layers, whose scales are about 1, have 1.
+    A full covariance over several maps has no such factor. Embeddings and custom parameters, such as positions, have no inputs to
+    count, and get the inverse mean square of their values. Normalization layers get 1, because their scales are about 1.
     """
     names, layers = tuple(chosen), group_layers(weights.values())
     narrowed = covariance != "full" or stands_alone(weights, names)
@@ -105,7 +106,7 @@ def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> 
 
 
 def precision_of(value: Precision, name: str) -> float:
-    """The precision of one weight: that of the first key that matches it."""
+    """The precision of one weight, from the first key that matches its name."""
     if not isinstance(value, dict):
         return value
     for key, number in value.items():

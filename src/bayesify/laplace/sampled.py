@@ -30,13 +30,13 @@ from bayesify.weights.module_state import below, prefixed
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 NUM_EVIDENCE_STEPS = 6
-"""Most updates of the prior precision."""
+"""Largest number of updates of the prior precision."""
 NUM_MINIBATCH_EVIDENCE_STEPS = 4
-"""The same with the minibatch solver, whose noise hides small changes."""
+"""Largest number of updates with the minibatch solver, whose noise hides small changes."""
 MAX_EVIDENCE_EXAMPLES = 2000
-"""Examples by which the prior precision is found; more of them stand for all."""
+"""Largest number of examples that choose the prior precision. From more data, this many stand for all."""
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
-"""Most weights of a network whose draws are solved several at a time by default, and with several draws for the evidence."""
+"""Largest number of weights for which several draws are solved at a time by default, and for the evidence."""
 MAX_GRADIENT_WORK = 1e9
 """Largest product of weights and examples for which conjugate gradients are the default."""
 MOMENTUM = 0.9
@@ -44,21 +44,21 @@ MOMENTUM = 0.9
 RELATIVE_RATE = 0.2
 """Learning rate of the minibatch solver times the largest eigenvalue of a minibatch's preconditioned equations."""
 NUM_POWER_ITERATIONS = 10
-"""Products with a minibatch that find this eigenvalue."""
+"""Number of products with a minibatch that estimate this eigenvalue."""
 MAX_GROWTH = 3.0
-"""A norm of the solution above this multiple of the start shows that the learning rate is too large."""
+"""If the norm of the solution exceeds this multiple of its start, the learning rate is too large."""
 NOT_STARTED = -1
-"""Iteration of equations that the minibatch solver has not begun."""
+"""Iteration number of equations that the minibatch solver has not started."""
 STEPS_BETWEEN_CHECKS = 50
-"""Minibatch steps after which the solution is looked at, and may be written."""
+"""Number of minibatch steps between checks of the solution, each of which may write a checkpoint."""
 MIN_EVIDENCE_CHANGE = 0.02
-"""Change in the logarithm of the prior precision below which its updates end."""
+"""The updates of the prior precision end when its logarithm changes by less than this."""
 MIN_RELATIVE_SCALE = 0.01
-"""Smallest entry of the g-prior's scale relative to the mean of its layer: weights that the data hardly move stay bounded."""
+"""Smallest entry of the g-prior's scale, relative to the mean of its layer. It bounds weights that the data hardly constrain."""
 NUM_SCALE_SAMPLES = 2
-"""Vectors per example from which the scale of the prior and the preconditioner are computed."""
+"""Number of vectors per example for the scale of the prior and for the preconditioner."""
 MIN_SECONDS_BETWEEN_WRITES = 30.0
-"""Seconds from one checkpoint to the next."""
+"""Smallest time between two checkpoints."""
 
 
 Solver = Literal["auto", "conjugate_gradients", "minibatch"]
@@ -67,27 +67,26 @@ Solver = Literal["auto", "conjugate_gradients", "minibatch"]
 @checked
 @dataclass(frozen=True)
 class Sampled:
-    r"""Options of `Laplace(covariance=Sampled(...))`: draws of all weights; `"sampled"` has the defaults.
+    r"""Options of `Laplace(covariance=Sampled(...))`, which keeps draws of all weights. `"sampled"` stands for the defaults.
 
-    Conjugate gradients take about four passes over the data for each draw and iteration. The minibatch solver takes about
-    four passes over `steps` minibatches for each draw, whatever the number of examples, and a pass over the data before. Neither
-    depends on the number of outputs.
+    Conjugate gradients take about four passes over the data for each draw and iteration. The minibatch solver takes one pass over
+    the data and about four passes over `steps` minibatches for each draw. Neither cost depends on the number of outputs.
 
     Args:
-        num_draws: n, draws that are kept: one copy of the weights each. Variances are off by $\sqrt{2 / n}$ of themselves.
-        iterations: Most iterations of conjugate gradients for each draw.
-        at_once: Draws that are solved at a time. Default: 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights. With 1 under the
-            minibatch solver, a GPU holds two and a half copies of the weights: the network, the iterate, and its momentum in
-            bfloat16. Everything else stays in the memory of the CPU.
+        num_draws: Number n of draws. Each is one copy of the weights. The relative error of a variance is $\sqrt{2 / n}$.
+        iterations: Largest number of iterations of conjugate gradients for each draw.
+        at_once: Number of draws that are solved at a time. The default is 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights.
+            With 1 under the minibatch solver, a GPU holds two and a half copies of the weights: the network, the iterate, and its
+            momentum in bfloat16. Everything else stays in the memory of the CPU.
         tolerance: Relative residual at which conjugate gradients end early.
-        settle: Whether the covariance is scaled down until the mean log predictive density of training rows is at most 0.005 nats
-            below the network's own: for classes, where `fit` finds the prior precision. The evidence alone often asks for so
-            wide a prior that the linearized network leaves the region where it is right.
+        settle: Whether to scale the covariance down until the mean log predictive density of training rows is at most 0.005 nats
+            below the network's own. It applies to classes if `fit` finds the prior precision. The evidence alone often asks for so
+            wide a prior that the linearization no longer holds.
         solver: `"conjugate_gradients"`, or `"minibatch"`: stochastic gradient descent with Nesterov's momentum and a learning rate
-            that falls to zero in the second half. By default the first up to
-            `MAX_WEIGHTS_SOLVED_TOGETHER` weights while weights times examples are at most `MAX_GRADIENT_WORK`.
-        steps: Steps of the minibatch solver for each draw.
-        batch: Most examples of a step; batches of the loader are cut to it.
+            that falls to zero in the second half. The default is conjugate gradients for up to
+            `MAX_WEIGHTS_SOLVED_TOGETHER` weights, if weights times examples are at most `MAX_GRADIENT_WORK`.
+        steps: Number of steps of the minibatch solver for each draw.
+        batch: Largest number of examples of a step. Batches of the loader are cut to it.
     """
 
     num_draws: Count = 16
@@ -100,11 +99,11 @@ class Sampled:
     batch: Count = 128
 
     def group(self, size: int) -> int:
-        """Draws over so many weights that are solved at a time."""
+        """Number of draws over `size` weights that are solved at a time."""
         return min(self.at_once or (4 if size <= MAX_WEIGHTS_SOLVED_TOGETHER else 1), self.num_draws)
 
     def takes_minibatches(self, size: int, num_data: int = 0) -> bool:
-        """Whether the minibatch solver serves so many weights and examples."""
+        """Whether the minibatch solver is used for this many weights and examples."""
         large = size > MAX_WEIGHTS_SOLVED_TOGETHER or size * num_data > MAX_GRADIENT_WORK
         return self.solver == "minibatch" or (self.solver == "auto" and large)
 
@@ -113,19 +112,20 @@ class Sampled:
         return self.group(size) == 1 and self.takes_minibatches(size)
 
     def num_groups(self, size: int) -> int:
-        """Groups of draws that are solved one after the other."""
+        """Number of groups of draws that are solved one after the other."""
         return -(-self.num_draws // self.group(size))
 
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
-        """Memory of the draws over so many weights: one copy each, seven while a draw is solved, and two for all.
+        """Memory of the draws over `size` weights.
 
-        Three copies if the rest stays on the CPU.
+        It is one copy of the weights per draw, six more per draw while it is solved, and two for all draws. It is three copies if
+        the rest stays on the CPU.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
 
     def count_passes(self, size: int, num_data: int) -> int:
-        """Passes of the network over the data that `fit` takes at most, those that find the prior precision apart."""
+        """Largest number of passes over the data that `fit` takes, without the passes that find the prior precision."""
         each = self.num_groups(size) * (4 * self.group(size) + 2)
         if self.takes_minibatches(size, num_data):
             return math.ceil(each * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
@@ -133,21 +133,21 @@ class Sampled:
 
 
 class DrawsFile:
-    """The file in which draws are kept while they are solved.
+    """File that keeps the draws while they are being solved.
 
     Args:
         path: Path of the file.
-        settings: What the run that continues it must have in common with it, plain data.
+        settings: Settings that a continued run must share, as plain data.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path, self._settings = path, dict(settings)
 
     def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Facts and tensors; `None` where there is no file.
+        """Facts and tensors; `None` if there is no file.
 
         Raises:
-            ValueError: If the file is of another run.
+            ValueError: If the file belongs to another run.
         """
         if not self._path.exists():
             return None
@@ -160,7 +160,7 @@ class DrawsFile:
         return header["facts"], tensors
 
     def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Write them in one step of the file system."""
+        """Write facts and tensors atomically."""
         tensor_files.write(self._path, "sampled draws", {"settings": self._settings, "facts": dict(facts)}, tensors)
 
 
@@ -171,8 +171,8 @@ class SampledCovariance(WeightCovariance):
         subset: The weights.
         draws: Deviations from the mean, [n, S].
         prior: $\delta$, [S].
-        factor: c, which the draws belong to.
-        narrowed: Factor that the covariance was multiplied with.
+        factor: Factor c that the draws were made for.
+        narrowed: Factor that the covariance was multiplied by.
     """
 
     def __init__(self, subset: Subset, draws: Tensor, prior: Tensor, factor: float, narrowed: float = 1.0) -> None:
@@ -180,19 +180,19 @@ class SampledCovariance(WeightCovariance):
         self.draws, self.factor, self.narrowed = draws, factor, narrowed
 
     def diagonalize(self) -> bool:
-        """Never: draws belong to one prior precision."""
+        """Always `False`, because draws belong to one prior precision."""
         return False
 
     def rescaled(self, factor: float) -> Self:
-        """Itself, for its own factor.
+        """This object, if the factor is its own.
 
         Raises:
             ValueError: For another factor.
         """
         if factor != self.factor:
             raise ValueError(
-                "Laplace: covariance='sampled' has draws for one prior precision, which fit finds by the evidence; fit again with "
-                "prior_precision=..., or set temperature"
+                "Laplace: the draws of covariance='sampled' belong to one prior precision, which fit finds by the evidence; fit "
+                "again with prior_precision=..., or set temperature"
             )
         return self
 
@@ -219,11 +219,12 @@ class SampledCovariance(WeightCovariance):
         return roots @ roots.T / len(self.draws)
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
-        """All of them: their products are the covariance."""
+        """All draws, because their products are the covariance."""
         return self.draws
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Some of the draws, each once; more than there are come as random sums of them, which have their covariance."""
+        """A random choice of the draws. If more are asked for than there are, random sums of the draws, with the same
+        covariance."""
         count = len(self.draws)
         if num_draws <= count:
             place = self.noise(count, generator=generator).argsort()[:num_draws]
@@ -231,22 +232,22 @@ class SampledCovariance(WeightCovariance):
         return self.noise(num_draws, count, generator=generator) @ self.draws / math.sqrt(count)
 
     def dense(self) -> Tensor:
-        """Of rank n."""
+        """The covariance, which has rank n."""
         return self.draws.T @ self.draws / len(self.draws)
 
     def variances(self) -> Tensor:
-        """Mean squares."""
+        """Mean squares of the draws."""
         return self.draws.square().mean(0)
 
     def log_det_ratio(self) -> Tensor:
-        """Unknown.
+        """Not available for draws.
 
         Raises:
             ValueError: Always.
         """
         raise ValueError(
-            "Laplace: covariance='sampled' has no determinant, so that evidence and KL are unknown; fit has found the prior "
-            "precision by the evidence; use covariance='kronecker' for a number"
+            "Laplace: covariance='sampled' has no determinant, so that evidence and KL are unknown; use covariance='kronecker' to "
+            "compute them"
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -260,7 +261,7 @@ class OutputHessian:
 
     Args:
         diagonal: h, [B, ...].
-        product: q, which is h where there is one: classes.
+        product: q, which equals h for classes; `None` if the matrix is diagonal.
         axis: Axis of the classes.
         weights: $\omega$, in a shape that h can be multiplied with.
     """
@@ -272,7 +273,7 @@ class OutputHessian:
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, weight: float = 1.0) -> OutputHessian:
-        """That of a likelihood, times a weight of all examples."""
+        """The Hessian of a likelihood, times a common weight of all examples."""
         h, q = likelihood.fisher_parts(outputs, batch.y)
         counts = (weight * batch.counts).to(h).reshape(-1, *[1] * (h.ndim - 1))
         return cls(h, q, likelihood.logit_axis(outputs.ndim) or -1, counts)
@@ -301,9 +302,9 @@ def whiten(
 ) -> tuple[Tensor, KroneckerCovariance]:
     r"""The prior's scale $\delta$, [S], and $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$ for the Kronecker-factored curvature K.
 
-    Without a prior it is the g-prior (Antorán et al. 2023, section 5): $\delta$ is the diagonal of K, so that the data move all
-    weights alike in units of the prior and weights before a normalization may have any size. All of it stays where the curvature
-    is; eigenvectors are computed on a device.
+    Without a given prior, $\delta$ is the g-prior (Antorán et al. 2023, section 5): the diagonal of K. The data then constrain all
+    weights equally in units of the prior, and weights before a normalization layer may have any size. All results stay on the
+    device of the curvature; `device` computes the eigenvectors.
     """
     given = {} if prior is None else subset.split(prior)
     scale: dict[str, Tensor] = {}
@@ -400,12 +401,12 @@ class Equations:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is; `prior` and all that is held may be in the memory of the CPU."""
+        """Device of the network. `prior` and the draws may be in the memory of the CPU."""
         return next(self.pieces.jacobians.runner.network.parameters()).device
 
     @property
     def on_host(self) -> bool:
-        """Whether the GPU is to hold the network, the iterate and its momentum only."""
+        """Whether the GPU holds only the network, the iterate and its momentum."""
         return self.prior.device != self.device
 
     @property
@@ -423,13 +424,13 @@ class Equations:
         return self.group(target)
 
     def group(self, target: Tensor) -> Group:
-        """Equations with a right side, not yet solved."""
+        """Equations with a given right side, at the start of a solver."""
         if self.minibatch:
             return Group(target, self.precondition(target), target[:, :0], torch.zeros_like(target), NOT_STARTED)
         return Group(target, torch.zeros_like(target), target.clone(), self.precondition(target))
 
     def restart(self, group: Group) -> Group:
-        """The same under another prior precision, from the present solution."""
+        """Continue with another prior precision from the present solution."""
         group.iteration = 0
         if self.minibatch:
             group.direction.zero_()
@@ -439,9 +440,9 @@ class Equations:
         return group
 
     def solve(self, group: Group, most: int, tolerance: float, after: Callable[[], None] | None = None) -> float:
-        """Conjugate gradients for each equation, up to some iterations: the largest relative residual that is left.
+        """Run conjugate gradients on each equation, and return the largest relative residual.
 
-        With `minibatch` so many steps of the minibatch solver, whose residual is unknown (NaN).
+        With `minibatch`, run the minibatch solver instead; its residual is unknown (NaN).
         """
         if self.minibatch:
             begin, count = group.iteration, self.at_once if self.on_host else len(group.target)
@@ -468,7 +469,7 @@ class Equations:
         return math.sqrt(max(0.0, float((left / scale).max())))
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
-        r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in the place of that of all data.
+        r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
 
         The iterate is $z = \delta^{-1/2} u$, so that the network is pushed along it without a copy. The target is that of all data
         (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate. A direction with eigenvalue
@@ -481,7 +482,7 @@ class Equations:
         here, step = self.device, max(0, group.iteration)
         limit = MAX_GROWTH * float(_norms(group.solution[rows]).max())
         z, velocity = ((self.root * part[rows]).to(here) for part in (group.solution, group.direction))
-        if self.on_host:  # rounded by less than what a minibatch leaves open
+        if self.on_host:  # the rounding error is smaller than the noise of a minibatch
             velocity = velocity.bfloat16()
         batches = itertools.islice(self._minibatches(), step, None)
         while step < most:
@@ -519,7 +520,7 @@ class Equations:
         return total.mul_(root).addcdiv_(z, root, value=self.factor)
 
     def _minibatches(self) -> Iterator[list[tuple[Batch, Inputs]]]:
-        """Minibatches without end, from pass to pass over the data."""
+        """Endless minibatches, in repeated passes over the data."""
         while True:
             yield from self._epoch(DataTerm())
 
@@ -532,7 +533,7 @@ class Equations:
             yield [(part, as_inputs(part.x)) for part in parts]
 
     def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
-        """That of the preconditioned equations of a minibatch, by power iterations; a little too small."""
+        """Largest eigenvalue of a minibatch's preconditioned equations, by power iterations, which slightly underestimate it."""
         root, found = self.root.to(self.device), 1.0
         z = root * self.prior_noise(-1, 1).to(self.device)
         for _ in range(NUM_POWER_ITERATIONS):
@@ -541,7 +542,7 @@ class Equations:
         return found
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """Products with the preconditioner under the present noise, computed where the network is."""
+        """Products with the preconditioner under the present noise, computed on the network's device."""
         now = self.preconditioner.rescaled(self.factor / self.noise_ratio)
         return (now.times(vectors.to(self.device)) / self.noise_ratio).to(vectors)
 
@@ -589,7 +590,7 @@ class Equations:
         return OutputHessian.of(self.likelihood, outputs, piece, self.example_weight)
 
     def prior_noise(self, first: int, count: int) -> Tensor:
-        """Standard normal numbers, [g, S], the same each time."""
+        """Standard normal numbers, [g, S], the same in every call."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first) % 2**63)
         shape = (count, len(self.prior))
         return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)
@@ -600,7 +601,7 @@ class Equations:
         r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors that a function gives with the outputs of each piece.
 
         Raises:
-            ValueError: If the loader gives other examples in each pass.
+            ValueError: If the loader gives different examples in each pass.
         """
         total, data = torch.zeros(count, len(self.prior), dtype=self.prior.dtype, device=self.device), DataTerm()
         jacobians = self.pieces.jacobians
@@ -616,8 +617,8 @@ class Equations:
         tolerance = 1e-3 * (abs(known.log_likelihood) + known.total_weight)
         if data.num_data != known.num_data or abs(data.log_likelihood - known.log_likelihood) > tolerance:
             raise ValueError(
-                "Laplace.fit: the loader gives other examples in each pass (random changes of the inputs, or drop_last=True with "
-                "shuffle=True); covariance='sampled' needs the same ones, so give a loader without these"
+                "Laplace.fit: the loader gives different examples in each pass (random augmentation, or drop_last=True with "
+                "shuffle=True); covariance='sampled' needs the same examples, so turn these off"
             )
         if self.advance is not None:
             self.advance()
@@ -629,19 +630,19 @@ class Equations:
         return max(1, int(self.pieces.memory // held))
 
     def set_noise(self, variance: float) -> float:
-        """Use another variance of a Gaussian noise: the ratio of the former one to it."""
+        """Set the variance of a Gaussian noise, and return the ratio of the former variance to it."""
         assert isinstance(self.likelihood, Gaussian)
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)
         self.noise_ratio *= ratio
-        self._data = None  # its log-likelihood is that of the former noise
+        self._data = None  # the stored log-likelihood belongs to the former noise
         return ratio
 
 
 def find_factor(
     equations: Equations, mean: Tensor, num_outputs: float, iterations: int, tolerance: float, *, finds_noise: bool
 ) -> float:
-    r"""Leave the equations at the prior precision, and the Gaussian noise, of the largest evidence of the linearized model.
+    r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
 
     There $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992) for the mode $\theta^*$ of the linearized model, which is not $w^*$
     (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"), and the effective dimension
@@ -690,14 +691,14 @@ def find_factor(
 
 
 def _fixed_point(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Where x = g(x), by the secant through the last two pairs (x, g(x)), at most a factor of a hundred away."""
+    """Estimate of the fixed point x = g(x) by the secant through the last two pairs (x, g(x)), at most a factor of 100 away."""
     x, g = now
     slope = 0.0 if before is None or before[0] == x else (g - before[1]) / (x - before[0])
     return x + min(max((g - x) / (1 - min(max(slope, -1.0), 0.9)), -4.6), 4.6)
 
 
 class DrawSolver:
-    """Draws of the solutions of `Equations`, group after group.
+    """Solver that makes draws from `Equations`, group by group.
 
     Args:
         equations: The equations, over all data, under the final prior precision.
@@ -722,14 +723,14 @@ class DrawSolver:
         self._written = time.monotonic()
 
     def run(self) -> SampledCovariance:
-        """All draws that are missing."""
+        """Solve for all missing draws."""
         equations, options = self._equations, self._options
         while self._done < options.num_draws:
             count = min(equations.at_once, options.num_draws - self._done)
             group = self._group = self._group or equations.start(self._done, count)
             most = options.steps if equations.minibatch else options.iterations
             left = equations.solve(group, most, options.tolerance, self._write)
-            if math.isnan(left):  # that of one draw stands for all
+            if math.isnan(left):  # the residual of one draw stands for all
                 left = self.residual or equations.residual(group)
             self.residual = max(self.residual, left)
             self.draws[self._done : self._done + count] = equations.root * group.solution
@@ -738,7 +739,7 @@ class DrawSolver:
         return SampledCovariance(equations.subset, self.draws, equations.prior, equations.factor)
 
     def _write(self, *, always: bool = False) -> None:
-        """Keep the draws so far, at most every `MIN_SECONDS_BETWEEN_WRITES`."""
+        """Write the draws so far, at most once per `MIN_SECONDS_BETWEEN_WRITES`."""
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
         solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}
@@ -751,7 +752,7 @@ class DrawSolver:
         self._written = time.monotonic()
 
     def continue_from(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint has."""
+        """Continue from a checkpoint."""
         self._done, self.residual = facts["done"], facts["residual"]
         self._equations.rate, self._equations.num_minibatches = facts["rate"], facts["num_minibatches"]
         self.draws[: self._done] = tensors["draws"].to(self.draws)

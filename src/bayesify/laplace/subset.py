@@ -26,8 +26,10 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
-        """From indices into all weights laid end to end, in any order, without repeats."""
-        if not bool((index[1:] > index[:-1]).all()):  # a sort of millions takes longer than a pass of the network
+        """Subset from indices into all weights laid end to end, in any order, without repeats."""
+        if not bool(
+            (index[1:] > index[:-1]).all()
+        ):  # sorting millions of indices takes longer than a pass of the network
             index = index.sort().values
         entries: dict[str, Tensor | None] = {}
         ends = torch.tensor([weight.numel for weight in weights.values()]).cumsum(0)
@@ -39,7 +41,7 @@ class Subset:
 
     @classmethod
     def trained(cls, network: nn.Module, weights: Mapping[str, Weight]) -> Subset:
-        """All entries but the rows of embeddings that stand for padding, which torch does not train."""
+        """Subset of all entries except the padding rows of embeddings, which torch does not train."""
         padding = padding_entries(network, weights)
         if not len(padding):
             return cls(weights, dict.fromkeys(weights))
@@ -53,18 +55,18 @@ class Subset:
         return tuple(self.entries)
 
     def count(self, name: str) -> int:
-        """Chosen entries of one weight."""
+        """Number of chosen entries of one weight."""
         index = self.entries[name]
         return self.weights[name].numel if index is None else len(index)
 
     @property
     def size(self) -> int:
-        """S."""
+        """Number S of chosen entries."""
         return sum(self.count(name) for name in self.entries)
 
     @property
     def total(self) -> int:
-        """Entries that could be chosen."""
+        """Number of entries that could be chosen."""
         return sum(weight.numel for weight in self.weights.values())
 
     def flat(self) -> Tensor:
@@ -109,7 +111,7 @@ class Subset:
         return moved
 
     def spread(self, offsets: Tensor) -> dict[str, Tensor]:
-        """Offsets [n, S] by name, [n, *shape], zero elsewhere; views where all entries of a weight are chosen."""
+        """Offsets [n, S] by name, [n, *shape], zero elsewhere. They are views if all entries of a weight are chosen."""
         found = {}
         for name, part in self.split(offsets).items():
             shape, index = self.weights[name].shape, self.entries[name]

@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from bayesify.predictive.findings import Finding
 
 Score = Callable[[list[float]], list[float]]
-"""A function from factors on the prior precisions to what is maximized."""
+"""Function from factors on the prior precisions to scores, which are maximized."""
 
 DEFAULT_GRID = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 MAX_ADDED_VALUES = 4
-"""Values that are added beyond an end of the default grid while the best is there."""
+"""Number of values that extend the default grid beyond an end while the best value is there."""
 NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
-"""Values of the second grid, between the neighbors of the best value of the first; the evidence of another value costs nothing."""
+"""Number of values in the second grid, between the neighbors of the first grid's best value. More evidences cost almost nothing."""
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
-    """The prior precision with the best score, and what to say where it is at an end of the grid.
+    """The prior precision with the best score, and a finding if it is at an end of the grid.
 
     Args:
-        score: What is maximized.
-        base: The prior precision for which the factor is 1.
-        grid: Values to try. `DEFAULT_GRID` goes on beyond its ends while the best value is at one.
-        num_fine: Values that are tried between the neighbors of the best one, evenly in the logarithm.
+        score: Function to maximize.
+        base: Prior precision at which the factor is 1.
+        grid: Values to try. `DEFAULT_GRID` is extended while its best value is at an end.
+        num_fine: Number of values to try between the neighbors of the best one, evenly in the logarithm.
     """
     candidates = sorted(set(grid))
     scores = score([value / base for value in candidates])
@@ -55,5 +55,5 @@ def search_precision(score: Score, base: float, grid: Sequence[float], num_fine:
 
 
 def best_of(scores: Sequence[float]) -> int:
-    """Place of the largest score."""
+    """Index of the largest score."""
     return max(range(len(scores)), key=scores.__getitem__)

@@ -20,7 +20,7 @@ from bayesify.weights.catalog import Weight
 
 
 class SgdOptions(TypedDict):
-    """Arguments of `SWAG.fit` by which iterates of SGD are made."""
+    """Arguments of `SWAG.fit` for the iterates of SGD."""
 
     epochs: int
     learning_rate: float | None
@@ -31,18 +31,18 @@ class SgdOptions(TypedDict):
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a selector may look at.
+    """Facts about a network that a selector may look at.
 
     Args:
         weights: The trainable weights by name, in the order of `named_parameters()`.
-        values: Their point estimates.
+        values: Point estimates of the weights.
         frozen: Names of weights that are not trained.
         curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
         precisions: Prior precisions by name.
         last: Computes the names of the weights of the layer that runs last.
         iterates: Computes the variance of each weight over the iterates of SGD by name, given arguments of `SWAG.fit`.
-        fixed: Entries, by index into all of them, that stay as they are: rows of embeddings that stand for padding.
-        remarks: What a selector has to say about its choice; it adds to them.
+        fixed: Flat indices of entries that cannot be chosen: rows of embeddings that stand for padding.
+        remarks: Notes on the choice, to which a selector appends.
     """
 
     weights: Mapping[str, Weight]
@@ -57,7 +57,7 @@ class Candidates:
 
     @property
     def total(self) -> int:
-        """Number of trainable scalars, those that stay as they are among them."""
+        """Number of trainable scalars, including those that cannot be chosen."""
         return sum(weight.numel for weight in self.weights.values())
 
     @property
@@ -66,11 +66,11 @@ class Candidates:
         return self.total - len(self.fixed)
 
     def without_fixed(self, index: Tensor) -> Tensor:
-        """Of some indices into all weights those that can be chosen."""
+        """The given indices into all weights, without those that cannot be chosen."""
         return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
 
     def scored(self, scores: Tensor, count: int) -> Tensor:
-        """Indices of the largest of scores over all weights, [P], among those that can be chosen."""
+        """Indices of the largest scores, [P], among the weights that can be chosen."""
         scores = scores.clone()
         scores[self.fixed.to(scores.device)] = -torch.inf
         return scores.topk(count).indices
@@ -85,10 +85,10 @@ class Selector(ABC):
 
     @abstractmethod
     def count(self, candidates: Candidates) -> int:
-        """How many entries it will choose, found without a pass over the data.
+        """Number of entries that the selector will choose, without a pass over the data.
 
         Raises:
-            ValueError: If it asks for what the network does not have.
+            ValueError: If the network does not have the weights that the selector asks for.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """A number of weights, or a share of them, chosen by a function of the candidates and how many."""
+    """A number or a share of the weights, chosen by a function of the candidates and the number."""
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
@@ -121,7 +121,7 @@ class _OfSize(Selector):
 
 
 MIN_CURVATURE_RATIO = 0.1
-"""Least ratio of curvature to prior precision at which the data count as saying something about a weight."""
+"""Smallest ratio of curvature to prior precision at which the data are informative about a weight."""
 
 
 def _by_variance(candidates: Candidates, count: int, num_examples: int | None, skip_flat: bool) -> Tensor:
@@ -158,7 +158,7 @@ def _at_random(candidates: Candidates, count: int, seed: int) -> Tensor:
 
 
 class _Whole(Selector):
-    """Whole weights, whose names a function of the candidates finds."""
+    """Whole weights, with names from a function of the candidates."""
 
     def __init__(self, find: Callable[[Candidates], Collection[str]]) -> None:
         self.find = find
@@ -279,8 +279,8 @@ def as_mask(values: Any) -> Tensor:
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
-    The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
-    2-Wasserstein distance between the subnetwork's posterior and the whole network's; the diagonal stands for them.
+    This is the strategy of Daxberger et al. 2021, section 4. With variances of the full posterior, it minimizes the squared
+    2-Wasserstein distance between the subnetwork's posterior and the whole network's. The diagonal approximates these variances.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -309,9 +309,8 @@ def largest_swag_variance(
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
-    The rule that the code of Daxberger et al. 2021 has for images, with 256 epochs there: weights that the data do not reach do not
-    move, and are not chosen. It costs a training: a copy of the network goes on for the given epochs, and an iterate
-    is taken after each.
+    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without gradient do not move, and are not
+    chosen. The rule costs a training run: a copy of the network trains on for the given epochs, and each epoch gives an iterate.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -325,7 +324,9 @@ def largest_swag_variance(
         ValueError: If the size or the number of epochs is out of range.
     """
     if epochs < 2:
-        raise ValueError("subnetwork.largest_swag_variance: epochs=1; give at least 2, which variances are over")
+        raise ValueError(
+            "subnetwork.largest_swag_variance: epochs=1; give at least 2, because a variance needs two iterates"
+        )
     options = SgdOptions(
         epochs=epochs, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, seed=seed
     )
@@ -378,7 +379,7 @@ def from_names(names: Sequence[str]) -> Selector:
     """Whole parameters by their `named_parameters()` names.
 
     Args:
-        names: At least one name or glob, such as `"*lora_*"`, which takes the trainable ones that it matches.
+        names: At least one name or glob, such as `"*lora_*"`. A glob takes the trainable parameters that it matches.
     """
     if isinstance(names, str) or not names:
         raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
@@ -390,14 +391,14 @@ def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
     """Weights where a mask is true.
 
     Args:
-        mask: Boolean tensors in the parameters' shapes by name (a missing one chooses nothing there), or one vector over all
-            trainable weights.
+        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. A missing name
+            chooses nothing of that parameter.
     """
     return _Mask(mask)
 
 
 def as_selector(subset: Any) -> Selector:
-    """A selector from what users give: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
+    """The selector for a `subset` argument: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
     if isinstance(subset, Selector):
         return subset
     if isinstance(subset, str) and subset in ("all", "last_layer"):
