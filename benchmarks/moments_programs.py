@@ -132,7 +132,7 @@ class Maker:
     Args:
         program: What is made.
         choice: Random choices.
-        shape: Of the units of an example.
+        shape: Shape of the units of an example.
         more: Whether steps that came later are among the choices.
     """
 

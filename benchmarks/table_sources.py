@@ -36,7 +36,7 @@ class Source:
     """A table and the question it poses.
 
     Args:
-        name: In results.
+        name: Name in results.
         task: `"regression"`, `"count"` (a regression whose target counts) or `"classification"`.
         target: The column to predict.
         package: What carries the table.

@@ -113,7 +113,7 @@ def record(
     """Write figures as JSON with date, hardware, versions and command.
 
     Args:
-        name: Of the file.
+        name: Name of the file.
         figures: By name.
         keep: Whether other figures that are stored stay: for runs of some rows, which the file then lists.
         digits: After the point.

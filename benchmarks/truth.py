@@ -77,7 +77,7 @@ class Part:
     Args:
         problem: The problem.
         part: Number of the part, the seed of its chains.
-        folder: Where the file is.
+        folder: Folder of the file.
         members: Chains of the part.
         warmup: Trajectories of the warm-up.
     """

@@ -41,7 +41,7 @@ class Cosines(nn.Module):
 
     Args:
         num_features: M.
-        lengthscale: Of the kernel.
+        lengthscale: Lengthscale of the kernel.
     """
 
     def __init__(self, num_features: int, lengthscale: float) -> None:
@@ -66,7 +66,7 @@ class Problem:
         prior: p(weights).
         likelihood: p(y | outputs), with nothing to learn.
         x: Inputs of the training data, [N, ...].
-        y: Their targets.
+        y: Targets of the inputs.
         inputs: Where functions are compared, [I, ...].
         inside: Which of the inputs lie where the data are, [I].
         features: Inputs to the features of a linear model with equal prior standard deviations 1: there is a closed form then.

@@ -44,9 +44,9 @@ class Point:
 
     Args:
         name: What is written next to the point.
-        accuracy: In percent.
-        nll: In nats.
-        ece: In percent.
+        accuracy: Accuracy in percent.
+        nll: Negative log-likelihood in nats.
+        ece: Expected calibration error in percent.
         parameters: Trained numbers, in millions.
         color: Color of the point, filled where it is ours.
         about: Further cells of our tables.

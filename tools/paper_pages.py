@@ -34,7 +34,7 @@ def filled(text: str, folder: Path, page: str) -> str:
 
     Args:
         text: The page.
-        folder: Where the results lie; a table whose file is missing says so.
+        folder: Folder of the results. A table whose file is missing says so.
         page: Its name, a key of `PAGES`.
     """
     for name, make in PAGES[page].items():

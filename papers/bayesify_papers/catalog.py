@@ -1,4 +1,4 @@
-"""Every experiment of the five papers (`catalog.toml`): its name, what runs it, what it costs, and what reads its results."""
+"""Experiments of the five papers, read from `catalog.toml`: name, module, cost and reader of the results."""
 
 import importlib
 import tomllib
@@ -16,18 +16,18 @@ from bayesify_papers.shared.rows import Row
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment of a paper; the entries of `catalog.toml` say what each is.
+    """One experiment of a paper: an entry of `catalog.toml`.
 
     Args:
-        name: `paper/what`.
-        about: One line.
-        module: Below `bayesify_papers`; its `main(arguments)` writes to the folder after `--out`.
-        reader: Of the paper's `rows.py`, from that folder to rows.
-        arguments: Of the real run, after the module's defaults.
-        each: Values of options; every combination is a run of its own.
-        smoke: Arguments of the quick run; empty where another experiment's quick run is the same.
+        name: Name of the form `paper/experiment`.
+        about: Description in one line.
+        module: Module below `bayesify_papers`. Its `main(arguments)` writes to the folder given by `--out`.
+        reader: Function of the paper's `rows.py` that reads this folder and returns rows.
+        arguments: Arguments of the real run. They come after the module's defaults.
+        each: Values of options. Every combination of values is a separate run.
+        smoke: Arguments of the quick run; empty if another experiment has the same quick run.
         cost: Hardware and time of the real run.
-        results: Where our own results lie in the repository; empty if there are none yet.
+        results: Path of our own results in the repository; empty if there are none yet.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Experiment:
 
     @property
     def paper(self) -> str:
-        """Authors and year."""
+        """Authors and year of the paper."""
         return PAPERS[self.name.partition("/")[0]]
 
     @property
@@ -52,25 +52,25 @@ class Experiment:
 
     @property
     def available(self) -> bool:
-        """Whether the module is there."""
+        """Whether the module is installed."""
         try:
             return find_spec(self.target) is not None
         except ImportError:
             return False
 
     def main(self, arguments: list[str]) -> int:
-        """Run it."""
+        """Run the experiment and return its exit status."""
         status: int = importlib.import_module(self.target).main(arguments)
         return status
 
     def read(self, folder: Path) -> list[Row]:
-        """What a run wrote to a folder, as rows."""
+        """Rows of the results that a run wrote to a folder."""
         rows = importlib.import_module(f"bayesify_papers.{self.module.partition('.')[0]}.rows")
         found: list[Row] = getattr(rows, self.reader)(folder)
         return found
 
     def runs(self, smoke: bool) -> dict[str, tuple[str, ...]]:
-        """Arguments of each run by the name of the part, which is empty for the only run."""
+        """Arguments of each run by the name of its part. The name is empty if there is only one run."""
         if smoke:
             return {"": tuple(self.smoke)} if self.smoke else {}
         found = {}
@@ -96,7 +96,7 @@ def select(patterns: list[str]) -> list[Experiment]:
     """Experiments by name, by paper, or by a pattern such as `*/uci`, in the order of the catalog.
 
     Raises:
-        ValueError: If a pattern fits none; the message has the nearest name.
+        ValueError: If a pattern matches no experiment; the message suggests the nearest name.
     """
     chosen: set[str] = set()
     for pattern in patterns:

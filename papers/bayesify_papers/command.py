@@ -1,4 +1,4 @@
-"""The command `bayesify reproduce`: experiments by name, their runs on any engine, all results in one file."""
+"""The command `bayesify reproduce`: it runs experiments by name on any engine and writes all results to one file."""
 
 import contextlib
 import io
@@ -21,18 +21,18 @@ from bayesify_papers.shared.tables import table
 ROWS_FILE = "results.jsonl"
 ABOUT_FILE = "reproduce.json"
 MAX_PRINTED_ROWS = 40
-"""Rows that are printed in full; of more, the file has all."""
+"""Largest number of rows that is printed in full. With more rows, only a summary is printed."""
 
 
 def listing(smoke: bool = False) -> str:
-    """The catalog as text: those whose module is there, and those that have a quick run if `smoke` is set."""
+    """The catalog as text: all experiments whose module is installed; with `smoke`, only those with a quick run."""
     shown = [one for one in CATALOG.values() if one.available and (one.smoke or not smoke)]
     name, cost = (max(len(getattr(one, key)) for one in shown) for key in ("name", "cost"))
     lines: list[str] = []
     for paper in dict.fromkeys(one.paper for one in shown):
         lines += ["", paper]
         lines += [f"  {one.name:{name}}  {one.cost:{cost}}  {one.about}" for one in shown if one.paper == paper]
-    lines += ["", "Costs are of the whole experiment. Our own results are in the repository's folder papers/results."]
+    lines += ["", "Costs are for the whole experiment. Our own results are in the repository's folder papers/results."]
     return "\n".join(lines[1:])
 
 
@@ -43,7 +43,7 @@ def plan(
     only: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Jobs by name, `paper/experiment` or `paper/experiment/part`.
+    """Jobs by name. A name is `paper/experiment` or `paper/experiment/part`.
 
     Raises:
         ValueError: If a part does not exist.
@@ -59,19 +59,21 @@ def plan(
             jobs[name] = {"experiment": one.name, "part": part, "arguments": [*arguments, *extra]}
     if unknown := [part for part in only if part not in parts]:
         raise ValueError(
-            f"no part {', '.join(unknown)}; choose from {', '.join(part for part in parts if part) or 'none'}"
+            f"there is no part {', '.join(unknown)}; choose from {', '.join(part for part in parts if part) or 'none'}"
         )
     return jobs
 
 
 def work(job: dict[str, Any], *, folder: str, data: str | None = None, echo: bool = False) -> dict[str, Any]:
-    """One run: the experiment's own program, then its results as rows. What it prints goes to `log.txt` in its folder.
+    """Run one job: call the experiment's program and read its results as rows.
+
+    The program's output goes to `log.txt` in the job's folder.
 
     Args:
-        job: From `plan`.
-        folder: The job works in the folder below that has its name.
+        job: A job from `plan`.
+        folder: Folder of all jobs. The job works in the subfolder with its name.
         data: Folder of the data sets.
-        echo: Whether it prints to standard output too.
+        echo: Whether the program also prints to standard output.
 
     Raises:
         RuntimeError: If the program ends with a status other than 0.
@@ -100,24 +102,24 @@ def reproduce(
     command: Sequence[str] = (),
     **options: Any,
 ) -> list[Row]:
-    """Run experiments, or go on with them, and write `results.jsonl` and `reproduce.json`.
+    """Run or resume experiments, and write `results.jsonl` and `reproduce.json`.
 
     Args:
-        experiments: From the catalog.
-        folder: Gets everything. Results of other experiments that are there already stay in the file.
-        smoke: Whether to take the quick runs.
-        engine: Of `scale_out.run_jobs`.
-        workers: Runs at a time; a single local one prints as it goes.
-        data: Folder of the data sets; default: what `BAYESIFY_DATA` names.
-        command: What was typed, for the record.
-        options: Of `plan`.
+        experiments: Experiments of the catalog.
+        folder: Folder for all files. The results file keeps earlier results of other experiments.
+        smoke: Whether to do the quick runs.
+        engine: Engine of `scale_out.run_jobs`.
+        workers: Number of simultaneous runs. A single local run prints its progress.
+        data: Folder of the data sets; by default the one in the environment variable `BAYESIFY_DATA`.
+        command: Command-line arguments, for the record.
+        options: Further arguments of `plan`.
 
     Returns:
         All rows of the file.
 
     Raises:
-        ValueError: If there is no such engine, or the folder holds quick results and real ones are asked for or the reverse.
-        JobsFailed: If runs failed; the others are in the file.
+        ValueError: If the engine is unknown, or quick and real results would be mixed in one folder.
+        JobsFailed: If runs failed. The results of the other runs are in the file.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}; choose from {', '.join(ENGINES)}")
@@ -153,13 +155,13 @@ def run_command(
     data: str | None,
     arguments: str,
 ) -> int:
-    """What `bayesify reproduce` does with its options; the exit status."""
+    """Run `bayesify reproduce` with its options and return the exit status."""
     if status:
         return print_status(names)
     if show or not (names or everything):
         print(listing(smoke))
         if not show:
-            print("\nName one: bayesify reproduce walsh-hadamard/table2, or add --all", file=sys.stderr)
+            print("\nName an experiment (bayesify reproduce walsh-hadamard/table2) or add --all.", file=sys.stderr)
         return 0 if show else 2
     folder = out or Path("bayesify-reproduce-smoke" if smoke else "bayesify-reproduce")
     try:
@@ -173,7 +175,7 @@ def run_command(
         print(f"bayesify reproduce: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"Interrupted; what is finished is in {folder}. The same command goes on.", file=sys.stderr)
+        print(f"Interrupted. Finished runs are in {folder}; run the same command again to resume.", file=sys.stderr)
         return 130
     print(summarize([row for row in rows if row["experiment"] in {one.name for one in chosen}]))
     print(folder / ROWS_FILE)
@@ -181,7 +183,7 @@ def run_command(
 
 
 def print_status(names: Sequence[str]) -> int:
-    """Print the summary of `tables.json`, or all entries of papers and experiments; the exit status."""
+    """Print the summary of `tables.json`, or all entries of the named papers and experiments. Return the exit status."""
     try:
         content = status_file.load()
         text = status_file.details(content, names) if names else status_file.summary(content)
@@ -191,13 +193,14 @@ def print_status(names: Sequence[str]) -> int:
     print(text)
     if not names:
         print(
-            "\nEvery number of a paper or an experiment: bayesify reproduce --status subnetwork walsh-hadamard/table2"
+            "\nTo see every number of a paper or an experiment: "
+            "bayesify reproduce --status subnetwork walsh-hadamard/table2"
         )
     return 0
 
 
 def collect(folder: Path) -> list[Row]:
-    """Rows of all runs that are finished, in the order of the catalog; also written to `results.jsonl`."""
+    """Rows of all finished runs, in the order of the catalog. They are also written to `results.jsonl`."""
     found = read_results(folder)
     rows: list[Row] = []
     for name in sorted(found, key=lambda name: (list(CATALOG).index(_experiment(name)), name)):
@@ -208,7 +211,7 @@ def collect(folder: Path) -> list[Row]:
 
 
 def summarize(rows: Sequence[Row]) -> str:
-    """Rows beside the published numbers; of many, how many there are and how far they are apart."""
+    """Rows next to the published numbers. For many rows, a count of rows and of agreements per experiment."""
     if len(rows) > MAX_PRINTED_ROWS:
         lines = []
         for name in dict.fromkeys(row["experiment"] for row in rows):
@@ -222,7 +225,7 @@ def summarize(rows: Sequence[Row]) -> str:
 
 
 def failures(failed: JobsFailed, folder: Path) -> str:
-    """What failed and where its log is, a line each."""
+    """One line per failed run: its error and its log file."""
     return "\n".join(
         f"{name}: {reason.strip().splitlines()[-1]} ({folder / name / 'log.txt'})"
         for name, reason in failed.reasons.items()
@@ -235,7 +238,7 @@ def _experiment(name: str) -> str:
 
 @contextlib.contextmanager
 def _environment(data: str | None) -> Iterator[None]:
-    """The folder of the data where every experiment looks for it."""
+    """Set `BAYESIFY_DATA`, where every experiment looks for its data, inside the `with` block."""
     before = os.environ.get("BAYESIFY_DATA")
     if data is not None:
         os.environ["BAYESIFY_DATA"] = data
@@ -253,7 +256,7 @@ def _prints_to(log: TextIO, echo: bool) -> contextlib.AbstractContextManager[Any
 
 
 class _Both(io.TextIOBase):
-    """Text to two files."""
+    """A text file that writes to several files."""
 
     def __init__(self, *files: TextIO) -> None:
         self._files = files

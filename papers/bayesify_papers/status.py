@@ -1,33 +1,33 @@
-"""Every published number next to ours: what `papers/tables.json` holds, and `bayesify reproduce --status` prints.
+"""Every published number next to ours: the content of `papers/tables.json`, which `bayesify reproduce --status` prints.
 
-The file is an object of two lists, made by `python -m tools.every_table` from what the papers published and what was run.
+The file is an object of two lists. `python -m tools.every_table` makes it from the published numbers and our results.
 
-cells, one for every published number of the tables that are compared with:
+cells, one for every published number of the compared tables:
 
-    paper, experiment              of `EXPERIMENTS`
-    table, row, column             where the paper prints it
-    published, published_spread    as printed; spread_is "deviation" or "error" (of the mean), or null where none is printed
-    digits, exact                  decimals that the paper prints; whether it is a count, or a share of counts
-    corrected, correction          the published number after a correction, and what that is; null where there is none
-    misprint                       why the published number is no number of this cell; null where it is one
-    ours, ours_spread, seeds       our mean, its standard error, and over how many seeds or splits; null where it was not run
-    ours_other, other_is           a second number of ours, such as that of the mixture of draws, and what it is; else null
+    paper, experiment              a paper and an experiment of `EXPERIMENTS`
+    table, row, column             place of the number in the paper
+    published, published_spread    as printed; spread_is "deviation" or "error" (of the mean), or null without a spread
+    digits, exact                  number of printed decimals; whether the number is a count, or a share of counts
+    corrected, correction          the published number after a correction, and the correction in words; null without a correction
+    misprint                       why the printed number is not the value of this cell; null unless it is a misprint
+    ours, ours_spread, seeds       our mean, its standard error, and the number of seeds or splits; null if it was not run
+    ours_other, other_is           a second number of ours, for example of the mixture of draws, and its description; otherwise null
     better                         "higher" or "lower"
-    corrupted                      whether it is of corrupted images, of which ours are other ones than the paper's
-    repeated                       whether the paper prints it in another table too, so that one run of ours counts twice
-    met, agrees                    one-sided and two-sided, see the functions; null where it was not run, or a misprint
-    command                        what runs it again; null where no program here does
-    date, hardware, seconds        of the run; seconds of training: of a GPU, or of a processor for all splits together
-    reason                         why it is missing or not met: what was tried and the best explanation
+    corrupted                      whether it is a score on corrupted images; ours are other images than the paper's
+    repeated                       whether the paper also prints it in another table, so that one run of ours counts twice
+    met, agrees                    one-sided and two-sided comparison, see the functions; null if not run, or a misprint
+    command                        command that runs it again; null if no program here does
+    date, hardware, seconds        date, hardware and training time of the run: on a GPU, or on a CPU for all splits together
+    reason                         why it is missing or not met: what was tried, and the best explanation
 
-figures, one for every claim of a paper: a ranking of its tables or text, or what it shows in a figure without numbers:
+figures, one for every claim of a paper: a ranking in its tables or text, or a finding that it shows in a figure without numbers:
 
     paper, experiment, figure, claim
-    shown                          whether our results show it; null where nothing that was run tells
-    printed                        whether the paper's own printed numbers show it; null where it prints none
+    shown                          whether our results show it; null if no run can decide
+    printed                        whether the paper's own printed numbers show it; null if it prints none
     command
-    reason                         the numbers behind it, or why there are none
-    cause                          where it is not shown: what is known of why, and the cheapest run that would tell; else null
+    reason                         the numbers behind the verdict, or why there are none
+    cause                          if the claim is not shown: known causes, and the cheapest run that would decide; otherwise null
 """
 
 import json
@@ -73,16 +73,16 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 """The experiments of the five papers."""
 
 TOLERATED_SHARE = 0.01
-"""Of a published number without a spread: by how much ours may differ."""
+"""Largest relative difference from a published number that has no spread."""
 
 Entry = dict[str, Any]
 
 
 def load() -> dict[str, list[Entry]]:
-    """What `tables.json` holds.
+    """The content of `tables.json`.
 
     Raises:
-        FileNotFoundError: If the file is missing, beside the package in the repository and inside it where it is installed.
+        FileNotFoundError: If the file is missing, both next to the package (in the repository) and inside it (installed).
     """
     here = Path(__file__).parent
     for path in (here.parent / "tables.json", here / "tables.json"):
@@ -93,10 +93,10 @@ def load() -> dict[str, list[Entry]]:
 
 
 def met(cell: Mapping[str, Any]) -> bool | None:
-    """One-sided: whether our number is no worse than the published one by more than its spread.
+    """One-sided comparison: whether our number is worse than the published one by at most its spread.
 
-    Where no spread is printed, by more than 1 % of the number. A count has to be equal. Ours is rounded to the printed decimals
-    first, after the correction, if there is one, was taken off. `None` if there is no number of ours.
+    If no spread is printed, 1 % of the number is allowed. A count has to be equal. The correction, if any, is first subtracted
+    from our number, which is then rounded to the printed decimals. The result is `None` if we have no number.
     """
     if cell["ours"] is None:
         return None
@@ -105,7 +105,7 @@ def met(cell: Mapping[str, Any]) -> bool | None:
 
 
 def agrees(cell: Mapping[str, Any]) -> bool | None:
-    """Two-sided: whether our number differs from the published one, to either side, by no more than `met` allows."""
+    """Two-sided comparison: whether our number differs from the published one in either direction by at most what `met` allows."""
     if cell["ours"] is None:
         return None
     spread = TOLERATED_SHARE * abs(cell["published"]) if cell["published_spread"] is None else cell["published_spread"]
@@ -113,17 +113,17 @@ def agrees(cell: Mapping[str, Any]) -> bool | None:
 
 
 def _difference(cell: Mapping[str, Any]) -> float:
-    """Ours less the published number, in the printed decimals."""
+    """Our number minus the published number, in the printed decimals."""
     correction = 0.0 if cell["corrected"] is None else cell["corrected"] - cell["published"]
-    ours = Decimal(str(round(cell["ours"] - correction, 9)))  # 0.165 is 0.165, whatever its last bit
+    ours = Decimal(str(round(cell["ours"] - correction, 9)))  # binary 0.165 must not round as 0.16499...
     return float(ours.quantize(Decimal(1).scaleb(-cell["digits"]))) - float(cell["published"])
 
 
 def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> dict[str, int]:
-    """How many experiments, cells and claims of a paper, or of all, were run, and came out as published.
+    """Counts of experiments, cells and claims, of one paper or of all: how many there are, were run, and came out as published.
 
-    `met` and `agrees` count among the compared cells, `clean_met` and `clean_agrees` among the `clean` ones, which are those
-    without corrupted images. `one_seed` counts compared cells of a single seed or split.
+    `met` and `agrees` count compared cells. `clean_met` and `clean_agrees` count `clean` cells, which are compared cells without
+    corrupted images. `one_seed` counts compared cells with a single seed or split.
     """
     papers = list(EXPERIMENTS) if paper is None else [paper]
     cells, figures = ([one for one in content[key] if one["paper"] in papers] for key in ("cells", "figures"))
@@ -150,7 +150,7 @@ def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> 
 
 
 def summary(content: Mapping[str, Sequence[Entry]]) -> str:
-    """A line for each paper, and one for all; then what a share alone does not say."""
+    """A table with a line for each paper and one for all papers, followed by remarks on the columns."""
     found = {title: counts(content, paper) for paper, title in PAPERS.items()} | {"all": counts(content)}
 
     def share(own: Mapping[str, int], part: str, whole: str) -> str:
@@ -176,20 +176,20 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
 
 
 def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """What the columns of the summary mean, and papers whose compared numbers are of one or two of their tables."""
+    """The meaning of the summary's columns, and the papers whose compared numbers come from only one or two tables."""
     lines = [
-        "met or better: one-sided, no worse than the published number by more than its spread, or 1 % where none is printed.",
-        "agree: two-sided, within that spread to either side. Counts must be equal. Ours is rounded to the printed decimals.",
-        "clean: without corrupted images, of which ours are fewer and other ones than the papers'.",
-        "one seed: how many of the numbers run are of a single seed.",
+        "met or better: our number is worse than the published one by at most its spread, or by 1 % if no spread is printed.",
+        "agree: our number is within this spread in either direction. Counts must be equal. We round to the printed decimals.",
+        "clean: without corrupted images, because our corrupted images are fewer and different from the papers'.",
+        "one seed: numbers that we ran with a single seed.",
     ]
     if repeated := sum(cell["repeated"] and cell["ours"] is not None for cell in content["cells"]):
-        lines.append(f"{repeated} of the numbers run stand in two tables of their paper; they count in both.")
+        lines.append(f"{repeated} of the numbers run are printed in two tables of their paper and count in both.")
     for paper, title in PAPERS.items():
         every = [cell for cell in content["cells"] if cell["paper"] == paper]
         tables = list(dict.fromkeys(cell["table"] for cell in every if cell["met"] is not None))
         if 0 < len(tables) < min(3, len({cell["table"] for cell in every})):
-            lines.append(f"{title}: all numbers run are of {' and '.join(tables)}.")
+            lines.append(f"{title}: all numbers run come from {' and '.join(tables)}.")
     return lines
 
 
@@ -197,7 +197,7 @@ def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str
     """Every cell and every claim of papers or experiments, with the reasons.
 
     Args:
-        content: From `load`.
+        content: Content of the file, from `load`.
         names: Papers such as `subnetwork`, experiments such as `subnetwork/rotated MNIST`, or commands of the catalog such as
             `subnetwork/rotated-mnist`.
 
@@ -207,7 +207,7 @@ def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str
     known = [*EXPERIMENTS, *(f"{paper}/{one}" for paper, own in EXPERIMENTS.items() for one in own)]
     if unknown := [name for name in names if name not in known and name not in CATALOG]:
         raise ValueError(
-            f"no entries of {unknown[0]!r}; choose from {', '.join(known)}, or see bayesify reproduce --list"
+            f"there are no entries of {unknown[0]!r}; choose from {', '.join(known)}, or see bayesify reproduce --list"
         )
     text = []
     for key in ("cells", "figures"):
@@ -217,7 +217,7 @@ def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str
 
 
 def _names(entry: Entry) -> set[str]:
-    """Names by which an entry is found: its paper, its experiment, and what runs it in the catalog."""
+    """Names by which an entry is found: its paper, its experiment, and the catalog's experiments in its command."""
     words = (entry["command"] or "").split()
     return {entry["paper"], f"{entry['paper']}/{entry['experiment']}", *(CATALOG.keys() & words)}
 
@@ -250,7 +250,7 @@ VERDICTS = {False: "not shown", None: "untested", True: "shown"}
 
 
 def by_verdict(figures: Sequence[Entry]) -> list[Entry]:
-    """Claims with those that are not shown first, then the untested ones."""
+    """Claims ordered by verdict: not shown, untested, shown."""
     return sorted(figures, key=lambda one: list(VERDICTS).index(one["shown"]))
 
 

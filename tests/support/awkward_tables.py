@@ -61,13 +61,13 @@ class Case:
     """A file and what comes of it.
 
     Args:
-        name: Of the test.
+        name: Name of the test.
         content: Bytes of the file.
         error: In the message; empty if it is read.
         told: In the notes or cautions.
         task: That is found.
         numbers: Names of inputs that are numbers, where it matters.
-        suffix: Of the file's name.
+        suffix: Suffix of the file's name.
         options: Of `read_problem`.
         check: Of the problem.
     """

@@ -25,7 +25,7 @@ class Case:
 
     Args:
         name: Id of the test.
-        make: Makes the network.
+        make: Function that makes the network.
         inputs: Makes B inputs: a tuple of positional inputs, or a dict of keyword inputs.
         selector: The selector that takes the leaf, where "everything" does not.
         vmap: Whether `vmap` can run it.

@@ -121,7 +121,7 @@ class LinearRegression:
         num_data: N.
         num_features: Inputs; a column of ones follows them for the bias.
         noise: Variance of the noise.
-        prior_variance: Of every weight.
+        prior_variance: Prior variance of every weight.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     Args:
         figure: The entry: `check` names a function in the module of the paper, `not_run` says why there is none, or no file for
             it; `note` is said after the numbers.
-        root: Of the repository.
+        root: Root folder of the repository.
     """
     if "check" not in figure:
         return None, figure["not_run"]

@@ -105,7 +105,7 @@ def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], a
         ranking: The claim.
         ours: Its comparisons.
         missing: Systems of the claim that were not run.
-        about: What the numbers are of, such as their seeds.
+        about: Description of the numbers, such as their seeds.
     """
     shown = ranking.holds(ours)
     lacking = f"not run: {', '.join(missing)}" if missing else ""

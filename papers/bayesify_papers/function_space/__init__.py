@@ -1,1 +1,1 @@
-"""Experiments of the function-space variational inference paper (Rudner et al.), the published numbers beside ours."""
+"""Experiments of the paper on function-space variational inference (Rudner et al.), with its published numbers."""

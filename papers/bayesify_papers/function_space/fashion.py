@@ -1,16 +1,18 @@
-"""Fashion-MNIST in, MNIST out: accuracy, calibration and other images (the paper's table 1, figures 2, 5 to 8).
+"""Fashion-MNIST against MNIST: accuracy, calibration and out-of-distribution detection (table 1, figures 2, 5 to 8).
 
     python -m bayesify_papers.function_space.fashion --out DIR [--workers 4] [--seeds 3]
     python -m bayesify_papers.function_space.fashion --grid --out DIR
     python -m bayesify_papers.function_space.fashion --evaluate DIR
 
-Function-space inference with several contexts, mean-field inference (three times as many epochs, since its KL falls slowly),
-maximum a posteriori and ensembles of five, all on all training images, then the ablation over the number of context inputs.
-`--grid` trains some settings on all but the last 10,000 training images and scores them on those, for choosing settings without
-the test images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run
-that was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10, seven convolutions and SVHN, or
-Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains the systems of table 1 alone, `--systems` some of
-them (`map` is the ensemble too), `--prior` takes another prior of weights than the paper's, `--patience` stops mean-field early.
+The systems are function-space inference with several contexts, mean-field inference, maximum a posteriori and ensembles of five.
+All use all training images. Mean-field inference has three times as many epochs because its KL falls slowly. An ablation over the
+number of context inputs follows. Training runs proceed at the same time in worker processes. Each stores its predictions when it
+ends, and the same command resumes an interrupted run.
+
+`--grid` chooses settings without the test images: it holds out the last 10,000 training images and scores the settings on them.
+`--dataset cifar10` uses CIFAR-10, seven convolutions, and SVHN (or Fashion-MNIST in three channels if SVHN is not available).
+`--no-ablation` trains only the systems of table 1, and `--systems` only some of them (`map` includes the ensemble). `--prior`
+replaces the paper's prior of the weights. `--patience` stops mean-field inference early.
 """
 
 import sys
@@ -28,14 +30,14 @@ from bayesify_papers.shared.sources import SYNTHETIC, available
 
 CONTEXTS: tuple[str, ...] = ("notmnist", "outlines", "noise", "train")
 MAIN_CONTEXT = "notmnist"
-"""The context of the row called FSVI."""
+"""Context of the row named FSVI."""
 
 NUM_POINTS, PRIOR_VARIANCE, INIT_STD = 40, 1.0, 0.03
-"""Of function-space rows, chosen by the grid."""
+"""Context inputs, prior variance and initial standard deviation of function-space rows, chosen by the grid."""
 
 ABLATION_POINTS: tuple[int, ...] = (2, 10, 20, 80)
 MEAN_FIELD_EPOCHS_RATIO = 3
-"""How many times as many epochs mean-field inference is trained for."""
+"""Epochs of mean-field inference, as a multiple of the other systems' epochs."""
 
 TRIED_SETTINGS = (
     ("notmnist", 10, 10.0, 0.01),
@@ -51,7 +53,7 @@ TRIED_SETTINGS = (
     ("outlines", 40, 1.0, 0.01),
     ("noise", 40, 1.0, 0.01),
 )
-"""Contexts, context inputs, prior variances and first standard deviations of the grid."""
+"""Contexts, context inputs, prior variances and initial standard deviations of the grid."""
 
 NUM_MEMBERS, SEED_GAP = 5, 1000
 """Networks of an ensemble, and the distance between their seeds."""
@@ -67,15 +69,15 @@ def plan(
     ablation: Sequence[int] = ABLATION_POINTS,
     init_std: float = INIT_STD,
 ) -> dict[str, Training]:
-    """All trainings by name, those of the main table first.
+    """All training runs by name, those of the main table first.
 
     Args:
-        base: What they have in common.
-        num_seeds: Trainings of each row of the main table, ensembles included.
-        main: Context of the row called FSVI.
-        contexts: Others that are tried, with one seed.
-        ablation: Numbers of context inputs that are tried, with one seed.
-        init_std: Where standard deviations of function-space rows start.
+        base: Settings that they share.
+        num_seeds: Number of training runs for each row of the main table, including ensembles.
+        main: Context of the row named FSVI.
+        contexts: Other contexts to try with one seed.
+        ablation: Numbers of context inputs to try with one seed.
+        init_std: Initial standard deviations of weights in function-space rows.
     """
 
     def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
@@ -99,7 +101,7 @@ def plan(
 
 
 def grid(base: Training) -> dict[str, Training]:
-    """Settings that are tried on held-out training images."""
+    """Settings to try on held-out training images."""
     jobs: dict[str, Training] = {}
     for context, points, variance, std in TRIED_SETTINGS:
         jobs[f"fsvi-{context}-{points}-{variance:g}-{std:g}"] = replace(

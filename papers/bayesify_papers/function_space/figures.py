@@ -13,12 +13,12 @@ TITLES = {"fsvi": "function space", "mfvi": "mean field"}
 
 
 def draw(problem: str, models: Mapping[str, Any], path: Path) -> None:
-    """One panel a model, of seed 0.
+    """Draw one panel per model, for seed 0.
 
     Args:
         problem: `"snelson"` or `"two_moons"`.
-        models: By method, something with `predict`.
-        path: Where the picture goes.
+        models: Models with `predict`, by method.
+        path: Path of the picture.
     """
     with figures.panels(path, 1, len(models), (5 * len(models), 4), kinds=("png",), sharey=True) as axes:
         for axis, (method, model) in zip(axes, models.items(), strict=True):

@@ -1,10 +1,10 @@
-"""The networks of the paper's appendix 3; it gives the number of layers and no more, widths are ours."""
+"""Networks of the paper's appendix 3. It gives only the number of layers; the widths are ours."""
 
 from torch import nn
 
 
 def toy_network(inputs: int, outputs: int, hidden: int = 100) -> nn.Module:
-    """Two hidden layers of 100 units, with rectifiers: units that saturate could not grow uncertain far from the data."""
+    """Two hidden layers of 100 ReLU units. Saturating units could not become uncertain far from the data."""
     return nn.Sequential(
         nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
     )
@@ -13,13 +13,13 @@ def toy_network(inputs: int, outputs: int, hidden: int = 100) -> nn.Module:
 def convolutional_network(
     channels: int, side: int, num_classes: int = 10, widths: tuple[int, ...] = (32, 64, 128)
 ) -> nn.Module:
-    """Convolutions of 3 x 3 without batch normalization, each before a rectifier and a pooling, and a linear layer.
+    """3 x 3 convolutions without batch normalization, each followed by a ReLU and pooling, then a linear layer.
 
     Args:
-        channels: Of the images.
+        channels: Number of channels of the images.
         side: Height and width of the images.
-        num_classes: Outputs.
-        widths: Channels of the convolutions: three for Fashion-MNIST, seven for CIFAR-10.
+        num_classes: Number of outputs.
+        widths: Numbers of channels of the convolutions: three for Fashion-MNIST, seven for CIFAR-10.
     """
     layers: list[nn.Module] = []
     for index, width in enumerate(widths):

@@ -1,4 +1,4 @@
-"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+"""Results of the experiments as rows, next to the published numbers. Each reader takes the folder that an experiment wrote."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from bayesify_papers.shared.rows import Row, grouped, row
 
 
 def toy(folder: Path) -> list[Row]:
-    """Uncertainty away from the data, shown in a figure by the paper."""
+    """Uncertainty away from the data, which the paper shows in a figure."""
     entries = [
         {"problem": problem, "method": method, **scores}
         for problem, methods in read(folder / "results.json")["scores"].items()
@@ -21,7 +21,7 @@ def toy(folder: Path) -> list[Row]:
 
 
 def images(folder: Path) -> list[Row]:
-    """Table 1; the AUROC against other images than the paper's has their name at its end."""
+    """Table 1. If the AUROC is against other images than the paper's, its name ends in theirs."""
     content = read(folder / "results.json")
     dataset, outside = content["settings"]["dataset"], content["settings"].get("outside")
     ending = f"_{outside}" if outside and outside != OUTSIDE_SETS[dataset][0] else ""

@@ -1,4 +1,4 @@
-"""Scores of stored predictions, and what is asked of them."""
+"""Scores of stored predictions, and checks against the paper's numbers."""
 
 import statistics
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from bayesify_papers.shared.sources import as_labels
 PAPER = published("function_space")
 TITLES = {"fsvi": "FSVI", "mfvi": "MFVI", "map": "MAP", "ensemble": "Ensemble of 5"}
 NUM_BINS = 20
-"""Of the histograms of entropy, from 0 to the logarithm of the number of classes."""
+"""Number of bins of the entropy histograms, from 0 to the logarithm of the number of classes."""
 
 
 def evaluate(folder: Path, data: str | None = None) -> int:
-    """Score what a run wrote, print the tables and write `results.json`.
+    """Score the predictions of a run, print the tables and write `results.json`.
 
     Args:
-        folder: Of the run.
-        data: Folder of the data; default: what `BAYESIFY_DATA` names.
+        folder: Folder of the run.
+        data: Folder of the data; by default the environment variable `BAYESIFY_DATA`.
 
     Raises:
-        FileNotFoundError: If the folder holds no run.
+        FileNotFoundError: If the folder has no run.
     """
     about = records.read(folder / "study.json", needed=True)
     settings = about["settings"]
@@ -50,10 +50,10 @@ def evaluate(folder: Path, data: str | None = None) -> int:
 
 
 def score_all(folder: Path, dataset: str, data: str | None) -> dict[str, list[dict[str, Any]]]:
-    """Scores of every stored training by row: `fsvi`, `fsvi.CONTEXT`, `fsvi.POINTS`, `mfvi`, `map`, `ensemble`."""
+    """Scores of every stored training run by row: `fsvi`, `fsvi.CONTEXT`, `fsvi.POINTS`, `mfvi`, `map`, `ensemble`."""
     files = {path.stem: path for path in sorted((folder / "predictions").glob("*.npz"))}
     if not files:
-        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
+        raise FileNotFoundError(f"{folder} has no predictions; give the folder that a run wrote")
     labels = as_labels(Training("", dataset=dataset, folder=data).source.images().test_labels)
     found: dict[str, list[dict[str, Any]]] = {}
     members: dict[str, list[dict[str, predictions.StoredPrediction]]] = {}
@@ -97,7 +97,7 @@ def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def seconds(row: str, spent: Mapping[str, float]) -> float | None:
-    """Of all trainings of a row together, from those of each training; none where they were not kept."""
+    """Seconds of all training runs of a row together; `None` if they were not recorded."""
     own = []
     for name, one in spent.items():
         made, _, *member = name.split("-")
@@ -113,7 +113,7 @@ def title(row: str) -> str:
 
 
 def requirement(rows: Mapping[str, Any]) -> list[str]:
-    """Whether the worst seed of every function-space row reaches the paper's figures, and which row is best, in words."""
+    """Lines of text: whether the worst seed of every function-space row reaches the paper's numbers, and which row is best."""
     lines = []
     for row, entry in rows.items():
         if not row.startswith("fsvi") or row.partition(".")[2].isdigit():

@@ -1,12 +1,11 @@
-"""Snelson-like regression and two moons: uncertainty away from the data, beside mean-field inference (figures 1, 3, 4).
+"""Snelson-like regression and two moons: uncertainty away from the data, compared with mean-field inference (figures 1, 3, 4).
 
     python -m bayesify_papers.function_space.toy --out DIR [--seeds 5]
 
-For each seed both methods train the same network for the same number of steps. The regression is scored by the standard deviation
-of the function two data widths outside the data over its mean at the data, the classification by the entropy on a ring two
-data widths out over its mean at the data. Snelson's own 200 points are used where the folder that BAYESIFY_DATA names has
-`toy/snelson.npz` (arrays `x` and `y`), else a set made in their manner from the seed. Figures are drawn where matplotlib is
-installed.
+For each seed, both methods train the same network for the same number of steps. A score is the uncertainty two data widths outside
+the data, divided by its mean at the data. The uncertainty is the function's standard deviation in the regression, and the entropy
+on a ring in the classification. Snelson's own 200 points are used if the folder in BAYESIFY_DATA has `toy/snelson.npz` (arrays `x`
+and `y`), otherwise similar synthetic points. Figures are drawn if matplotlib is installed.
 """
 
 import math
@@ -36,16 +35,16 @@ from bayesify_papers.shared.rows import show
 
 EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
 PRIOR_VARIANCE, NUM_POINTS, WIDTHS = 10.0, 10, 2.0
-"""Of function values under the prior; context inputs a step; how far the box goes beyond the data, in data widths."""
+"""Prior variance of function values; context inputs per step; margin of the context box around the data, in data widths."""
 
 NUM_DRAWS = 200
 METHODS = {"fsvi": "FSVI", "mfvi": "MFVI"}
 MIN_FAR_RATIO = 3.0
-"""What uncertainty far away over that at the data should be at least."""
+"""Required ratio of the uncertainty far from the data to the uncertainty at the data."""
 
 
 def snelson(seed: int) -> toy.Regression:
-    """Snelson's data where they are at hand, else data made in their manner; standardized."""
+    """Snelson's data if they are available, otherwise similar synthetic data; standardized."""
     folder = os.environ.get("BAYESIFY_DATA")
     path = Path(folder) / "toy" / "snelson.npz" if folder else None
     made = toy.snelson(seed=seed)
@@ -57,7 +56,7 @@ def snelson(seed: int) -> toy.Regression:
 
 
 def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, epochs: int = EPOCHS) -> Any:
-    """Train on all data at each step; a model with `predict`."""
+    """Train on all data at each step and return a model with `predict`."""
     options: dict[str, Any] = {"epochs": epochs, "learning_rate": LEARNING_RATE, "seed": seed, "progress": False}
     options["scheduler"] = "constant"
     if method == "mfvi":
@@ -78,7 +77,7 @@ def network(inputs: int, outputs: int, likelihood: Any, seed: int) -> BayesianNe
 
 
 def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, float], Any]:
-    """Scores of one training on the regression, and the model."""
+    """Scores of one training run on the regression, and the model."""
     data = snelson(seed)
     model = fit(network(1, 1, Gaussian(noise=0.1), seed), data.x, data.y, method, seed, epochs)
     low, high = data.x.min(), data.x.max()
@@ -95,7 +94,7 @@ def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, 
 
 
 def classification(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, float], Any]:
-    """Scores of one training on two moons, and the model."""
+    """Scores of one training run on two moons, and the model."""
     data = toy.two_moons(noise_std=0.1, seed=seed)
     model = fit(network(2, 2, Categorical(), seed), data.x, data.y, method, seed, epochs)
 
@@ -109,7 +108,7 @@ def classification(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[s
 
 
 def ring(x: Tensor, widths: float = 2.0, count: int = 64) -> Tensor:
-    """Points of an ellipse around data [N, 2] that stays some data widths outside of their box: [count, 2]."""
+    """Points on an ellipse around data [N, 2], a number of data widths outside their bounding box: [count, 2]."""
     low, high = x.amin(0), x.amax(0)
     angle = 2 * math.pi * torch.arange(count) / count
     return (low + high) / 2 + (0.5 + widths) * (high - low) * torch.stack((angle.cos(), angle.sin()), dim=1)

@@ -1,4 +1,4 @@
-"""One training of one system on images: from a job, which is plain data, to predictions in a file and scores."""
+"""One training run of one system on images. A job, which is plain data, becomes stored predictions and scores."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from bayesify_papers.shared.scores import separation
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_pixels
 
 OUTSIDE_SETS = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
-"""Where other images come from, by training set: the paper's, and what takes its place where it cannot be had."""
+"""Out-of-distribution sets by training set: the paper's set, then its replacement if it is not available."""
 
 PRIOR_NAMES = ("standard", "neal", "default")
-"""Of weights: the paper's, a standard normal one; Neal's, whose variance falls with a layer's inputs; and the library's default."""
+"""Priors of the weights: the paper's standard normal; Neal's, whose variance falls with a layer's inputs; the library's default."""
 
 JITTER_STD = 0.3
-"""Noise on training images that serve as context, pixels being 0 to 1."""
+"""Standard deviation of the noise on training images that serve as context. Pixels range from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +36,28 @@ class Training:
 
     Args:
         system: `"fsvi"`, `"mfvi"` or `"map"`.
-        seed: Of everything random.
+        seed: Seed of all random numbers.
         context: `"notmnist"`, `"noise"`, `"train"` (training images under noise), `"outlines"` (edges of training images),
-            `"blends"` (means of two training images), or several joined by `+`, which share the points.
-        points: Context inputs a step.
-        prior_variance: Of function values.
-        epochs: Passes over the data.
-        batch: Examples a step.
-        learning_rate: Of Adam, until it falls to a tenth after two thirds of the epochs.
-        init_std: Where standard deviations of weights start.
-        draws: Of a prediction.
-        widths: Channels of the convolutions.
-        prior: Of the weights; a name of `PRIOR_NAMES`.
-        kl_free: Share of the epochs of mean-field inference in which it has no KL.
-        patience: Epochs that mean-field inference goes on without a better NLL on a tenth of the training images, which take no
-            part in training, before it goes back to the best; 0: it does not stop early.
-        augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
-        dataset: A name of `OUTSIDE_SETS`.
-        outside: Other images; default: those of the paper.
-        folder: Where the files are; default: what `BAYESIFY_DATA` names.
-        validation: Training images that are held out and scored in place of the test images.
-        device: Where to train.
-        file: Where predictions go, relative to the run's folder, without the ending; nowhere if empty.
+            `"blends"` (means of two training images), or several contexts joined by `+`, which share the points.
+        points: Number of context inputs per step.
+        prior_variance: Prior variance of function values.
+        epochs: Number of passes over the data.
+        batch: Number of examples per step.
+        learning_rate: Learning rate of Adam. It falls to a tenth after two thirds of the epochs.
+        init_std: Initial standard deviations of the weights.
+        draws: Number of draws of a prediction.
+        widths: Numbers of channels of the convolutions.
+        prior: Prior of the weights, a name of `PRIOR_NAMES`.
+        kl_free: Share of the epochs in which mean-field inference trains without the KL.
+        patience: Number of epochs that mean-field inference continues without a better NLL on a held-out tenth of the training
+            images. It then returns to the best epoch. With 0 it does not stop early.
+        augment: Whether to mirror and shift training images at random, as is usual for photographs.
+        dataset: A key of `OUTSIDE_SETS`.
+        outside: Out-of-distribution images; by default the paper's.
+        folder: Folder of the files; by default the environment variable `BAYESIFY_DATA`.
+        validation: Number of training images that are held out and scored instead of the test images.
+        device: Device for training.
+        file: Path of the predictions without suffix, relative to the run's folder. If it is empty, they are not stored.
     """
 
     system: str
@@ -90,7 +90,7 @@ class Training:
 
 
 def outlines(x: Tensor) -> Tensor:
-    """Drawings of images [B, C, H, W]: how far neighboring pixels differ, the largest being 1 in each image."""
+    """Outlines of images [B, C, H, W]: differences between neighboring pixels, scaled to a maximum of 1 in each image."""
     across, down = torch.zeros_like(x), torch.zeros_like(x)
     across[..., 1:-1] = x[..., 2:] - x[..., :-2]
     down[..., 1:-1, :] = x[..., 2:, :] - x[..., :-2, :]
@@ -99,14 +99,14 @@ def outlines(x: Tensor) -> Tensor:
 
 
 def make_context(job: Training, x: Tensor) -> Context:
-    """The context that a job names; its points are shared out over the parts of a mixture.
+    """The context of a job. The parts of a mixture share its points.
 
     Raises:
         ValueError: If a part is unknown, or there are fewer points than parts.
     """
     names = job.context.split("+")
     if job.points < len(names):
-        raise ValueError(f"context {job.context!r}: {job.points} points; give at least {len(names)}")
+        raise ValueError(f"context {job.context!r}: {job.points} points; give at least {len(names)}, one per part")
     parts: list[Context] = []
     for index, name in enumerate(names):
         count = job.points // len(names) + (index < job.points % len(names))
@@ -123,13 +123,13 @@ def make_context(job: Training, x: Tensor) -> Context:
             parts.append(DatasetContext(unit_pixels(pictures, x.device), count))
         else:
             raise ValueError(
-                f"context {name!r}; known: notmnist, noise, train, outlines, blends, and several joined by +"
+                f"unknown context {name!r}; choose notmnist, noise, train, outlines, blends, or several joined by +"
             )
     return parts[0] if len(parts) == 1 else Mixture(*parts)
 
 
 def train(job: Training, given: ImageProblem) -> Trained:
-    """The network of a job, and what its epochs were like."""
+    """The trained network of a job, and its training history."""
     x, y = given.x, given.y
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)
     prior = None if job.prior == "default" else job.prior

@@ -2,15 +2,17 @@
 
     python -m bayesify_papers.global_inducing.cifar --out DIR [--systems gi] [--priors spatial] [--epochs 100] [--device cuda]
 
-500 inducing images, at random from the training set; batches of 500, one draw a step. As in the authors' code: 1,000 epochs, no
-biases in convolutions, their normalization, log precisions of pseudo-outputs that start at -4, in the last layer at 0, and have
-three times the learning rate, and a factor on the KL that rises in ten steps over the first `--warm-up` epochs. Their learning
-rate falls in steps that are not known: here it is 0.01 for 70 % of the epochs and falls to a fiftieth of that, so that a run of
-up to 70 % of its epochs can be continued to another number of them as if that had been asked for at once. Means of factorized
-layers are in units of the prior. On a GPU the network runs in bfloat16 and images are stored channel by channel in each pixel.
-Each training writes a checkpoint after every `--stored` epochs and on Ctrl-C, and goes on from it when the command is given
-again; trainings whose scores the folder holds are not run again. With `--no-train` the checkpoint is scored as it is, on any
-device. 32 draws, in float32, for predictions and for the bound: each on its own part of the training images, all of them once.
+There are 500 inducing images, chosen at random from the training set. A step has a batch of 500 and one draw. As in the authors'
+code, there are 1,000 epochs, convolutions have no biases, and images have the authors' normalization. The log precisions of the
+pseudo-outputs start at -4 (at 0 in the last layer) and have three times the learning rate. The factor on the KL rises in ten steps
+over the first `--warm-up` epochs. The authors' learning rate falls in unknown steps. Here it is 0.01 for 70 % of the epochs and
+then falls to a fiftieth of this. So a run that has done at most 70 % of its epochs can be continued to any other number of epochs
+as if it had been started with this number. Means of factorized layers are in units of the prior. On a GPU, the network runs in
+bfloat16 with images in channels-last layout.
+
+Each training run writes a checkpoint every `--stored` epochs and on Ctrl-C, and the same command resumes it. Training runs whose
+scores are in the folder are not repeated. `--no-train` scores the checkpoint without training, on any device. Predictions and the
+bound use 32 draws in float32. For the bound, each draw sees its own part of the training images, and each image is used once.
 """
 
 import math
@@ -43,7 +45,7 @@ from bayesify_papers.shared.sources import Normalization, as_labels
 SYSTEMS = ("fac", "li", "fac-gi", "gi")
 PRIORS: dict[str, type[Prior]] = {"spatial": SpatialInverseWishart, "scale": Scale, "neal": Neal}
 CHANNEL_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-"""Mean and scale of the authors' images, by channel."""
+"""Mean and scale of the authors' normalization, by channel."""
 
 LAST_LAYER = "9"
 """Name of the network's linear layer."""
@@ -51,20 +53,20 @@ LAST_LAYER = "9"
 
 @dataclass(frozen=True)
 class Setting:
-    """How to train.
+    """Settings of a training run.
 
     Args:
-        epochs: Passes over the training images.
-        points: M, inducing images.
-        batch: Images in a step.
+        epochs: Number of passes over the training images.
+        points: Number M of inducing images.
+        batch: Number of images per step.
         warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code.
-        learning_rate: Of Adam at the start; of log precisions, three times that.
-        width: Channels.
-        passes: Epochs in an entry of the history, over which the factor on the KL stays the same.
-        stored: Epochs between checkpoints, which have 0.7 GB for gi.
-        precision: Of the network in training on a GPU.
-        draws: Of predictions and of the bound.
-        seed: Of everything random.
+        learning_rate: Initial learning rate of Adam. Log precisions have three times this rate.
+        width: Number of channels.
+        passes: Number of epochs per entry of the history. The factor on the KL is constant within an entry.
+        stored: Number of epochs between checkpoints. A checkpoint of gi has 0.7 GB.
+        precision: Floating-point precision of the network in training on a GPU.
+        draws: Number of draws for predictions and for the bound.
+        seed: Seed of all random numbers.
     """
 
     epochs: int = 1000
@@ -91,7 +93,7 @@ def kl_weight(share: float) -> float:
 
 
 def normalization(data: images.Images) -> Normalization:
-    """What images are shifted and scaled by: the authors' numbers for CIFAR-10, else the images' own."""
+    """Shift and scale of images: the authors' numbers for CIFAR-10, otherwise from the images themselves."""
     scale = Normalization(data.train_images)
     if data.name == "cifar10":
         scale.mean, scale.std = (255 * torch.tensor(values).reshape(1, -1, 1, 1) for values in CHANNEL_MOMENTS)
@@ -99,7 +101,7 @@ def normalization(data: images.Images) -> Normalization:
 
 
 def make_posterior(system: str, x: Tensor, y: Tensor, points: int) -> Posterior | dict[str, Posterior]:
-    """The posterior of a system; global inducing images start at training images, and V of the last layer at their labels."""
+    """The posterior of a system. Global inducing images start at training images, and the last layer's V at their labels."""
     if system == "fac":
         return MeanField(init_std=1e-2, units="prior")
     if system == "li":
@@ -116,8 +118,8 @@ def make(system: str, prior: str, x: Tensor, y: Tensor, setting: Setting) -> Bay
         system: One of `SYSTEMS`.
         prior: A key of `PRIORS`.
         x: Training images, normalized, [N, C, H, W].
-        y: Their labels.
-        setting: How it will be trained.
+        y: Labels of the inputs.
+        setting: Settings of the training.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
@@ -138,16 +140,16 @@ def run(
     device: str = "cpu",
     training: bool = True,
 ) -> dict[str, Any]:
-    """Train, or go on, and score.
+    """Train, or resume training, and score.
 
     Args:
         system: One of `SYSTEMS`.
         prior: A key of `PRIORS`.
         data: Images.
-        setting: How to train.
-        checkpoint: Its file.
-        device: Where.
-        training: Whether to train, or to take the checkpoint as it is.
+        setting: Settings of the training.
+        checkpoint: File of the checkpoint.
+        device: Device of the computation.
+        training: Whether to train. Otherwise the checkpoint is scored as it is.
     """
     scale = normalization(data)
     x = scale(data.train_images, torch.device(device)).contiguous(memory_format=torch.channels_last)
@@ -171,18 +173,18 @@ def run(
 
 
 def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoint: Path, label: str = "") -> History:
-    """Train, or go on from a checkpoint.
+    """Train, or resume from a checkpoint.
 
     Args:
-        bnn: Changed in place.
+        bnn: Network to train; changed in place.
         x: Images, [N, C, H, W].
         y: Labels, [N].
-        setting: How.
-        checkpoint: Its file.
-        label: For messages.
+        setting: Settings of the training.
+        checkpoint: File of the checkpoint.
+        label: Name in messages.
 
     Returns:
-        What each epoch was like, see `bayesify.History`.
+        History of the epochs, see `bayesify.History`.
     """
 
     loader = MemoryBatches(x, y, setting.batch, passes=setting.passes)
@@ -200,7 +202,7 @@ def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoi
         row = history[-1]
         bound = row["elbo"] / len(x)
         done = setting.passes * row["epoch"]
-        print(f"{label}: epoch {done}, bound {bound:.4f} an example, {row['seconds']:.1f} s", flush=True)
+        print(f"{label}: epoch {done}, bound {bound:.4f} per example, {row['seconds']:.1f} s", flush=True)
 
     return fit(
         bnn,

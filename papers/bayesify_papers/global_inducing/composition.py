@@ -1,16 +1,16 @@
-"""The cubic with a gap: bounds by the number of inducing points, and what layers contribute to the uncertainty.
+"""The cubic with a gap: bounds by the number of inducing points, and each layer's contribution to the uncertainty.
 
     python -m bayesify_papers.global_inducing.composition --out DIR [--seeds 5] [--steps 2000] [--smoke]
 
-The paper has both in its appendices I and J, which were not at hand: the measures are ours. Data, network and schedule are those of
-`cubic`; deep Gaussian processes of two layers have the same noise and inducing points.
+The paper has both in its appendices I and J. We did not have these, so the measures are ours. Data, network and schedule are those
+of `cubic`. Deep Gaussian processes of two layers have the same noise and inducing points.
 
-Bounds: global inducing points of several numbers M. Layers, for each posterior:
+Bounds are of global inducing points with several numbers M. The measures of layers, for each posterior, are:
 
-- `shares`: of the variance of a layer's values over inputs and draws, the share that is over draws; 0 for a layer that is certain.
-- `mixing_costs`: nats per example that the expected log-likelihood loses where the layers above a boundary come from another draw
-  than those below it. It is 0 in expectation if the posterior is independent across that boundary. Where layers compensate each
-  other's draws, as Ustyuzhaninov et al. 2020 ask of compositional uncertainty, it is large.
+- `shares`: variance of a layer's values over draws, as a share of their variance over inputs and draws; 0 for a certain layer.
+- `mixing_costs`: loss of expected log-likelihood, in nats per example, if the layers above a boundary come from another draw than
+  the layers below it. It is 0 in expectation if the posterior is independent across the boundary. It is large if layers compensate
+  for each other's draws, as Ustyuzhaninov et al. 2020 require of compositional uncertainty.
 """
 
 import math
@@ -38,10 +38,10 @@ POINTS = (2, 5, 10, 20, 40, 100)
 
 PROCESSES = {"dgp-gi": "global", "dgp-dsvi": "local"}
 METHODS = (*(f"gi-{count}" for count in POINTS), "fac", "li", *PROCESSES)
-"""Posteriors of the network, `gi` with each number of inducing points, and deep Gaussian processes."""
+"""Posteriors of the network (`gi` with each number of inducing points), and deep Gaussian processes."""
 
 NUM_POINTS = 40
-"""Inducing points of `li` and of the processes; as many as data."""
+"""Number of inducing points of `li` and of the processes; as many as data points."""
 
 
 def make(method: str, x: Tensor, y: Tensor, noise: Sequence[float]) -> ModelStack:
@@ -51,7 +51,7 @@ def make(method: str, x: Tensor, y: Tensor, noise: Sequence[float]) -> ModelStac
         method: One of `METHODS`.
         x: Training inputs, [R, N, 1].
         y: Training targets, [R, N, 1].
-        noise: Variance of the noise of each.
+        noise: Noise variance of each data set.
     """
     if method in PROCESSES:
         kind: Any = PROCESSES[method]
@@ -65,7 +65,7 @@ def make(method: str, x: Tensor, y: Tensor, noise: Sequence[float]) -> ModelStac
 
 
 def layer_values(net: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
-    """What each linear layer of a chain gives under draws of its weights, before the activation, [S, B, units] each."""
+    """Outputs of each linear layer of a chain under draws of the weights, before the activation, [S, B, units] each."""
     values, found = x.unsqueeze(0), []
     for name, module in net.named_children():
         if isinstance(module, nn.Linear):
@@ -77,13 +77,13 @@ def layer_values(net: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> li
 
 
 def uncertain_share(values: Tensor) -> float:
-    """Variance over draws, mean over inputs, over the variance over both, of values [S, B, units]; units are summed."""
+    """Variance over draws as a share of the variance over draws and inputs, of values [S, B, units]."""
     within = values.var(0, correction=0).mean(0).sum()
     return float(within / values.flatten(0, 1).var(0, correction=0).sum())
 
 
 def expected_log_likelihood(mean: Tensor, variance: Tensor | float, y: Tensor, noise: float) -> float:
-    """Of targets [B, 1] per example, over Gaussian values with moments [S, B, 1]."""
+    """Expected log-likelihood per example of targets [B, 1] under Gaussian values with moments [S, B, 1]."""
     squares = (mean - y).square() + variance
     return float(-0.5 * (squares.mean() / noise + math.log(2 * math.pi * noise)))
 
@@ -104,7 +104,7 @@ def network_layers(model: BayesianNetwork, x: Tensor, y: Tensor, noise: float, n
 
 
 def process_layers(model: DeepGP, x: Tensor, y: Tensor, noise: float, num_draws: int) -> dict[str, Any]:
-    """Shares and mixing cost of a deep Gaussian process of two layers; the noise at the inputs is the same in both pairings."""
+    """Shares and mixing cost of a deep Gaussian process of two layers. The noise at the inputs is the same in both pairings."""
     parts, _ = model.conditionals(num_draws, torch.Generator().manual_seed(0))
 
     def moments(last: Any) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ def process_layers(model: DeepGP, x: Tensor, y: Tensor, noise: float, num_draws:
 
 
 def run(method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int) -> dict[str, dict[str, Any]]:
-    """Train one posterior on the data of all seeds side by side; scores by seed."""
+    """Train one posterior on the data of all seeds at once and return scores by seed."""
     problems = [cubic.problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
     models = make(method, x, y, [data.noise for data in problems])
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing:
             found.setdefault(method, {}).update(run(method, missing, schedule, draws))
             records.write(path, {**chosen.facts, "settings": settings, "scores": found})
-    print(show(rows.composition(chosen.out), "Nats per data set, and per example where layers are mixed."))
+    print(show(rows.composition(chosen.out), "Bounds in nats per data set; mixing costs in nats per example."))
     return 0
 
 

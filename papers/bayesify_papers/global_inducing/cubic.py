@@ -1,13 +1,13 @@
-"""A cubic with a gap between the data: factorized, local and global inducing posteriors beside HMC (section 3.1, figure 1).
+"""A cubic with a gap between the data: factorized, local and global inducing posteriors against HMC (section 3.1, figure 1).
 
     python -m bayesify_papers.global_inducing.cubic --out DIR [--seeds 5] [--steps 5000] [--smoke]
 
-Two hidden layers of 50 ReLU units under Neal's prior, 100 inducing inputs, 40 points of $x^3$ with noise of standard deviation 3,
-standardized; the noise variance is known. Each seed makes data of its own. Adam, the learning rate falls from 0.02 to 0 along half
-a cosine, the factor on the KL rises from 0.1 to 1 in the first fifth of the steps. There are two references: HMC with two
-chains a seed, all seeds side by side, and NUTS with one chain, a seed after the other, which needs Pyro and many times the
-time. Both start at random networks. What is scored is the standard deviation of the function in the middle of the gap. The figure
-is drawn where matplotlib is installed; results of seeds that the folder holds are kept.
+The network has two hidden layers of 50 ReLU units under Neal's prior and 100 inducing inputs. The data are 40 points of $x^3$ with
+noise of standard deviation 3, standardized; the noise variance is known. Each seed makes its own data. Adam's learning rate falls
+from 0.02 to 0 along half a cosine, and the factor on the KL rises from 0.1 to 1 in the first fifth of the steps. There are two
+references. HMC has two chains per seed and runs all seeds at once. NUTS has one chain, runs the seeds one after the other, needs
+Pyro and takes many times as long. Both start at random networks. The score is the function's standard deviation in the middle of
+the gap. The figure is drawn if matplotlib is installed. Seeds whose results are in the folder are not run again.
 """
 
 import sys
@@ -38,14 +38,14 @@ METHODS = ("fac", "li", "gi")
 WIDTH, NUM_POINTS, NUM_DRAWS = 50, 100, 500
 SCHEDULE = Schedule(steps=5000, learning_rate=2e-2)
 NUTS_SETTINGS = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
-"""Of NUTS."""
+"""Settings of NUTS."""
 
 HMC_SETTINGS = {"num_warmup": 150, "num_draws": 150, "leapfrogs": 100}
 NUM_CHAINS = 2
-"""Of HMC, for each seed."""
+"""Number of HMC chains for each seed."""
 
 MIN_GAP_RATIOS = {"NUTS": 0.5, "HMC": 0.5, "fac": 1.5}
-"""What gi's standard deviation in the gap should be at least, over those of others."""
+"""Required ratios of gi's standard deviation in the gap to the other methods'."""
 
 
 def problem(seed: int) -> toy.Regression:
@@ -54,7 +54,7 @@ def problem(seed: int) -> toy.Regression:
 
 
 def points(data: toy.Regression) -> Tensor:
-    """Where functions are scored and drawn: the middle of the gap, the training inputs, and the grid."""
+    """Inputs at which functions are scored and drawn: the middle of the gap, the training inputs, and the grid."""
     assert data.gap is not None
     return torch.cat((torch.tensor([[sum(data.gap) / 2]]), data.x, data.grid))
 
@@ -75,13 +75,13 @@ def describe(outputs: Tensor, data: toy.Regression) -> dict[str, Any]:
 def variational(
     method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int = NUM_DRAWS
 ) -> dict[int, dict[str, Any]]:
-    """Train one posterior on the data of all seeds side by side.
+    """Train one posterior on the data of all seeds at once.
 
     Args:
         method: One of `METHODS`.
-        seeds: Of the data.
-        schedule: Of the training.
-        num_draws: For bounds and curves.
+        seeds: Seeds of the data.
+        schedule: Schedule of the training.
+        num_draws: Number of draws for bounds and curves.
     """
     problems = [problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
@@ -106,7 +106,7 @@ def variational(
 
 
 def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int, dict[str, Any]]:
-    """HMC on the data of all seeds side by side, and how far its chains agree (`hmc.shrink_factor` in the middle of the gap)."""
+    """HMC on the data of all seeds at once, with the agreement of its chains (`hmc.shrink_factor` in the middle of the gap)."""
     problems = [problem(seed) for seed in seeds]
     x, y, inputs = (
         torch.stack(part).double().repeat_interleave(NUM_CHAINS, 0)
@@ -154,7 +154,7 @@ def no_u_turn(seed: int, chain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def requirement(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Whether every seed shows what it should, in words."""
+    """Lines of text: whether every seed meets the required ratios."""
     lines = []
     for other, least in MIN_GAP_RATIOS.items():
         common = [seed for seed in found.get("gi", {}) if seed in found.get(other, {})]

@@ -1,19 +1,21 @@
-"""Deep linear networks: bounds against depth and width, beside the evidence (section 3.2, figure 2).
+"""Deep linear networks: bounds by depth and width, compared with the evidence (section 3.2, figure 2).
 
     python -m bayesify_papers.global_inducing.deep_linear --out DIR [--widths 5 50] [--depths 1 2 4 10] [--steps 2000]
 
-1000 examples of a linear model with 5 standard normal inputs, weights of variance 1/5 and noise of variance 0.1. Networks without
-biases and without activations, Neal's prior, the true noise variance, so that the evidence under the model that made the data
-bounds them all (in expectation over data). Posteriors: factorized, local and global inducing (100 points), global inducing in the
-last layer alone over layers from the prior (rand-gi) or factorized ones (fac-gi). Since networks are linear, the data enter
-as 5 rows with the same likelihood up to a constant. Adam, the learning rate falls from 0.01 to 0 along half a cosine, one draw a
-step, the whole KL throughout; the same for every posterior. (With a KL whose factor rises from 0.01, a factorized network of ten
-layers of 50 units ended 13,000 nats lower.) Hidden layers of gi start close to the prior, in networks of fewer than 20 units close
-to a network drawn from it: wide networks gain nothing from hidden layers that know their weights, narrow ones everything. (At
-width 50 and depth 10 that start was 196 nats lower after 500 steps; at width 5 and depth 4 it was 1,656 nats higher after 1,000.)
-`gi-continued` trains rand-gi first and goes on from there as gi, at a tenth of the learning rate: gi with a precision of 0 in the
-hidden layers is rand-gi, so that its best bound is no lower. Results that the folder holds are kept; several commands may share a
-folder.
+The data are 1000 examples of a linear model with 5 standard normal inputs, weights of variance 1/5 and noise of variance 0.1. The
+networks have no biases and no activations, Neal's prior and the true noise variance. So the evidence under the true model is an
+upper bound for all of them (in expectation over data). The posteriors are factorized, local inducing, global inducing (100
+points), and global inducing in the last layer alone, over layers from the prior (rand-gi) or factorized layers (fac-gi). Because
+networks are linear, the data enter as 5 rows with the same likelihood up to a constant.
+
+Every posterior has the same schedule: Adam with a learning rate that falls from 0.01 to 0 along half a cosine, one draw per step,
+and the whole KL throughout. (When the KL's factor rose from 0.01, a factorized network of ten layers of 50 units ended 13,000 nats
+lower.) Hidden layers of gi start close to the prior, or, in networks of fewer than 20 units, close to one network drawn from the
+prior. Certain hidden weights do not help wide networks, but narrow networks need them. (Compared with the start at the prior, the
+start at a network was 196 nats lower at width 50 and depth 10 after 500 steps, and 1,656 nats higher at width 5 and depth 4 after
+1,000 steps.) `gi-continued` trains rand-gi first and then continues as gi with a tenth of the learning rate. Because gi with a
+precision of 0 in the hidden layers is rand-gi, its best bound is no lower. Results in the folder are kept, and several commands
+may share a folder.
 """
 
 import math
@@ -43,9 +45,9 @@ NUM_INPUTS, NUM_EXAMPLES, NOISE_VARIANCE, NUM_POINTS, NUM_DRAWS = 5, 1000, 0.1, 
 WIDTHS, DEPTHS = (5, 50, 250), tuple(range(1, 11))
 SCHEDULE = Schedule(steps=2000, warmup=0.0, clip=1e4)
 MIN_WIDTH_FOR_PRIOR_START = 20
-"""Units from which on hidden layers of gi start at the prior."""
+"""Width from which the hidden layers of gi start at the prior."""
 MIN_LOSS_RATIO = 20
-"""gi may lose at most the inverse of this share of what fac loses from depth 1 to depth 10."""
+"""From depth 1 to depth 10, fac must lose at least this multiple of gi's loss."""
 
 
 def kinds(method: str, depth: int) -> tuple[str, ...]:
@@ -55,24 +57,24 @@ def kinds(method: str, depth: int) -> tuple[str, ...]:
 
 
 def hidden_start(method: str, width: int) -> dict[str, Any]:
-    """Precision and values that pseudo-outputs of hidden layers start at."""
+    """Initial precision and values of the pseudo-outputs of hidden layers."""
     if method == "gi" and width < MIN_WIDTH_FOR_PRIOR_START:
         return {"hidden_precision": 10.0, "start": "network"}
     return {"hidden_precision": {"gi": 1e-4, CONTINUED_METHOD: 1e-6, "li": 1.0}.get(method, 0.01), "start": "random"}
 
 
 def compress(x: Tensor, y: Tensor, noise: float) -> tuple[Tensor, Tensor, float]:
-    r"""As many rows as inputs with the same likelihood of linear functions, and the constant between the logs.
+    r"""D rows with the same likelihood of linear functions as N rows, and the difference of the log-likelihoods.
 
     With $X = Q R$, $\lVert y - X w \rVert^2 = \lVert Q^\top y - R w \rVert^2 + \lVert y - Q Q^\top y \rVert^2$.
 
     Args:
-        x: X, [N, D].
-        y: [N, 1].
+        x: Inputs X, [N, D].
+        y: Targets, [N, 1].
         noise: Variance of the noise.
 
     Returns:
-        R, [D, D]; Q^T y, [D, 1]; and what is to be added to the log-likelihood of these rows for that of all data.
+        R, [D, D]; Q^T y, [D, 1]; and the log-likelihood of all data minus the log-likelihood of these rows.
     """
     basis, upper = torch.linalg.qr(x.double())
     targets = basis.mT @ y.double()
@@ -96,12 +98,12 @@ def fit(
     Args:
         data: The problem.
         method: One of `METHODS`.
-        width: Of hidden layers.
-        depth: Layers, the last included.
-        schedule: Of the training.
-        num_draws: For the bound.
-        device: Where to compute.
-        seed: Of everything random.
+        width: Number of units of each hidden layer.
+        depth: Number of layers, including the last.
+        schedule: Schedule of the training.
+        num_draws: Number of draws for the bound.
+        device: Device of the computation.
+        seed: Seed of all random numbers.
     """
     inputs, targets, constant = compress(data.x, data.y, data.noise)
     x, y = inputs[None].to(device), targets[None].to(device)
@@ -121,7 +123,7 @@ def fit(
 def _stack(
     data: toy.Linear, method: str, width: int, depth: int, seed: int, device: str
 ) -> tuple[ModelStack, dict[str, Any]]:
-    """One network before training, and where its hidden layers start."""
+    """One network before training, and the start of its hidden layers."""
     sizes = (data.x.shape[1], *[width] * (depth - 1), 1)
     start = hidden_start(method, width)
     design = Design(sizes, kinds(method, depth), "neal", NUM_POINTS, bias=False, linear=True, **start)
@@ -130,7 +132,7 @@ def _stack(
 
 
 def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> str:
-    """Whether gi loses a twentieth of what fac loses; empty where the trainings are missing."""
+    """A line that says whether gi loses at most a twentieth of fac's loss; empty if training runs are missing."""
     first, last = DEPTHS[0], DEPTHS[-1]
     keys = {(method, depth): f"{method}-{width}-{depth}" for method in ("gi", "fac") for depth in (first, last)}
     if not all(key in found for key in keys.values()):
@@ -139,7 +141,7 @@ def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> st
     verdict = "met" if MIN_LOSS_RATIO * loss["gi"] <= loss["fac"] else "NOT met"
     return (
         f"width {width}, from depth {first} to {last}: gi loses {loss['gi']:.1f} nats, fac {loss['fac']:.1f}; "
-        f"at most 1/{MIN_LOSS_RATIO} of it: {verdict}"
+        f"gi at most 1/{MIN_LOSS_RATIO} of fac: {verdict}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo over the weights of many small networks side by side: a reference that is cheap for each."""
+"""Hamiltonian Monte Carlo over the weights of many small networks at once, a cheap reference per network."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify_papers.shared.small_products import small_products
 
 TARGET_ACCEPTANCE = 0.8
-"""Share of proposals to be accepted, to which step sizes adapt."""
+"""Acceptance rate that the step sizes adapt to."""
 
 
 class Posterior:
@@ -19,11 +19,11 @@ class Posterior:
     Positions are whitened weights $z = w / \sigma$, so that the prior is standard normal.
 
     Args:
-        sizes: Inputs, hidden units of each layer, outputs.
+        sizes: Numbers of inputs, of hidden units of each layer, and of outputs.
         x: Training inputs, [C, N, inputs].
         y: Training targets, [C, N, outputs].
-        noise: Variances, [C].
-        linear: Without ReLU between layers.
+        noise: Noise variances, [C].
+        linear: Whether to omit the ReLU between layers.
     """
 
     def __init__(self, sizes: tuple[int, ...], x: Tensor, y: Tensor, noise: Tensor, linear: bool = False) -> None:
@@ -64,19 +64,19 @@ def sample(
     seed: int = 0,
     report: Callable[[int, Tensor, Tensor], None] = lambda step, step_sizes, density: None,
 ) -> Tensor:
-    """Draws of z by C chains that start at draws from the prior, [num_draws, C, P].
+    """Draws of z, [num_draws, C, P], by C chains that start at draws from the prior.
 
-    A trajectory has between half and one and a half times `leapfrogs` steps, the same number in all chains. Each chain's step size
-    adapts in the warm-up, to accept four of five proposals, and is fixed after it.
+    A trajectory has between 0.5 and 1.5 times `leapfrogs` steps, the same number in all chains. In the warm-up, each chain's step
+    size adapts so that four of five proposals are accepted; then it is fixed.
 
     Args:
-        posterior: What to draw from.
-        num_warmup: Proposals before, which are thrown away.
-        num_draws: Proposals after.
-        leapfrogs: Steps of a trajectory, on average.
-        step_size: At the start.
-        seed: Of everything random.
-        report: Called every 50 proposals with their number, the step sizes and the log-densities, [C].
+        posterior: Posterior to draw from.
+        num_warmup: Number of warm-up proposals, which are discarded.
+        num_draws: Number of proposals after the warm-up.
+        leapfrogs: Mean number of steps of a trajectory.
+        step_size: Initial step size.
+        seed: Seed of all random numbers.
+        report: Function called every 50 proposals with their number, the step sizes and the log-densities, [C].
     """
     generator = torch.Generator().manual_seed(seed)
     chains = len(posterior.x)
@@ -109,7 +109,7 @@ def sample(
 
 
 def shrink_factor(values: Tensor) -> float:
-    """Gelman and Rubin's factor of a number from several chains, [draws, chains]: near 1 where chains agree."""
+    """Gelman and Rubin's factor of values [draws, chains]. It is near 1 if the chains agree."""
     count = len(values)
     within = float(values.var(0).mean())
     between = count * float(values.mean(0).var())

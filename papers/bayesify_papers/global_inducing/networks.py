@@ -1,4 +1,4 @@
-"""Fully connected networks of one shape, each layer under a posterior of its own kind, side by side."""
+"""Stacks of fully connected networks of one shape. Each layer has its own kind of posterior."""
 
 import math
 from collections.abc import Sequence
@@ -15,32 +15,34 @@ from bayesify.priors import Neal, Scale, Standard
 from bayesify.training import ModelStack
 
 KINDS = ("fac", "li", "gi", "rand")
-"""Factorized; local and global inducing points; drawn from the prior."""
+"""Kinds of posterior: factorized, local inducing points, global inducing points, and draws from the prior."""
 
 PRIORS = {"neal": Neal, "standard": Standard, "scale": Scale}
 STARTS = ("random", "network")
 FILLED_PRECISION = 0.01
-"""Where the precision of pseudo-outputs of the last layer starts at inducing inputs that are no data."""
+"""Initial precision of the last layer's pseudo-outputs at inducing inputs that are not data."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """Shape, priors and posteriors that all networks of a stack have in common.
+    """Shape, priors and posteriors that all networks of a stack share.
 
     Args:
-        sizes: Inputs, hidden units of each layer, outputs.
-        kinds: The posterior of each layer, one of `KINDS`: one for all, or `"gi"` in the last over `"fac"` or `"rand"`.
+        sizes: Numbers of inputs, of hidden units of each layer, and of outputs.
+        kinds: Kind of posterior of each layer, of `KINDS`: the same for all layers, or `"gi"` in the last layer after `"fac"` or
+            `"rand"` layers.
         prior: A key of `PRIORS`.
-        points: M, inducing inputs, in every layer of kind `"li"`.
-        bias: Whether layers have one.
-        linear: Without ReLU between layers.
-        hidden_precision: Where the precision of pseudo-outputs starts in layers that are not the last.
-        start_std: Where standard deviations of factorized layers start, as a share of `1 / sqrt(fan_in)`.
-        start: Where pseudo-outputs of hidden layers of kind `"gi"` start: `"random"`, standard normal numbers, or `"network"`,
-            what a network drawn from Neal's prior makes of the inducing inputs.
+        points: Number M of inducing inputs in every layer of kind `"li"`.
+        bias: Whether layers have a bias.
+        linear: Whether to omit the ReLU between layers.
+        hidden_precision: Initial precision of the pseudo-outputs of all layers but the last.
+        start_std: Initial standard deviations of factorized layers, as a share of `1 / sqrt(fan_in)`.
+        start: Initial pseudo-outputs of hidden layers of kind `"gi"`: `"random"` for standard normal numbers, or `"network"` for
+            the outputs of a network drawn from Neal's prior at the inducing inputs.
 
     Raises:
-        ValueError: If a kind, prior or start is unknown, there is not one kind for each layer, or kinds are mixed in another way.
+        ValueError: If a kind, prior or start is unknown, the number of kinds differs from the number of layers, or the mixture of
+            kinds is not supported.
     """
 
     sizes: tuple[int, ...]
@@ -74,15 +76,15 @@ class Design:
 def stack(
     design: Design, x: Tensor, y: Tensor, noise: float | Sequence[float] = 0.1, learn_noise: bool = True, seed: int = 0
 ) -> ModelStack:
-    """A network for each of R data sets.
+    """One network for each of R data sets.
 
     Args:
-        design: What the networks have in common.
+        design: Design that all networks share.
         x: Training inputs, [R, N, inputs].
         y: Training targets, [R, N, outputs].
-        noise: Variance of the noise, for all or for each.
-        learn_noise: Whether it is trained.
-        seed: Of all starting values.
+        noise: Noise variance, one for all data sets or one for each.
+        learn_noise: Whether to train the noise variance.
+        seed: Seed of all initial values.
     """
     noises = [noise] * len(x) if isinstance(noise, float) else noise
     with torch.random.fork_rng(devices=[]):
@@ -93,18 +95,18 @@ def stack(
 def make(design: Design, x: Tensor, y: Tensor, noise: float, learn_noise: bool = True) -> BayesianNetwork:
     """One network with Gaussian noise before training.
 
-    Global inducing inputs start at training inputs, V of the last layer at their targets with the precision of the noise (times
-    N / M where there are more data than inducing inputs), V of hidden layers as the design says: with standard normal numbers
-    and a small precision the start is close to the exact last layer given hidden layers from the prior. Local inducing inputs
-    and their V start at standard normal numbers, V of the last layer at 0 with the same precision. Means of factorized layers
-    start at draws from Neal's prior.
+    Global inducing inputs start at training inputs. The last layer's V starts at their targets with the precision of the noise
+    (times N / M if there are more data than inducing inputs). The V of hidden layers start as `design.start` says. With standard
+    normal numbers and a small precision, this start is close to the exact last layer given hidden layers from the prior. Local
+    inducing inputs and their V start at standard normal numbers, except that the last layer's V starts at 0 with the same
+    precision. Means of factorized layers start at draws from Neal's prior.
 
     Args:
-        design: Its shape, prior and posteriors.
+        design: Shape, prior and posteriors of the network.
         x: Training inputs, [N, inputs].
         y: Training targets, [N, outputs].
-        noise: Variance of the noise.
-        learn_noise: Whether it is trained.
+        noise: Noise variance.
+        learn_noise: Whether to train the noise variance.
     """
     layers = [nn.Linear(*sizes, bias=design.bias) for sizes in pairwise(design.sizes)]
     parts: list[nn.Module] = []

@@ -16,7 +16,7 @@ MODELS: dict[str, tuple[int, Any]] = {
     for depth in (2, 5)
     for name, inducing in (("gi", "global"), ("dsvi", "local"))
 }
-"""Layers, and the kind of inducing points."""
+"""Number of layers and kind of inducing points of each model."""
 
 NUM_POINTS, NOISE_VARIANCE = 100, 0.1
 
@@ -28,14 +28,14 @@ def run(
     schedule: Schedule,
     num_draws: int,
 ) -> dict[str, Any]:
-    """Train on all splits side by side; scores by split.
+    """Train on all splits at once and return scores by split.
 
     Args:
         data: Name of the data set, for messages.
         rows: Training rows, test rows and units of the splits, as `uci.stack_splits` makes them.
         model: A key of `MODELS`.
-        schedule: Of the training.
-        num_draws: For bounds and predictions.
+        schedule: Schedule of the training.
+        num_draws: Number of draws for bounds and predictions.
     """
     (x, y), (x_test, y_test), units = rows
     stack = ModelStack([make(x[split], y[split], model, seed=split) for split in range(len(x))])
@@ -54,7 +54,7 @@ def make(x: Tensor, y: Tensor, model: str, seed: int = 0) -> DeepGP:
         x: Inputs, [N, D].
         y: Targets, [N, 1].
         model: A key of `MODELS`.
-        seed: Of everything random.
+        seed: Seed of all random numbers.
     """
     depth, inducing = MODELS[model]
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+"""Results of the experiments as rows, next to the published numbers. Each reader takes the folder that an experiment wrote."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from bayesify_papers.shared.rows import Row, grouped, row
 
 
 def cubic(folder: Path) -> list[Row]:
-    """Standard deviations in the gap of a cubic, shown in a figure by the paper."""
+    """Standard deviations in the gap of a cubic, which the paper shows in a figure."""
     entries = [
         {"posterior": method, **scores}
         for method, seeds in read(folder / "results.json")["scores"].items()
@@ -18,7 +18,7 @@ def cubic(folder: Path) -> list[Row]:
 
 
 def composition(folder: Path) -> list[Row]:
-    """Bounds by the number of inducing points, and what layers contribute, which the paper has in appendices I and J."""
+    """Bounds by the number of inducing points, and contributions of layers, which the paper has in appendices I and J."""
     entries = [
         {
             "posterior": method,
@@ -36,7 +36,7 @@ def composition(folder: Path) -> list[Row]:
 
 
 def deep_linear(folder: Path) -> list[Row]:
-    """Bounds of deep linear networks, shown in a figure by the paper."""
+    """Bounds of deep linear networks, which the paper shows in a figure."""
     content = read(folder / "results.json")
     rows = []
     for name, scores in content["bounds"].items():
@@ -47,7 +47,7 @@ def deep_linear(folder: Path) -> list[Row]:
 
 
 def uci(folder: Path) -> list[Row]:
-    """UCI regressions over the standard splits."""
+    """Scores of UCI regressions over the standard splits."""
     rows = []
     for content in map(read, sorted(folder.glob("*.json"))):
         if "scores" in content:

@@ -1,4 +1,4 @@
-"""Training of stacked networks and their scores."""
+"""Training and scores of stacked networks."""
 
 import math
 import time
@@ -29,16 +29,16 @@ def elbo(
 
 @dataclass(frozen=True)
 class Schedule:
-    """Adam with a learning rate that falls to 0 along half a cosine; the KL's factor rises to 1 in a straight line first.
+    """Adam with a learning rate that falls to 0 along half a cosine. The factor on the KL first rises linearly to 1.
 
     Args:
-        steps: In all.
-        learning_rate: At the start.
-        batch: Examples a step; all of them where there are no more.
-        draws: A step.
-        warmup: Share of the steps in which the factor on the KL rises.
-        first_weight: That factor at the first step.
-        clip: Bound on each network's gradient, by its norm, of the bound per example.
+        steps: Total number of steps.
+        learning_rate: Initial learning rate.
+        batch: Number of examples per step; all examples if there are fewer.
+        draws: Number of draws per step.
+        warmup: Share of the steps during which the factor on the KL rises.
+        first_weight: Factor on the KL at the first step.
+        clip: Largest norm of each network's gradient of the bound per example.
     """
 
     steps: int = 5000
@@ -58,18 +58,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training was.
+    """Facts of a training run.
 
     Args:
-        seconds: How long it took.
-        skipped_steps: Of each model, those it did not take since its gradient was not finite, [R].
+        seconds: Seconds of training.
+        skipped_steps: Number of steps that each model skipped because its gradient was not finite, [R].
     """
 
     seconds: float
     skipped_steps: list[int]
 
     def facts(self) -> dict[str, Any]:
-        """For a file of results."""
+        """Facts for a results file."""
         return {"seconds": round(self.seconds, 1), "skipped_steps": self.skipped_steps}
 
 
@@ -78,16 +78,16 @@ def train(
 ) -> Outcome:
     """Train all models of a stack by `fit`, each on its own data.
 
-    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam.
+    If a model's gradient is not finite, the model and its moments in Adam skip the step.
 
     Args:
-        stack: Changed in place.
+        stack: Stack of models; changed in place.
         x: Inputs, [R, N, inputs].
         y: Targets, [R, N, outputs].
-        schedule: How.
-        seed: Of batches and noise.
-        label: What is trained, for a line now and then; none by default.
-        every: Steps between lines, at most; a divisor of the schedule's.
+        schedule: Schedule of the training.
+        seed: Seed of batches and noise.
+        label: Name of the training run in progress lines; without a label none are printed.
+        every: Largest number of steps between progress lines; a divisor of the schedule's steps.
 
     Returns:
         Seconds and skipped steps.
@@ -98,7 +98,7 @@ def train(
         step, bound = len(history) * steps, history[-1]["elbo"] / num_data
         passed = time.perf_counter() - start
         if label:
-            print(f"{label}: step {step}, bound {bound:.3f} an example, {passed:.0f} s", flush=True)
+            print(f"{label}: step {step}, bound {bound:.3f} per example, {passed:.0f} s", flush=True)
 
     with small_products():
         history = fit(

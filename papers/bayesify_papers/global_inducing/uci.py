@@ -2,12 +2,12 @@
 
     python -m bayesify_papers.global_inducing.uci --out DIR [--datasets yacht] [--models fac gi] [--device cuda]
 
-Networks of two hidden layers with 50 ReLU units; standard splits, inputs and targets standardized, numbers in the target's own
-unit. All splits of a data set train side by side. The paper's schedule is in an appendix that is missing; here: Adam, the learning
-rate falls from 0.02 to 0 along half a cosine, batches of 128, one draw a step, the factor on the KL rises from 0.1 to 1 in the
-first fifth of the steps, a learned noise variance that starts at 0.1, 100 inducing inputs; the same for every posterior, and for
-deep Gaussian processes of two and five layers (`dgp2-gi`, `dgp2-dsvi`, `dgp5-gi`, `dgp5-dsvi`). Results of each job lie in a file
-of its own; jobs whose file exists are not run again.
+Networks have two hidden layers of 50 ReLU units. The splits are the standard ones, inputs and targets are standardized, and numbers
+are in the target's own unit. All splits of a data set train at once. The paper's schedule is in an appendix that we did not have.
+Here, Adam's learning rate falls from 0.02 to 0 along half a cosine, with batches of 128 and one draw per step. The factor on the KL
+rises from 0.1 to 1 in the first fifth of the steps. The learned noise variance starts at 0.1, and there are 100 inducing inputs.
+The schedule is the same for every posterior, and for deep Gaussian processes of two and five layers (`dgp2-gi`, `dgp2-dsvi`,
+`dgp5-gi`, `dgp5-dsvi`). Each job has its own results file, and jobs whose file exists are not run again.
 """
 
 import math
@@ -33,12 +33,12 @@ from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import standard_error
 
 DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
-"""The five smallest, those of figure 3."""
+"""The five smallest data sets, which figure 3 shows."""
 
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, NUM_POINTS, NOISE_VARIANCE, NUM_DRAWS = 50, 100, 0.1, 100
 HIDDEN_PRECISION = 1.0
-"""Where the precision of pseudo-outputs starts in hidden layers: with 0.1, noise keeps the layers above from learning (energy)."""
+"""Initial precision of pseudo-outputs in hidden layers. With 0.1, noise keeps the layers above from learning (energy)."""
 START_KIND = "random"
 SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
@@ -49,8 +49,8 @@ def stack_splits(data: uci.Table, splits: int | None = None, device: str = "cpu"
 
     Args:
         data: A regression whose splits are of one size.
-        splits: Number of splits, the first ones; all by default.
-        device: Where they go.
+        splits: Number of splits, from the first; all by default.
+        device: Device of the tensors.
     """
     parts: list[list[np.ndarray]] = [[], [], [], []]
     units = []
@@ -77,20 +77,20 @@ def run_networks(
     start: str = START_KIND,
     points: int = NUM_POINTS,
 ) -> dict[str, Any]:
-    """Train networks on all splits side by side; scores by split.
+    """Train networks on all splits at once and return scores by split.
 
     Args:
         data: A regression.
         model: A key of `MODELS`.
         prior: One of `PRIORS`.
-        schedule: Of the training.
-        splits: Number of splits, the first ones; all by default.
-        device: Where to compute.
-        num_draws: For bounds and predictions.
-        seed: Of everything random.
-        hidden_precision: Where the precision of pseudo-outputs of hidden layers starts.
-        start: Where these start, see `Design`.
-        points: M, inducing inputs.
+        schedule: Schedule of the training.
+        splits: Number of splits, from the first; all by default.
+        device: Device of the computation.
+        num_draws: Number of draws for bounds and predictions.
+        seed: Seed of all random numbers.
+        hidden_precision: Initial precision of the pseudo-outputs of hidden layers.
+        start: Initial pseudo-outputs of hidden layers, see `Design`.
+        points: Number M of inducing inputs.
     """
     (x, y), test, units = stack_splits(data, splits, device)
     design = Design(
@@ -122,22 +122,22 @@ def run(
     facts: dict[str, Any] | None = None,
     **inducing: Any,
 ) -> None:
-    """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
+    """Run one job for each data set, prior and model, except jobs whose results are in the folder.
 
     Args:
-        folder: Gets a file for each job.
+        folder: Folder for the results, one file per job.
         tables: Data sets.
         models: Keys of `MODELS` and of `processes.MODELS`.
-        priors: For networks; deep Gaussian processes have none of these.
-        schedule: Of every training.
-        splits: Number of splits, the first ones; all by default.
-        device: Where to compute.
-        num_draws: For bounds and predictions.
-        facts: Goes into each file.
+        priors: Priors of networks. Deep Gaussian processes do not use them.
+        schedule: Schedule of every training run.
+        splits: Number of splits, from the first; all by default.
+        device: Device of the computation.
+        num_draws: Number of draws for bounds and predictions.
+        facts: Record of the run, written to each file.
         inducing: `hidden_precision`, `start` and `points` of `run_networks`.
 
     Raises:
-        ValueError: If a file there is of another schedule or of other splits.
+        ValueError: If a file in the folder has another schedule or other splits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for data in tables:
@@ -159,7 +159,7 @@ def run(
 
 
 def compare(found: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each data set and prior that has both gi and fac: which bound is higher, and the difference in log-likelihood."""
+    """A line for each data set and prior with both gi and fac: the higher bound, and the difference in log-likelihood."""
     by_key = {(one["dataset"], one["prior"], one["model"]): one["scores"] for one in found}
     lines = []
     for (dataset, prior, model), gi in by_key.items():
@@ -173,8 +173,8 @@ def compare(found: Sequence[dict[str, Any]]) -> list[str]:
         verdict = "higher" if gain > 0 else "NOT higher"
         within = "no worse" if apart.mean() >= -error else "WORSE"
         lines.append(
-            f"{dataset}, {prior}: gi's bound is {verdict} than fac's by {gain:.3f} an example; its test log-likelihood is {within} "
-            f"within a standard error ({apart.mean():+.3f}, standard error {error:.3f})"
+            f"{dataset}, {prior}: gi's bound is {verdict} than fac's by {gain:.3f} per example; its test log-likelihood is "
+            f"{within} within a standard error ({apart.mean():+.3f}, standard error {error:.3f})"
         )
     return lines
 

@@ -61,8 +61,8 @@ def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, An
     """Scores of each system and setting, means over the seeds that are there, FFG-U first.
 
     Args:
-        planned: From `jobs`.
-        results: Of those that are finished.
+        planned: Jobs from `jobs`.
+        results: Results of the finished jobs.
     """
     grouped: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for name, job in planned.items():

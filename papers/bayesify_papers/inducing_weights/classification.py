@@ -93,11 +93,11 @@ def run(
             deterministic system and Ensemble-W use. Systems whose predictions a run of the same settings left there are not
             trained again, and several processes may train different systems in one folder.
         source: Training images, and those to be scored.
-        recipe: How to train.
+        recipe: Recipe of the training.
         systems: Names from `SYSTEMS` and `BASELINES`.
-        seed: Of everything random; network k of an ensemble has `seed + k`.
-        device: Where to train.
-        facts: Goes into `run.json`.
+        seed: Seed of all random numbers. Network k of an ensemble has `seed + k`.
+        device: Device for training.
+        facts: Record of the run, written to `run.json`.
     """
     problem = ImageProblem(source, device)
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,11 +51,11 @@ class Study:
     """What is run.
 
     Args:
-        recipe: Of everything that the grid leaves alone.
+        recipe: Recipe for everything that the grid does not vary.
         source: On what the final networks are trained and scored.
         validation: Training images that the grid holds out.
         num_seeds: Final trainings of each system.
-        device: Where to train.
+        device: Device for training.
         settings: What is tried, as in `SETTINGS_GRID`.
     """
 
@@ -106,7 +106,7 @@ def choose(
 
     Args:
         tried: Settings by system, as in `SETTINGS_GRID`.
-        results: Of the trainings, by name.
+        results: Results of the training runs by name.
     """
     if "grid-deterministic-0" not in results:
         return {}

@@ -41,11 +41,11 @@ class Pruning:
 
     Args:
         system: `"ffg_u"` or `"ffg_w"`.
-        recipe: How it is trained.
+        recipe: Recipe of the training.
         source: On what.
         fine_tuning: Epochs after pruning.
-        seed: Of everything random.
-        device: Where.
+        seed: Seed of all random numbers.
+        device: Device of the computation.
     """
 
     system: str
@@ -88,7 +88,7 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Scores of each system, fraction and kind, means over seeds.
 
     Args:
-        results: From `work`.
+        results: Results of `work`.
     """
     grouped: dict[tuple[str, float, bool], list[dict[str, float]]] = {}
     for result in results:

@@ -46,14 +46,14 @@ class Training:
 
     Args:
         steps: Adam steps on all data.
-        learning_rate: At the start.
-        num_draws: In a step.
+        learning_rate: Initial learning rate.
+        num_draws: Number of draws per step.
         cosine: Whether the rate falls along a cosine; otherwise it is constant, or a tenth in the second half of `DECAYED_SYSTEMS`.
         caps: Whether lambda is capped.
-        prediction_draws: For testing and figures.
+        prediction_draws: Number of draws for testing and figures.
         chain: Draws of the No-U-Turn sampler that are kept, one of `thin` steps each, after as many warm-up steps.
         thin: See `chain`.
-        device: Where networks are trained; predictions are made on the CPU.
+        device: Device for training. Predictions are made on the CPU.
     """
 
     steps: int = 1500
@@ -201,11 +201,11 @@ def run(
 
     Args:
         systems: From `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs under the first seed only.
-        seeds: How many.
-        training: How.
+        seeds: Number of seeds.
+        training: Settings of the training.
         folder: Gets `regression.json`, from which the run goes on, and the figure of the first seed, if matplotlib is installed and
             all of them were trained now; by default nothing is written.
-        facts: Goes into the JSON file.
+        facts: Record of the run, written to the JSON file.
     """
     data = toy.cosine()
     outcomes: list[Outcome] = []

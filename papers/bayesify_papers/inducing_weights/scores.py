@@ -20,7 +20,7 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
     """Scores of every system whose predictions lie in a folder.
 
     Args:
-        folder: What `classification` wrote: `labels.npz`, and one file per system.
+        folder: Folder that `classification` wrote, with `labels.npz` and one file per system.
 
     Returns:
         By system: `test` and each corrupted set with `accuracy, nll, ece, brier` (`test` also `calibrated_nll`); each foreign

@@ -34,22 +34,22 @@ class Recipe:
 
     Args:
         epochs: Passes over the data, the same for every system.
-        batch: Images in a step.
-        learning_rate: Of Adam.
+        batch: Number of images per step.
+        learning_rate: Learning rate of Adam.
         inducing_learning_rate: Of Adam for the inducing weights; very short trainings want a higher one.
-        spread_learning_rate: Of the parameters in `SPREAD_NAMES`.
+        spread_learning_rate: Learning rate of the parameters in `SPREAD_NAMES`.
         depth: Residual blocks in each of the four stages.
         width: Channels of the first stage.
         bottleneck: Whether it is a ResNet-50, in place of `depth`.
-        inducing: M, rows and columns of U in every layer.
+        inducing: Number M of rows and of columns of U in every layer.
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
         ensemble_max_lambda: Cap on lambda in Ensemble-U.
         mean_field_max_std: Cap on the standard deviations of FFG-W.
-        members: Of both ensembles.
+        members: Number of members of both ensembles.
         ensemble_draws: Draws of Ensemble-U in a training step; as many as members uses each once.
-        prediction_draws: For testing.
-        precision: Of the network in training.
+        prediction_draws: Number of draws for testing.
+        precision: Floating-point precision of the network in training.
         augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
         cutout: Side in pixels of the square that is cut out of each training image; 0 cuts none.
         schedule: Of the learning rates: they fall to a tenth after two thirds of the epochs (the paper), or they rise for a fifth
@@ -63,7 +63,7 @@ class Recipe:
         ivon_weight_decay: Prior precision of IVON divided by the number of training images.
         swag_epochs: Epochs of SWAG, one iterate each, from the point estimate on.
         swag_learning_rate: The constant one of SWAG.
-        dropout_rate: Of MC dropout.
+        dropout_rate: Dropout rate of MC dropout.
         kl_weight: Factor of the KL in training, at the end of its schedule.
     """
 
@@ -117,8 +117,8 @@ class System:
 
     Args:
         title: The paper's name.
-        posterior: What the weights are under.
-        prior: Of the weights.
+        posterior: Posterior of the weights.
+        prior: Prior of the weights.
         natural: Whether IVON trains it, under a prior of its own.
         point: Whether the weights are trained by maximum likelihood, without a KL.
         random: Whether draws of such weights differ all the same (dropout).
@@ -208,10 +208,10 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
     """One network of a system, trained on its device, and what its epochs were like.
 
     Args:
-        system: From `SYSTEMS`.
-        recipe: How.
+        system: A name of `SYSTEMS`.
+        recipe: Recipe of the training.
         given: On what.
-        seed: Of the start and of everything random in training.
+        seed: Seed of the initial values and of the training.
         checkpoint: File to go on from, written about twenty times; by default none.
     """
     x, y = given.x, given.y

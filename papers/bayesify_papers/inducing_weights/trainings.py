@@ -15,12 +15,12 @@ class Training:
     """One network to train and to score.
 
     Args:
-        system: From `SYSTEMS`.
-        recipe: How.
+        system: A name of `SYSTEMS`.
+        recipe: Recipe of the training.
         source: On what.
-        seed: Of everything random.
-        device: Where.
-        file: Where its predictions go, relative to the run's folder, without the ending; nowhere if empty.
+        seed: Seed of all random numbers.
+        device: Device of the computation.
+        file: Path of the predictions without suffix, relative to the run's folder. If it is empty, they are not stored.
     """
 
     system: str

@@ -1,1 +1,1 @@
-"""What the experiments of all papers share: their command lines, jobs, data, result files, tables and figures."""
+"""Code that the experiments of all papers share: command lines, jobs, data, result files, tables and figures."""

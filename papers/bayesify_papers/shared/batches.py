@@ -1,4 +1,4 @@
-"""Batches of tensors that lie on the device already."""
+"""Batches of tensors that are already on the device."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,21 +7,22 @@ from torch import Tensor, nn
 
 
 class MemoryBatches:
-    """Shuffled batches; each pass has its own order, made from torch's global random numbers, which `fit` seeds.
+    """Shuffled batches. Torch's global random numbers, which `fit` seeds, give each pass its own order.
 
     Args:
         x: Inputs, [N, ...].
         y: Targets, [N, ...].
         batch: Examples in a batch.
-        augment: What is done to the inputs of each batch, such as `mirror_and_shift`; nothing by default.
-        rest: Whether a last batch that is not full is kept.
-        passes: Over the data, each in its own order, in one iteration: for data so small that epochs cost more than steps.
+        augment: Function that transforms the inputs of each batch, such as `mirror_and_shift`; none by default.
+        rest: Whether to keep a last batch that is not full.
+        passes: Number of passes over the data in one iteration, each in its own order. For data so small that epochs cost more
+            than steps.
 
     Attributes:
-        dataset: The rows, whose number is N also where an iteration has several passes.
+        dataset: The N rows. Their number does not depend on `passes`.
 
     Raises:
-        ValueError: If there is not one full batch.
+        ValueError: If the data do not fill one batch.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class MemoryBatches:
 
 
 class RandomBatches:
-    """Batches of rows drawn with replacement by torch's global random numbers, a number of them per pass.
+    """Batches of rows drawn with replacement by torch's global random numbers.
 
     Args:
         x: Inputs, [N, ...].
@@ -60,7 +61,7 @@ class RandomBatches:
         count: Batches per pass.
 
     Attributes:
-        dataset: The rows, whose number is N though a pass has more of them.
+        dataset: The N rows. Their number does not depend on `count`.
     """
 
     def __init__(self, x: Tensor, y: Tensor, batch: int, count: int) -> None:
@@ -76,13 +77,13 @@ class RandomBatches:
 
 
 def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True, border: float = 0.0) -> Tensor:
-    """Each image mirrored or not, and shifted by its own number of pixels under a border (torch's random numbers).
+    """Images that are randomly mirrored and shifted, each on its own, by torch's random numbers.
 
     Args:
         x: Images, [B, C, H, W].
-        reach: The most pixels; default: an eighth of the side.
-        mirror: Whether half of the images are mirrored.
-        border: What moves in from outside.
+        reach: Largest shift in pixels; by default an eighth of the side.
+        mirror: Whether to mirror half of the images.
+        border: Value of the pixels that move in from outside.
     """
     count, _, height, width = x.shape
     reach = max(1, width // 8) if reach is None else reach
@@ -97,12 +98,12 @@ def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True
 
 
 def cut_out(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """Each image with a square of one value at a place of its own, cut by the border (DeVries & Taylor 2017).
+    """Images in which a square at a random place has a constant value (DeVries & Taylor 2017). The border may cut the square.
 
     Args:
         x: Images, [B, C, H, W].
         size: Side of the square in pixels; 0 leaves the images as they are.
-        value: What the square holds.
+        value: Value of the square's pixels.
     """
     if not size:
         return x
@@ -115,5 +116,5 @@ def cut_out(x: Tensor, size: int, value: float = 0.0) -> Tensor:
 
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the CPU on a device, without waiting for the steps that it has still to do."""
+    """Values copied from the CPU to a device, without waiting for the device's queued work."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

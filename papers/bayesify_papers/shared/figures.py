@@ -1,4 +1,4 @@
-"""Figures of experiments, where matplotlib is installed."""
+"""Figures of experiments, drawn if matplotlib is installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ HAS_MATPLOTLIB = find_spec("matplotlib") is not None
 """Whether figures can be drawn."""
 
 DATA_COLOR, BAND_COLOR, MEAN_COLOR = "#c2571a", "#4a90c4", "#1b3a5c"
-"""Colors."""
+"""Colors of data, bands and means."""
 
 
 @contextmanager
@@ -23,15 +23,15 @@ def panels(
     kinds: tuple[str, ...] = ("png", "svg"),
     **share: bool,
 ) -> Iterator[list[Any]]:
-    """The axes of a figure, row by row; it is saved at the end of the `with` block.
+    """The axes of a figure, row by row. The figure is saved at the end of the `with` block.
 
     Args:
-        path: Where it goes; the ending is replaced.
-        rows: Of panels.
-        columns: Of panels.
-        size: Of the figure in inches.
-        kinds: Endings of the files.
-        share: `sharex`, `sharey`.
+        path: Path of the figure. Its suffix is replaced.
+        rows: Number of rows of panels.
+        columns: Number of columns of panels.
+        size: Size of the figure in inches.
+        kinds: Suffixes of the files.
+        share: `sharex` and `sharey` of matplotlib.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Images of a source on a device: what networks are trained on, what they predict, how well."""
+"""Images of a source on a device: training, prediction and scores of networks on them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from bayesify_papers.shared.scores import classification_scores
 from bayesify_papers.shared.sources import Normalization, Source, as_labels, unit_pixels
 
 Trained = tuple[BayesianNetwork, list[dict[str, Any]]]
-"""A network and what its epochs were like."""
+"""A network and the training history of its epochs."""
 
 
 class ImageProblem:
     """The images of a source on a device, ready for training.
 
     Args:
-        source: Which.
-        device: Where.
-        unit: Whether pixels are 0 to 1; else they have mean 0 and variance 1.
+        source: Source of the images.
+        device: Device of the tensors.
+        unit: Whether pixels are scaled to the range from 0 to 1. Otherwise they have mean 0 and variance 1.
     """
 
     def __init__(self, source: Source, device: str | torch.device, unit: bool = False) -> None:
@@ -39,12 +39,12 @@ class ImageProblem:
         self.num_classes = int(self.y.max()) + 1
 
     def predict(self, networks: Sequence[Predictor], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
-        """What networks predict together for every set of the source."""
+        """Joint predictions of networks for every set of the source."""
         sets = {name: partial(self.scale, images, self.device) for name, images in self.source.scored().items()}
         return predictions.predict_sets(networks, sets, num_draws, seed)
 
     def predict_one(self, networks: Sequence[Predictor], name: str, num_draws: int, seed: int) -> StoredPrediction:
-        """The same for one set."""
+        """Joint prediction of networks for one set of the source."""
         pictures: Tensor = self.scale(self.source.scored()[name], self.device)
         return predictions.predict(networks, pictures, num_draws, seed)
 
@@ -58,13 +58,13 @@ class ImageProblem:
         """Train a network and predict every set.
 
         Args:
-            train: Makes the network.
-            num_draws: Of the prediction.
-            seed: Of its draws.
-            path: Where the predictions go; nowhere if `None`.
+            train: Function that trains and returns the network and its history.
+            num_draws: Number of draws of the prediction.
+            seed: Seed of these draws.
+            path: File of the predictions. They are not stored if it is `None`.
 
         Returns:
-            Scores, seconds of training and what the last epoch was like; the predictions; and the network.
+            A dict of the scores, the seconds of training and the history of the last epoch; the predictions; and the network.
         """
         start = time.perf_counter()
         network, history = train()
@@ -77,11 +77,11 @@ class ImageProblem:
 
 
 def falling_late(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
-    """The scheduler of both papers on images: learning rates fall to a tenth after two thirds of the epochs."""
+    """The scheduler of both papers on images. It divides the learning rate by 10 after two thirds of the epochs."""
     return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [-(-2 * epochs // 3)])
 
 
 @lru_cache(maxsize=1)
 def problem(source: Source, device: str, unit: bool = False) -> ImageProblem:
-    """The problem of a source; a process keeps the last one, since its next training mostly has the same."""
+    """The problem of a source. A process keeps the last problem because its next training run usually has the same one."""
     return ImageProblem(source, device, unit)

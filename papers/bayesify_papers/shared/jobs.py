@@ -1,4 +1,4 @@
-"""Trainings as jobs: several at a time on one device, kept as files, gone on with after an interruption."""
+"""Training runs as jobs: several at a time on one device, stored as files, resumed after an interruption."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,15 +21,15 @@ def run_trainings(
     device: str = "cpu",
     on_gpu: int = 6,
 ) -> dict[str, Result]:
-    """Run jobs by `bayesify.scale_out.run_jobs`, telling of each that is finished.
+    """Run jobs by `bayesify.scale_out.run_jobs` and print a line for each finished job.
 
     Args:
-        work: From a job, a dataclass, and the folder to its result. Defined at the top of a module.
-        jobs: By name, or a plan.
-        folder: Of the results and of what `work` writes.
-        workers: Jobs at a time; default: `count_workers`.
-        device: Where they train. A step of a small network on a GPU waits for its launches, so that several processes train in
-            hardly more time than one.
+        work: Function from a job (a dataclass) and the folder to a result. It is defined at the top level of a module.
+        jobs: Jobs by name, or a plan that makes them from earlier results.
+        folder: Folder of the results and of all files that `work` writes.
+        workers: Number of simultaneous jobs; by default `count_workers` decides.
+        device: Device of the training. On a GPU, a step of a small network waits for kernel launches, so that several processes
+            together take hardly longer than one.
         on_gpu: Default of `workers` on a GPU.
     """
     count = count_workers(workers, device, on_gpu)
@@ -39,7 +39,7 @@ def run_trainings(
 
 
 def count_workers(workers: int | None, device: str, on_gpu: int = 6) -> int:
-    """Trainings at a time: what was asked for, else several on a GPU and 1 on a CPU."""
+    """Number of simultaneous training runs: `workers` if given, otherwise `on_gpu` on a GPU and 1 on a CPU."""
     return workers or (on_gpu if torch.device(device).type == "cuda" else 1)
 
 

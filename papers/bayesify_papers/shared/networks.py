@@ -1,4 +1,4 @@
-"""The residual networks that two papers train on images."""
+"""Residual networks that two papers train on images."""
 
 from torch import nn
 
@@ -9,11 +9,11 @@ def residual_network(depth: int, width: int, channels: int, num_classes: int, *,
     """A residual network with the stem for small images.
 
     Args:
-        depth: Basic blocks in each of the four stages; 2 is ResNet-18.
-        width: Channels of the first stage; 64 is ResNet-18 and ResNet-50.
-        channels: Of the images.
-        num_classes: Outputs.
-        bottleneck: Whether it has the 3, 4, 6 and 3 bottleneck blocks of ResNet-50 in place of basic ones.
+        depth: Number of basic blocks in each of the four stages. ResNet-18 has 2.
+        width: Number of channels of the first stage. ResNet-18 and ResNet-50 have 64.
+        channels: Number of channels of the images.
+        num_classes: Number of outputs.
+        bottleneck: Whether to use the 3, 4, 6 and 3 bottleneck blocks of ResNet-50 instead of basic blocks.
     """
     if bottleneck:
         return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, "cifar", channels, width)

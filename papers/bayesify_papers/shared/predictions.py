@@ -1,4 +1,4 @@
-"""Predictions of a system on several sets of images: made, stored in a file, and read back as what `metrics` takes."""
+"""Predictions of a system for several sets of images. They are stored in a file and read back in a form that `metrics` accepts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAPLACE_BATCH = 1000
 
 
 class StoredPrediction(ClassificationPredictive):
-    """A mixture of categorical distributions of which only the mixture and its mean entropy are known.
+    """A mixture of categorical distributions that is known only by its probabilities and its components' mean entropy.
 
     Args:
         probs: Probabilities of the mixture, [B, C].
@@ -39,7 +39,7 @@ class StoredPrediction(ClassificationPredictive):
 
     @classmethod
     def of(cls, probs: Tensor) -> StoredPrediction:
-        """Of probabilities alone, whose own entropy is all that there is; zeros become the smallest numbers."""
+        """A prediction from probabilities alone; all its entropy is aleatoric. Zeros become 1e-37 because logs are stored."""
         probs = probs.double().clamp_min(1e-37).cpu()
         return cls(probs.float(), torch.special.entr(probs).sum(-1).float())
 
@@ -50,20 +50,20 @@ class StoredPrediction(ClassificationPredictive):
 
 
 def predict(networks: Sequence[Predictor], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
-    """What networks predict together for one set of images; see `predict_sets`."""
+    """Joint prediction of networks for one set of images; see `predict_sets`."""
     return predict_sets(networks, {"x": lambda: x}, num_draws, seed)["x"]
 
 
 def predict_sets(
     networks: Sequence[Predictor], sets: Mapping[str, Callable[[], Tensor]], num_draws: int, seed: int
 ) -> dict[str, StoredPrediction]:
-    """What networks predict together for sets of images, each network by the same draws for all of them.
+    """Joint predictions of networks for sets of images. Each network uses the same draws for all sets.
 
     Args:
-        networks: Of equal weight; or one Laplace posterior, which predicts by its closed form.
-        sets: By name, a function that gives images on the networks' device, [B, C, H, W].
-        num_draws: Of each network.
-        seed: Of the draws.
+        networks: Networks of equal weight; or one Laplace posterior, which predicts by its closed form.
+        sets: Functions by name of a set. Each returns images on the networks' device, [B, C, H, W].
+        num_draws: Number of draws of each network.
+        seed: Seed of the draws.
     """
     if isinstance(networks[0], Laplace):
         return {name: _closed_form(networks[0], images()) for name, images in sets.items()}
@@ -94,16 +94,16 @@ def _mixture(networks: Sequence[Predictor], drawn: Sequence[Draws], x: Tensor) -
 
 
 def combine(parts: Sequence[dict[str, StoredPrediction]]) -> dict[str, StoredPrediction]:
-    """What several networks of equal weight predict together, set by set.
+    """Joint prediction of several networks of equal weight for each set.
 
     Args:
-        parts: What each predicts, by set; the same sets in each.
+        parts: Predictions of each network by set. All networks have the same sets.
 
     Raises:
         ValueError: If the sets differ.
     """
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError("combine: predictions of different sets; give those of one run")
+        raise ValueError("combine: the networks predict different sets; give predictions of one run")
     return {
         name: StoredPrediction(
             torch.stack([part[name].class_probs for part in parts]).mean(0),
@@ -114,7 +114,7 @@ def combine(parts: Sequence[dict[str, StoredPrediction]]) -> dict[str, StoredPre
 
 
 def write(path: Path, predictions: dict[str, StoredPrediction]) -> None:
-    """Store predictions by the name of their set in one `.npz`, which replaces a former one at once."""
+    """Store predictions by the name of their set in one `.npz`, which atomically replaces an earlier file."""
     arrays: dict[str, np.ndarray] = {}
     for name, prediction in predictions.items():
         arrays[f"{name}/probs"] = prediction.class_probs.numpy()
@@ -123,7 +123,7 @@ def write(path: Path, predictions: dict[str, StoredPrediction]) -> None:
 
 
 def read(path: Path) -> dict[str, StoredPrediction]:
-    """What `write` stored."""
+    """Predictions that `write` stored."""
     with np.load(path, allow_pickle=False) as stored:
         names = dict.fromkeys(key.rpartition("/")[0] for key in stored)
         return {

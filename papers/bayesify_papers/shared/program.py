@@ -15,31 +15,31 @@ import torch
 from bayesify_papers.shared import records
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "corrupted_images": {"type": int, "help": "test images that are corrupted, the first ones"},
-    "data": {"help": "folder of the data; default: the one that BAYESIFY_DATA names"},
+    "corrupted_images": {"type": int, "help": "corrupt only the first N test images", "metavar": "N"},
+    "data": {"help": "folder of the data; default: the environment variable BAYESIFY_DATA"},
     "device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},
-    "evaluate": {"type": Path, "metavar": "DIR", "help": "only score what a run wrote to DIR"},
+    "evaluate": {"type": Path, "metavar": "DIR", "help": "only score the results that a run wrote to DIR"},
     "num_train": {"type": int, "metavar": "N", "help": "only the first N training images"},
     "seed": {"type": int, "default": 0},
     "splits": {"type": int, "metavar": "N", "help": "only the first N splits"},
-    "table": {"action": "store_true", "help": "only print the table of what the folder holds"},
+    "table": {"action": "store_true", "help": "only print the table of the results in the folder"},
     "validation": {"type": int, "default": 0, "metavar": "N", "help": "hold out and score the last N training images"},
-    "workers": {"type": int, "help": "trainings at a time; default: several on a GPU and 1 on a CPU"},
+    "workers": {"type": int, "help": "simultaneous training runs; default: several on a GPU and 1 on a CPU"},
 }
-"""Options that several programs have."""
+"""Options that several programs share."""
 
 Kind = TypeVar("Kind")
 
 
 class Program(argparse.ArgumentParser):
-    """Options of a program; all have `--out` and `--smoke`.
+    """Options of a program. Every program has `--out` and `--smoke`.
 
     Args:
         doc: `__doc__` of the module; its first line is the description.
         spec: `__spec__` of the module, for the record of the command.
         out: Name of the folder of results, below `bayesify-report`.
         smoke: What a quick run does.
-        small: Whether a CPU computes with one thread: with networks so small that a second one only waits.
+        small: Whether to use one thread on a CPU, because the networks are too small for a second thread to help.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Program(argparse.ArgumentParser):
         self.add_argument("--smoke", action="store_true", help=smoke)
 
     def option(self, *shared: str, **defaults: Any) -> Program:
-        """Add options: those of `OPTIONS` by name, and others of the type of their default."""
+        """Add options: those in `OPTIONS` by name, others by their default, which sets their type."""
         for name in shared:
             self.add_argument(_flag(name), **OPTIONS[name])
         for name, value in defaults.items():
@@ -72,7 +72,7 @@ class Program(argparse.ArgumentParser):
         return self
 
     def choice(self, name: str, known: Iterable[Any], default: Any = None) -> Program:
-        """Add an option that takes one of the known values, or several where the default, all of them, is a list."""
+        """Add an option that takes one of the known values, or several if its default is a list. All values are the default."""
         known = list(known)
         default = known if default is None else default
         several = {"nargs": "+"} if isinstance(default, list) else {}
@@ -86,7 +86,7 @@ class Program(argparse.ArgumentParser):
         return self
 
     def read(self, arguments: Iterable[str] | None = None) -> argparse.Namespace:
-        """What was chosen; `facts` are the record of the run."""
+        """The chosen options. Their attribute `facts` is the record of the run."""
         given = list(sys.argv[1:] if arguments is None else arguments)
         chosen = self.parse_args(given)
         if self.small and getattr(chosen, "device", "cpu") == "cpu":
@@ -96,7 +96,7 @@ class Program(argparse.ArgumentParser):
 
 
 def fill(kind: type[Kind], chosen: argparse.Namespace, **other: Any) -> Kind:
-    """A dataclass with what was chosen for its fields, and others as given."""
+    """A dataclass whose fields come from the chosen options and from the given values, which take precedence."""
     named = [field.name for field in fields(kind) if hasattr(chosen, field.name)]  # type: ignore[arg-type]
     return kind(**{**{name: getattr(chosen, name) for name in named}, **other})
 

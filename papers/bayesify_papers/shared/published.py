@@ -1,4 +1,4 @@
-"""Numbers that the papers published: `published.toml` in each paper's folder."""
+"""Published numbers of the papers, from `published.toml` in each paper's folder."""
 
 import tomllib
 from functools import cache
@@ -10,10 +10,10 @@ Score = tuple[float, float]
 
 
 class Published(dict[str, Any]):
-    """The tables of a paper by name, as its file has them: lists are tuples, keys are texts."""
+    """Tables of a paper by name, as in its file. Lists become tuples; keys are strings."""
 
     def find(self, *keys: object) -> Any:
-        """The entry under keys, one inside the other; numbers are written as the file has them. `None` if there is none."""
+        """The entry under nested keys, or `None` if there is none. Numbers among the keys are written as in the file."""
         found: Any = self
         for key in keys:
             if not isinstance(found, dict):
@@ -24,10 +24,10 @@ class Published(dict[str, Any]):
 
 @cache
 def published(paper: str) -> Published:
-    """What a paper published.
+    """Published numbers of one paper.
 
     Args:
-        paper: Name of its folder, such as `"subnetwork"`.
+        paper: Name of the paper's folder, such as `"subnetwork"`.
     """
     text = resources.files(f"bayesify_papers.{paper}").joinpath("published.toml").read_text("utf-8")
     return Published({key: _frozen(value) for key, value in tomllib.loads(text).items()})

@@ -1,4 +1,4 @@
-"""Result files: where, when and how a result was made, and what it is."""
+"""Result files. They hold results and a record of when, where and how these were made."""
 
 import json
 import platform
@@ -16,7 +16,7 @@ from bayesify.storage import write_atomically, write_file
 
 
 def facts(module: str, arguments: list[str]) -> dict[str, Any]:
-    """Date, command, hardware and versions."""
+    """Record of a run: date, command, hardware and versions."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -27,50 +27,50 @@ def facts(module: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON, replacing the file at once."""
+    """Write JSON and atomically replace the file."""
     write_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def read(path: Path, *, needed: bool = False) -> dict[str, Any]:
-    """What `write` wrote; empty where there is no such file.
+    """Content of a file that `write` wrote; empty if there is no file.
 
     Raises:
-        FileNotFoundError: If there is no such file and it is needed.
+        FileNotFoundError: If there is no file and it is needed.
     """
     if not path.is_file():
         if needed:
-            raise FileNotFoundError(f"{path.parent} holds no {path.name}; give the folder that a run wrote")
+            raise FileNotFoundError(f"{path.parent} has no file {path.name}; give the folder that a run wrote")
         return {}
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
 def read_run(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run wrote to go on from; empty if there is none.
+    """Results of an earlier run to resume from; empty if there is none.
 
     Raises:
-        ValueError: If its settings, by any of the given keys, are others.
+        ValueError: If the earlier run differs in one of the given settings.
     """
     content = read(path)
     if content and any(content.get(key) != value for key, value in json.loads(json.dumps(settings)).items()):
-        raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
+        raise ValueError(f"{path} was written with other settings; choose another folder, or remove the file")
     return content
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, one a line, replacing the file at once."""
+    """Write rows as JSON, one per line, and atomically replace the file."""
     write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Write an `.npz`, replacing the file at once."""
+    """Write an `.npz` and atomically replace the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
 
 def read_lines(*paths: Path) -> list[dict[str, Any]]:
-    """Rows of files in order."""
+    """Rows of several files, in the order of the files."""
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 

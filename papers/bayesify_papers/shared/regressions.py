@@ -1,4 +1,4 @@
-"""Small regressions made from a seed, for trying everything out."""
+"""Small synthetic regressions for quick runs."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from bayesify.datasets import uci
 
 
 def synthetic(rows: int = 60, inputs: int = 3, splits: int = 3, amplitude: float = 3.0) -> uci.Table:
-    """A sine of the sum of the inputs under noise, with standard splits and one gap split.
+    """A noisy sine of the sum of the inputs, with standard splits and one gap split.
 
     Args:
-        rows: N.
-        inputs: D.
-        splits: Standard splits.
-        amplitude: Of the sine; the noise has standard deviation 0.1.
+        rows: Number of rows N.
+        inputs: Number of inputs D.
+        splits: Number of standard splits.
+        amplitude: Amplitude of the sine. The noise has standard deviation 0.1.
     """
     generator = np.random.default_rng(0)
     X = generator.normal(size=(rows, inputs))

@@ -4,12 +4,12 @@ A row is plain data:
 
     setting               what was run, such as {"dataset": "yacht", "model": "WHVI"}
     metric                the score's name
-    runs, ours, error     how many seeds or splits, their mean, and its standard error
-    published             the paper's number, None where it has none for this setting
-    published_std         its standard deviation
-    difference            ours less the published number
-    deviations            the difference in published standard deviations, None where there is none or 0.00 was printed
-    seconds               of training and fitting, where the experiment keeps them
+    runs, ours, error     number of seeds or splits, our mean, and its standard error
+    published             the paper's number, None if it has none for this setting
+    published_std         standard deviation of the paper's number
+    difference            our number minus the published number
+    deviations            the difference in published standard deviations, None if the paper prints none or 0.00
+    seconds               seconds of training and fitting, if the experiment records them
     timing                True for measured times, which differ from run to run
 """
 
@@ -25,13 +25,13 @@ Published = tuple[float, float | None] | float | None
 
 
 def row(setting: Mapping[str, Any], metric: str, values: float | Sequence[float], published: Published = None) -> Row:
-    """One row.
+    """One row of results.
 
     Args:
-        setting: What was run.
+        setting: Settings of the run.
         metric: The score's name.
-        values: Of each run, or their mean; in the unit of the published number.
-        published: Mean and standard deviation, or the mean alone.
+        values: Score of each run, or their mean, in the unit of the published number.
+        published: Published mean and standard deviation, or the mean alone.
     """
     every = [float(value) for value in ([values] if isinstance(values, (int, float)) else values)]
     ours = statistics.fmean(every)
@@ -56,7 +56,7 @@ def grouped(
     metrics: Sequence[str],
     published: Callable[[str, Mapping[str, Any]], Published] = lambda metric, setting: None,
 ) -> list[Row]:
-    """A row for each score of each setting, over the entries that share it."""
+    """A row for each score of each setting. It summarizes all entries with this setting."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for entry in entries:
         groups.setdefault(tuple(entry[key] for key in keys), []).append(entry)
@@ -72,7 +72,7 @@ def grouped(
 
 
 def show(rows: Sequence[Row], title: str = "") -> str:
-    """Rows as text: a table for each kind of setting, a line for each setting, each score beside the published one."""
+    """Rows as text: a table for each kind of setting, a line for each setting, each score next to the published one."""
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for one in rows:
         kinds.setdefault(tuple(one["setting"]), []).append(one)

@@ -1,4 +1,4 @@
-"""Scores of predictions that need no package but torch, and statistics of several runs."""
+"""Scores of predictions that need only torch, and statistics of several runs."""
 
 import math
 import statistics
@@ -17,8 +17,8 @@ def classification_scores(prediction: ClassificationPredictive, labels: Tensor) 
     """Accuracy, NLL, ECE and Brier score.
 
     Args:
-        prediction: Of B images.
-        labels: [B], on the device of the prediction.
+        prediction: Prediction for B images.
+        labels: Labels of the images on the prediction's device, [B].
     """
     return {
         "accuracy": float((prediction.labels == labels).double().mean()),
@@ -29,11 +29,11 @@ def classification_scores(prediction: ClassificationPredictive, labels: Tensor) 
 
 
 def reliability_curve(prediction: ClassificationPredictive, labels: Tensor) -> dict[str, list[float | None]]:
-    """Confidence, accuracy and number of images by bins of confidence of equal width, `None` in bins without an image.
+    """Confidence, accuracy and number of images in bins of confidence of equal width. Values of empty bins are `None`.
 
     Args:
-        prediction: Of B images.
-        labels: [B], on the device of the prediction.
+        prediction: Prediction for B images.
+        labels: Labels of the images on the prediction's device, [B].
     """
     found = metrics.reliability(prediction, labels)
     return {
@@ -53,7 +53,7 @@ def separation(made: Mapping[str, ClassificationPredictive]) -> dict[str, float]
 
 
 def rank_auroc(inside: Tensor, outside: Tensor) -> float:
-    """Probability that a number outside is larger than one inside, ties counting half."""
+    """Probability that a number of `outside` is larger than a number of `inside`; ties count half."""
     values, place = torch.cat((inside, outside)).double().unique(return_inverse=True)
     counts = torch.bincount(place, minlength=len(values)).double()
     ranks = counts.cumsum(0) - (counts - 1) / 2  # mean rank of each value, from 1
@@ -63,5 +63,5 @@ def rank_auroc(inside: Tensor, outside: Tensor) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of a mean; none for a single value."""
+    """Standard error of the mean; `None` for a single value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

@@ -8,7 +8,10 @@ import torch
 
 @contextmanager
 def small_products() -> Iterator[None]:
-    """Torch's own batched products in place of oneDNN's, which take 1.2 ms for 20 of 64 x 13 x 50 on an ARM core, not 0.16."""
+    """Use torch's own batched products instead of oneDNN's.
+
+    For 20 products of 64 x 13 x 50 on an ARM core, torch takes 0.16 ms and oneDNN 1.2 ms.
+    """
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

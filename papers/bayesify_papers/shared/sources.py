@@ -1,4 +1,4 @@
-"""Which images an experiment trains and tests on, as plain data that a worker process can be given."""
+"""Images that an experiment trains and tests on, described by plain data that can be sent to a worker process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,27 +11,28 @@ from torch import Tensor
 from bayesify.datasets import corruptions, images
 
 SYNTHETIC = "synthetic"
-"""The name of tiny images made from a seed, for trials that take seconds."""
+"""Name of tiny synthetic images for quick runs."""
 
 NOISE = "noise"
-"""The name of random pixels, as images from another set."""
+"""Name of random pixels, which serve as out-of-distribution images."""
 
 
 @dataclass(frozen=True)
 class Source:
     """Training images, and the images that a trained network is scored on.
 
-    With `validation` those are the last training images, which then take no part in training, and the test images are
-    never read into a score.
+    With `validation`, the scored images are the last training images. They then take no part in training, and the test images
+    do not affect any score.
 
     Args:
-        dataset: A name of `datasets.images`, or `SYNTHETIC`.
-        folder: Where the files are; default: what `BAYESIFY_DATA` names.
-        num_train: Only this many training images, the first ones.
-        validation: How many of those are held out at the end.
-        outside: Other sets of images, or `NOISE`, that are predicted too; a small or gray one gets a border and the channels.
-        corrupted_images: How many of the scored images are corrupted, the first ones.
-        severities: How strongly.
+        dataset: Name of a set in `datasets.images`, or `SYNTHETIC`.
+        folder: Folder of the files; by default the environment variable `BAYESIFY_DATA`.
+        num_train: Number of training images to use, from the first; all by default.
+        validation: Number of images to hold out at the end of these.
+        outside: Out-of-distribution sets to predict: other sets of images, or `NOISE`. Small images get a border, gray images
+            more channels.
+        corrupted_images: Number of scored images to corrupt, from the first.
+        severities: Severities of the corruptions.
 
     Raises:
         ValueError: If `validation` is negative.
@@ -50,7 +51,7 @@ class Source:
             raise ValueError(f"validation={self.validation}; give the number of training images to hold out, or 0")
 
     def images(self) -> images.Images:
-        """Training images, and in place of the test images those that are scored.
+        """Training images, with the scored images as test images.
 
         Raises:
             ValueError: If no training image is left.
@@ -58,7 +59,7 @@ class Source:
         return _images(self)
 
     def scored(self) -> dict[str, np.ndarray]:
-        """All sets of images that are predicted, uint8, by name: `test`, `ood/...` and `corrupted/...`."""
+        """All sets of images to predict, uint8, by name: `test`, `ood/...` and `corrupted/...`."""
         return _scored(self)
 
 
@@ -82,7 +83,7 @@ def _scored(source: Source) -> dict[str, np.ndarray]:
 
 
 def available(names: Sequence[str], folder: str | None) -> dict[str, np.ndarray]:
-    """The test images of those sets that can be had, by name; what is left out is printed."""
+    """Test images of the available sets by name. The names of missing sets are printed."""
     found: dict[str, np.ndarray] = {}
     for name in names:
         try:
@@ -93,7 +94,7 @@ def available(names: Sequence[str], folder: str | None) -> dict[str, np.ndarray]
 
 
 def hold_out(data: images.Images, count: int) -> images.Images:
-    """A set whose last training images take the place of its test images; unchanged for a count of 0.
+    """A set whose last training images replace its test images; unchanged for a count of 0.
 
     Raises:
         ValueError: If no training image is left.
@@ -112,12 +113,12 @@ def hold_out(data: images.Images, count: int) -> images.Images:
 
 
 def noise(pictures: np.ndarray) -> np.ndarray:
-    """Random pixels in the shape of some images, the same in every run."""
+    """Random pixels in the shape of the given images, the same in every run."""
     return np.random.default_rng(0).integers(0, 256, pictures.shape, dtype=np.uint8)
 
 
 def corrupted(pictures: np.ndarray, severities: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every corruption at every severity, by `corrupted/kind-severity`; the noise is the same in every run."""
+    """Images under every corruption and severity by `corrupted/kind-severity`. The noise is the same in every run."""
     if not len(pictures):
         return {}
     return {
@@ -128,10 +129,10 @@ def corrupted(pictures: np.ndarray, severities: Sequence[int]) -> dict[str, np.n
 
 
 def like(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Pictures with the channels and the size of others: gray is repeated, a smaller picture gets a black border.
+    """Images with the channels and the size of reference images. Gray is repeated; smaller images get a black border.
 
     Raises:
-        ValueError: If they are larger.
+        ValueError: If the images are larger than the reference.
     """
     channels, side = reference.shape[1], reference.shape[2]
     if pictures.shape[1] != channels:
@@ -144,10 +145,10 @@ def like(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 class Normalization:
-    """Images as float32, shifted and scaled so that a set of them has mean 0 and variance 1 in every channel.
+    """Images as float32, shifted and scaled so that every channel of a reference set has mean 0 and variance 1.
 
     Args:
-        reference: That set, uint8, [N, C, H, W]; of a large one, some ten thousand images.
+        reference: Reference set, uint8, [N, C, H, W]. Of a large set, about ten thousand images are used.
     """
 
     def __init__(self, reference: np.ndarray) -> None:
@@ -168,5 +169,5 @@ def unit_pixels(pictures: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def as_labels(labels: np.ndarray) -> Tensor:
-    """Labels as torch wants them, [N]."""
+    """Labels as a tensor of 64-bit integers, [N]."""
     return torch.from_numpy(labels.astype(np.int64))

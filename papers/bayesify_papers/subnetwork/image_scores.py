@@ -21,7 +21,7 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
     """Scores of every variant whose predictions lie in a folder.
 
     Args:
-        folder: What `shifted_images.run` wrote.
+        folder: Folder that `shifted_images.run` wrote.
 
     Returns:
         By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `reliability` with the curve of each set, `ood`
@@ -57,9 +57,9 @@ def evaluate(folder: Path, read: Callable[[Path], list[Row]], judge: Callable[[M
     """Score what a run wrote, write `results.json`, and print it; the exit status.
 
     Args:
-        folder: What `shifted_images.run` wrote.
-        read: From the folder to rows.
-        judge: From the scores to lines in words.
+        folder: Folder that `shifted_images.run` wrote.
+        read: Function from the folder to rows.
+        judge: Function from the scores to lines of text.
     """
     scores = score(folder)
     lines = judge(scores)

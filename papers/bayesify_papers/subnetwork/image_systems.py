@@ -55,9 +55,9 @@ class Settings:
             iterates of SGD, one an epoch; `"hessian"`, as in the paper's text, the entries with the largest 1 / (H + lambda).
         num_select: Of the images for the curvature, how many choose the subnetwork by `"hessian"`.
         select_epochs: Iterates of `"swag"`; 256 in the authors' code.
-        select_learning_rate: Of `"swag"`.
-        select_batch: Of `"swag"`.
-        select_weight_decay: Of `"swag"`.
+        select_learning_rate: Learning rate of `"swag"`.
+        select_batch: Batch size of `"swag"`.
+        select_weight_decay: Weight decay of `"swag"`.
         num_validation: Training images that are set aside, for prior precisions.
         num_tune: Of these, how many are used.
         grid: Prior precisions of the first search.
@@ -65,15 +65,15 @@ class Settings:
             smallest that costs little there, `"shifted"` the best on shifted validation images; `"none"` alone is none.
         cost: Of `"widest"`: the log-likelihood that validation images may lose against MAP; in the paper's table 2 its posterior
             loses 0.06 nats.
-        draws: Of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
-        members: Of the ensemble.
+        draws: Number of draws of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
+        members: Number of members of the ensemble.
         apart_batch: Images in a step of what is trained apart (256 in the paper) but the ensemble.
         swag_epochs: After training.
         swag_learning_rate: Constant.
         vogn_epochs: In place of the recipe's, since a step costs several.
-        vogn_learning_rate: Of VOGN.
-        vogn_prior_std: Of VOGN's prior.
-        vogn_damping: Of VOGN.
+        vogn_learning_rate: Learning rate of VOGN.
+        vogn_prior_std: Standard deviation of VOGN's prior.
+        vogn_damping: Damping of VOGN.
         chunk: Images that a Laplace posterior predicts at a time.
         memory: Budget of a Laplace posterior.
     """
@@ -114,10 +114,10 @@ class Workshop:
         y: Labels, [N].
         validation: Images and labels that were set aside.
         shifted: The same, shifted as the test images will be.
-        num_classes: Outputs.
-        recipe: Of training.
-        settings: Of systems.
-        seed: Of everything random.
+        num_classes: Number of outputs.
+        recipe: Recipe of the training.
+        settings: Settings of the systems.
+        seed: Seed of all random numbers.
     """
 
     folder: Path

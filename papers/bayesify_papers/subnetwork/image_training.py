@@ -29,16 +29,16 @@ class Recipe:
         epochs: Passes over the data: 90 for MNIST, 300 for CIFAR-10 in the paper.
         drops: Shares of the epochs after which the learning rate falls to a tenth: 40/90 and 70/90, or 1/2 and 3/4.
         batch: Images in a step: 2048 in the paper for the MAP estimate, 256 for what is trained apart.
-        learning_rate: At the start.
-        momentum: Of SGD.
-        weight_decay: Of all parameters.
+        learning_rate: Initial learning rate.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of all parameters.
         warmup: Epochs over which the learning rate grows to `learning_rate`; none in the paper.
         crops: Pixels by which training images are shifted at random, at most: 2 on MNIST in the authors' code, 4 on CIFAR-10.
         flips: Whether half of them are mirrored.
         depth: Residual blocks in each of the four stages; 2 is ResNet-18.
         width: Channels of the first stage; 64 is ResNet-18.
         bottleneck: Whether it is a ResNet-50, in place of `depth`.
-        precision: Of the network in training on a GPU.
+        precision: Floating-point precision of the network in training on a GPU.
     """
 
     epochs: int = 90
@@ -90,11 +90,11 @@ def trained(
 
     Args:
         path: Its checkpoint: what was trained before is not trained again.
-        recipe: How.
+        recipe: Recipe of the training.
         x: Images, normalized, [N, C, H, W].
         y: Labels, [N].
-        num_classes: Outputs.
-        seed: Of the start and of training.
+        num_classes: Number of outputs.
+        seed: Seed of the initial values and of the training.
 
     Returns:
         The network in evaluation mode, and the seconds that its training took.

@@ -20,11 +20,11 @@ class Recipe:
     """How a network and its noise variance are trained: SGD on the mean negative log-likelihood, early stopping.
 
     Args:
-        learning_rate: Of SGD.
-        momentum: Of SGD.
-        weight_decay: Of the network's weights; the noise has none.
+        learning_rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of the network's weights. The noise has none.
         batch: Examples in a step.
-        epochs: At most.
+        epochs: Largest number of epochs.
         patience: Epochs without a better validation log-likelihood after which training ends; `None` for never.
     """
 
@@ -54,9 +54,9 @@ def make(inputs: int, hidden_layers: int, width: int, seed: int, *, residual: bo
 
     Args:
         inputs: D.
-        hidden_layers: How many.
-        width: Of each.
-        seed: Of the start.
+        hidden_layers: Number of hidden layers.
+        width: Number of units of each hidden layer.
+        seed: Seed of the initial values.
         residual: Whether each hidden layer after the first adds to its input, as in the authors' code.
     """
     with torch.random.fork_rng(devices=[]):
@@ -85,9 +85,9 @@ def train(
         net: Anything from [B, D] to [B, 1].
         x: Inputs, [N, D].
         y: Targets, [N, 1].
-        recipe: How.
+        recipe: Recipe of the training.
         validation: Inputs and targets whose log-likelihood decides which epoch is kept; by default the last one is.
-        seed: Of the order of examples.
+        seed: Seed of the order of examples.
         noise: Starting variance.
     """
     bnn = bayesianize(net, Point(), likelihood=Gaussian(noise=noise)).to(x.device)

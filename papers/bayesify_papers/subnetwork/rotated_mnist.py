@@ -123,7 +123,7 @@ def train(chosen: argparse.Namespace, task: shifted_images.Task, **recipe: Any) 
     """Run what was chosen on a task.
 
     Args:
-        chosen: What `image_program` read.
+        chosen: Options that `image_program` read.
         task: Images.
         recipe: What a quick run changes.
     """

@@ -59,12 +59,12 @@ def run(
     Args:
         folder: Gets one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
         task: Images.
-        recipe: Of training.
-        settings: Of systems.
+        recipe: Recipe of the training.
+        settings: Settings of the systems.
         systems: Names from `SYSTEMS`.
-        seed: Of everything random.
-        device: Where.
-        facts: Goes into `run.json`.
+        seed: Seed of all random numbers.
+        device: Device of the computation.
+        facts: Record of the run, written to `run.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device(device)

@@ -47,7 +47,7 @@ class Data:
     """Points, and where to draw the functions.
 
     Args:
-        name: Of the set.
+        name: Name of the set.
         x: Inputs, [N, 1].
         y: Targets, [N, 1].
         grid: Evenly spaced inputs, [G, 1].
@@ -93,7 +93,7 @@ def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> di
 
     Args:
         num_weights: All of them.
-        seed: Of the random subnetworks.
+        seed: Seed of the random subnetworks.
         curvature: Diagonal of the curvature, [num_weights]. Where it is 0 the data do not reach a weight: its variance is the
             prior's, the largest there is, and the paper's rule takes it first, although most such weights belong to units
             that are never active. The rows of live weights leave them out.
@@ -189,10 +189,10 @@ def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, fac
 
     Args:
         data: Points.
-        seeds: How many.
-        recipe: Of the MAP estimate.
+        seeds: Number of seeds.
+        recipe: Recipe of the MAP estimate.
         folder: Gets `toy.json` and, if matplotlib is installed, the figure of the first seed.
-        facts: Goes into the JSON file.
+        facts: Record of the run, written to the JSON file.
     """
     path = folder / "toy.json"
     content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}

@@ -149,12 +149,12 @@ def run(
         folder: Gets `uci.jsonl`, one line per posterior, and `uci.json` with the facts and settings of the run.
         tables: Data sets.
         kinds: `"standard"`, `"gap"` or both.
-        splits: Only this many of each kind, the first ones.
+        splits: Number of splits of each kind, from the first.
         networks: Hidden layers and width of each.
-        recipes: Of the MAP estimates, by data set.
+        recipes: Recipes of the MAP estimates by data set.
         largest: No subnetwork is larger.
-        device: Where to compute.
-        facts: Goes into the JSON file.
+        device: Device of the computation.
+        facts: Record of the run, written to the JSON file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "uci.jsonl"

@@ -75,13 +75,13 @@ def run_setting(
         folder: See `regression.run_stored`.
         data: Data set.
         model: A key of `regression.MODELS`.
-        hidden_layers: Of the network.
-        width: Of its hidden layers.
+        hidden_layers: Number of hidden layers.
+        width: Number of units of each hidden layer.
         recipe: Schedule.
-        splits: How many, the first ones.
+        splits: Number of splits, from the first.
         num_draws: Draws of a prediction.
-        facts: Goes into the JSON file.
-        device: Where to train; scores are computed on a CPU.
+        facts: Record of the run, written to the JSON file.
+        device: Device for training. Scores are computed on a CPU.
 
     Returns:
         For each split `error`, the share of test rows with another class than the most probable one, and `mnll`, their mean

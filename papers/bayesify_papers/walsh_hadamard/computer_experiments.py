@@ -19,7 +19,7 @@ class Simulator:
     """A function of several inputs on a box.
 
     Args:
-        function: From inputs in their own units, [..., D], to values [...].
+        function: Function from inputs in their own units, [..., D], to values [...].
         inputs: Names of the inputs.
         low: Lower end of each input.
         high: Upper end of each input.
@@ -185,9 +185,9 @@ def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -
     """Evaluate a simulator at points that fill its box evenly: a scrambled Sobol sequence.
 
     Args:
-        name: From `SIMULATORS`.
+        name: A name of `SIMULATORS`.
         n: N, points; as many as the paper takes by default.
-        seed: Of the scrambling and of the noise.
+        seed: Seed of the scrambling and of the noise.
         noise: Variance of Gaussian noise in y, in the square of y's units.
 
     Raises:

@@ -51,9 +51,9 @@ class Training:
     """How long, how fast and on how much.
 
     Args:
-        steps: Of Adam.
+        steps: Number of steps of Adam.
         fixed_noise: Steps before the noise is trained.
-        batch_size: Of a step.
+        batch_size: Number of examples per step.
         num_points: Evaluations of each function; default: the paper's.
     """
 
@@ -81,11 +81,11 @@ class Job:
     """One training.
 
     Args:
-        function: From `FUNCTIONS`.
+        function: A function of `FUNCTIONS`.
         system: What the weights or the process are.
-        covariance: Of its Gaussian.
+        covariance: Covariance of the posterior's Gaussian.
         block: D of the Walsh-Hadamard block whose number of parameters it matches.
-        seed: Of split, start and batches.
+        seed: Seed of the split, the initial values and the batches.
     """
 
     function: str
@@ -243,10 +243,10 @@ def run(
 
     Args:
         wanted: Trainings.
-        training: How.
+        training: Settings of the training.
         path: JSON file of results, written after each training; by default nothing is written.
-        facts: Goes into the file.
-        device: Where to train.
+        facts: Record of the run, written to the file.
+        device: Device for training.
         merge: Files of other runs.
     """
     keys = [field.name for field in fields(Job)]

@@ -44,14 +44,14 @@ class Setting:
 
     Args:
         model: A key of `MODELS`.
-        hidden_layers: Of the network.
-        width: Of each.
+        hidden_layers: Number of hidden layers.
+        width: Number of units of each hidden layer.
         prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
         init_scale: Factor on torch's own starting weights.
         point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
         shrink: Factor by which g and its prior are smaller, and $S_1 S_2$ larger, than the library starts them; see `rescale`.
         activation: `"relu"` or `"tanh"`.
-        covariance: Of q(g), `"diagonal"` or `"full"`, for WHVI.
+        covariance: Covariance of q(g) for WHVI, `"diagonal"` or `"full"`.
         noise: Starting noise variance, of standardized targets or in their own unit.
         own_unit: Whether `noise` is in the targets' own unit.
         output_row: Whether a single output's weights are the first row of one block as wide as the layer's inputs, as in the
@@ -167,7 +167,7 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
     Args:
         setting: What it is.
         inputs: Columns.
-        seed: Of its start.
+        seed: Seed of the initial values.
         outputs: Targets.
         unit: Standard deviation of the targets in their own unit.
     """
@@ -227,9 +227,9 @@ def judge(network: BayesianNetwork, x: Tensor, y: Tensor, unit: float, num_draws
         network: Trained.
         x: Inputs, [B, D].
         y: Standardized targets, [B, O].
-        unit: What targets were divided by.
+        unit: Number that the targets were divided by.
         num_draws: S.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
     prediction = network.predict(x, num_draws, generator=torch.Generator().manual_seed(seed), keep_outputs=True)
     outputs = prediction.outputs.double()  # [S, B, O]
@@ -262,12 +262,12 @@ def run_setting(
     Args:
         folder: See `run_stored`.
         data: Data set.
-        setting: What to train.
-        recipe: How.
-        splits: Number of splits, the first ones; all by default.
+        setting: Settings of the training run.
+        recipe: Recipe of the training.
+        splits: Number of splits, from the first; all by default.
         num_draws: Draws of a prediction.
-        facts: Goes into the JSON file.
-        device: Where to train; scores are computed on a CPU.
+        facts: Record of the run, written to the JSON file.
+        device: Device for training. Scores are computed on a CPU.
 
     Returns:
         For each split the scores of `judge` and `noise_std`, the standard deviation of the noise, in the target's own unit.
@@ -312,10 +312,10 @@ def run_stored(
 
     Args:
         folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
-        stem: Of the files' names.
+        stem: Stem of the files' names.
         network: Data set, model, layers and width, for every line.
         about: Settings, which those of an earlier run must equal.
-        facts: Goes into the JSON file.
+        facts: Record of the run, written to the JSON file.
         recipe: How many steps there are.
         work: From the file of a checkpoint and what is to be told of steps to scores by split and processor seconds.
 
@@ -348,10 +348,10 @@ def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Rec
 
     Args:
         networks: With `MatrixNormal` posteriors; changed in place.
-        rows: Of all splits.
+        rows: Rows of all splits.
         recipe: Batch and number of steps, to whole epochs; the learning rate is 0.1 and falls along half a cosine, as in
             `bayesify.compare`.
-        report: Called after each network with its number of steps and the seconds of one network.
+        report: Function called after each network with its number of steps and the seconds of one network.
     """
     start = time.process_time()
     for index, network in enumerate(networks):

@@ -111,7 +111,7 @@ def train(
         y: Targets [R, N, O], or labels [R, N].
         recipe: Schedule.
         checkpoint: File to go on from and to keep; removed by the caller when the result is stored.
-        seed: Of batches and noise.
+        seed: Seed of batches and noise.
         every: Steps between checkpoints, at most; a divisor of the recipe's.
         report: Called with step and seconds at each.
 

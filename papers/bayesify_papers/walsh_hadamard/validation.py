@@ -32,8 +32,8 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
     Args:
         data: Data set.
         candidates: They differ in what leaves the shape of parameters alone.
-        recipe: How to train.
-        splits: How many, the first ones.
+        recipe: Recipe of the training.
+        splits: Number of splits, from the first.
     """
     rows = Rows.of(data, data.splits[:splits], validation=True)
     count, inputs = len(rows.units), data.X.shape[1]

@@ -28,7 +28,7 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
     )
     assert fashion.main(["--smoke", "--out", str(done.folder)]) == 0
     assert ": fsvi-1" not in capsys.readouterr().out  # nothing was trained again
-    with pytest.raises(FileNotFoundError, match="holds no study"):
+    with pytest.raises(FileNotFoundError, match="has no file study"):
         scores.evaluate(done.folder / "elsewhere")
 
 

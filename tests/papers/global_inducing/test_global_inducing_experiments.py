@@ -119,7 +119,7 @@ def test_uci_smoke_runs_every_model_once(smoke: Any) -> None:
     assert {path: path.stat().st_mtime_ns for path in done.folder.glob("*.json")} == times
     assert "dgp5-dsvi" in done.printed
     for other in (["--splits", "1"], ["--points", "7"], ["--start", "network"], ["--hidden-precision", "3"]):
-        with pytest.raises(ValueError, match="is of other settings"):
+        with pytest.raises(ValueError, match="was written with other settings"):
             uci.main(["--smoke", *other, "--out", str(done.folder)])
 
 

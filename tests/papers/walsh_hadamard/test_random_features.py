@@ -80,7 +80,7 @@ def test_smoke_run_resumes_and_prints(smoke, capsys):
     assert random_features.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert "rmse" not in capsys.readouterr().out.splitlines()[0]  # nothing was trained again
     assert json.loads((tmp_path / "random_features.json").read_text()) == stored
-    with pytest.raises(ValueError, match="is of other settings"):
+    with pytest.raises(ValueError, match="was written with other settings"):
         run(jobs(["otl_circuit"], ["fourier"], ["diagonal"], [4], 1), Training(), tmp_path / "random_features.json")
 
 
