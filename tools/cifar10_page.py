@@ -1,4 +1,4 @@
-"""docs/experiments/cifar10.md and its plot: our rows of CIFAR-10 next to those that others printed of other networks.
+"""Writer of docs/experiments/cifar10.md and its plot: our rows of CIFAR-10 next to rows that others printed for other networks.
 
 python -m tools.cifar10_page     # after results of CIFAR-10, or the claims, changed
 """
@@ -31,24 +31,24 @@ START, END = "<!-- made: {} -->", "<!-- end -->"
 
 WIDTH, HEIGHT, MARGIN, BOTTOM = 880, 560, 56, 44
 ACCURACY, NLL = (94.0, 97.0), (0.095, 0.215)
-"""Ranges of the axes; what lies outside is named below the plot."""
+"""Ranges of the axes. Rows outside these ranges are named below the plot."""
 PIXELS_PER_ROOT_MILLION = 1.8
-"""Radius of the point of a network with a million parameters; areas grow as the number of parameters."""
+"""Radius of the point of a network with a million parameters. The area of a point is proportional to the number of parameters."""
 LETTER_WIDTH, LETTER_HEIGHT = 6.2, 12.0
 OURS, OTHERS = "#1f5fbf", ("#8a8f98", "#b3742a")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row with its place in the plot.
+    """A row with its position in the plot.
 
     Args:
-        name: What is written next to the point.
+        name: Label of the point.
         accuracy: Accuracy in percent.
         nll: Negative log-likelihood in nats.
         ece: Expected calibration error in percent.
-        parameters: Trained numbers, in millions.
-        color: Color of the point, filled where it is ours.
+        parameters: Number of trained parameters in millions.
+        color: Color of the point. Our points are filled.
         about: Further cells of our tables.
     """
 
@@ -62,7 +62,7 @@ class Point:
 
     @property
     def inside(self) -> bool:
-        """Whether it lies within the axes."""
+        """Whether the point lies within the axes."""
         return ACCURACY[0] <= self.accuracy <= ACCURACY[1] and NLL[0] <= self.nll <= NLL[1]
 
     @property
@@ -74,18 +74,18 @@ class Point:
 
     @property
     def radius(self) -> float:
-        """In pixels."""
+        """Radius of the point in pixels."""
         return PIXELS_PER_ROOT_MILLION * math.sqrt(self.parameters)
 
 
 def main() -> None:
-    """Write the plot, and the parts of the page that are made."""
+    """Write the plot and the generated parts of the page."""
     PLOT.write_text(drawing())
     PAGE.write_text(filled(PAGE.read_text()))
 
 
 def ours() -> list[Point]:
-    """Means over seeds of every system, network, size M and number of epochs that was trained by the recipe of one cycle."""
+    """Means over seeds of every system, network, size M and number of epochs that was trained with the one-cycle recipe."""
     contents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cifar10_*one_cycle*.json"))]
     groups: dict[tuple[str, int, str, int, int], list[dict[str, Any]]] = {}
     for content in (one for one in contents if not one["validation"]):
@@ -127,7 +127,7 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
 
 
 def others() -> Iterator[tuple[str, str, list[Point]]]:
-    """Title, source and rows of each group that others printed, numbered through."""
+    """Title, source and rows of each group that others printed, numbered consecutively."""
     count = 0
     for color, group in zip(OTHERS, PRINTED["groups"], strict=True):
         points = [Point(str(count + at), *row[1:], color, (row[0],)) for at, row in enumerate(group["rows"], 1)]
@@ -136,7 +136,7 @@ def others() -> Iterator[tuple[str, str, list[Point]]]:
 
 
 def drawing() -> str:
-    """The plot as SVG: accuracy to the right, NLL upwards, areas of points as their parameters."""
+    """The plot as SVG: accuracy to the right, NLL upwards, areas of points proportional to their parameters."""
     groups = list(others())
     mine = [point for point in ours() if point.inside]
     printed = [point for *_, points in groups for point in points if point.inside]
@@ -156,7 +156,7 @@ def _head() -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img">',
-        "<title>CIFAR-10: test accuracy against NLL; the area of a point is its number of parameters</title>",
+        "<title>CIFAR-10: test accuracy against NLL; the area of a point is proportional to its number of parameters</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
     ]
 
@@ -196,7 +196,7 @@ def _circle(point: Point) -> str:
 
 
 def _labels(mine: Iterable[Point], printed: Iterable[Point]) -> list[str]:
-    """Names next to points: ours first, each at the first of some places where it covers no other name."""
+    """Labels of points, ours first. Each label takes the first of several positions at which it covers no other label."""
     taken: list[tuple[float, float, float, float]] = []
     parts = []
     for point in (*mine, *printed):
@@ -223,7 +223,7 @@ def _text(x: float, y: float, words: str, color: str = "#3a4660", anchor: str = 
 
 
 def filled(text: str) -> str:
-    """The page with its tables made again."""
+    """The page with its tables replaced."""
     header = [
         "system",
         "network",
@@ -254,13 +254,13 @@ def filled(text: str) -> str:
         blocks.append(f"**{title}** ({source}):\n\n{table(header, rows)}")
         missing += [point.name for point in points if not point.inside]
     text = replaced(text, START.format("others"), END, "\n\n".join(blocks))
-    outside = f"Outside of the axes: {', '.join(missing)}." if missing else "No row lies outside of the axes."
+    outside = f"Rows outside the axes: {', '.join(missing)}." if missing else "No row lies outside the axes."
     text = replaced(text, START.format("outside"), END, outside)
     return replaced(text, START.format("claims"), END, _claims())
 
 
 def _claims() -> str:
-    """Rankings that Ritter et al. state of CIFAR-10, with what ours say."""
+    """Rankings that Ritter et al. state for CIFAR-10, with our verdicts."""
     own = [
         one for one in status.load()["figures"] if " on CIFAR-10" in one["claim"] and one["paper"] == "inducing-weights"
     ]

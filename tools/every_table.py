@@ -1,4 +1,4 @@
-"""papers/tables.json and docs/experiments/every-table.md: what the five papers published, with our numbers next to theirs.
+"""Writer of papers/tables.json and docs/experiments/every-table.md: published numbers of the five papers next to ours.
 
 python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims, the papers' published.toml and papers/results
 """
@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "experiments" / "every-table.md"
 CLAIMS_PAGE = ROOT / "docs" / "experiments" / "claims.md"
 TABLES = ROOT / "tools" / "every_table.toml"
 HIGHER_IS_BETTER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
-"""Starts of the names of scores of which more is better; of the others less is."""
+"""Prefixes of the names of scores for which higher is better. For all other scores, lower is better."""
 
 INTRO = """---
 hide: [navigation, toc]
@@ -37,50 +37,56 @@ hide: [navigation, toc]
 
 # Every table
 
-What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
-spread. Ours is rounded to the decimals that the paper prints. **Bold** is met or better (one-sided): no worse than the published
-number by more than its spread, or by more than 1 % of it where none is printed. **≈** agrees (two-sided): within the spread to
-either side. Counts must be equal. `–` was not run. After an arrow: the published number corrected, which ours is then compared
-with. After a slash: a second number of ours, which is not compared; the text below the tables says what it is. The text also says
-why cells are missing or not met, and gives the command of the first one. The papers' claims have [their own page](claims.md).
+For readers who want to check our reproduction number by number. Each cell has our number ± its standard error, and in parentheses
+the published number ± its spread. Our number is rounded to the decimals that the paper prints.
 
-Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date, the hardware and the number of
-seeds of each number; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages
-of the papers.
+- **Bold**: met or better. Our number is worse than the published one by at most its spread, or by at most 1 % if no spread is
+  printed.
+- **≈**: agrees. Our number is within the spread in either direction. Counts must be equal.
+- `–`: not run.
+- After an arrow: the corrected published number, which we compare with.
+- After a slash: a second number of ours, which is not compared. The text below the tables describes it.
+
+The text below the tables also says why cells are missing or not met, and gives the command of the first cell. The papers' claims
+have [their own page](claims.md).
+
+`python -m tools.every_table` writes this page from `papers/tables.json`, which has the command, the date, the hardware and the
+number of seeds of each number. `bayesify reproduce --status` prints it. The pages of the papers describe the runs, and on which
+rows each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers
 
-A paper's claim is mostly a ranking: this system is better than that one. This page lists the rankings that the five papers state
-in their texts, captions and tables, and what they show in figures. Next to each one is what our stored results say:
+Most claims of a paper are rankings: one system is better than another. This page lists the rankings that the five papers state in
+their texts, captions and tables, and the findings that they show in figures. Each claim has a verdict from our stored results:
 
-- **not shown**: our numbers say otherwise. *Why* says what is known, and the cheapest run that would tell more.
-- **untested**: nothing that was run tells, or only some of the systems were run.
-- **shown**: our numbers say the same, in the setting that is named. Most are of one seed, and no test of significance was made.
+- **not shown**: our numbers contradict the claim. *Why* gives the known cause, and the cheapest run that would test it.
+- **untested**: we did not run an experiment that can decide, or ran only some of the systems.
+- **shown**: our numbers agree with the claim in the named setting. Most have one seed, and we made no test of significance.
 
-A ranking is judged by the means that are stored. A comparison holds if the first number is strictly better, or no worse than a
-margin that the claim names. Parentheses after a claim name the setting; where it is not the paper's, a claim that is shown is
-shown there only. The margins and shares ("most", "within 0.02") are ours where a paper says "similar" or "slightly". Where a paper
-prints the numbers, the same rule judges them too.
+A ranking is judged by the stored means. A comparison holds if the first number is strictly better, or worse by at most a margin
+that the claim names. Parentheses after a claim name the setting. If the setting is not the paper's, the verdict "shown" holds only
+for our setting. If a paper says "similar" or "slightly", we chose the margin or share ("most", "within 0.02"). The same rule also
+judges the paper's own numbers if it prints them.
 
-Made by `python -m tools.every_table` from `papers/results` and the list in `tools/every_table.toml`: verdicts and numbers are
-computed, the sentences after *Why* are written by hand.
+`python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. It computes verdicts
+and numbers; the sentences after *Why* are written by hand.
 """
 MAX_COLUMNS = 6
-"""Columns of a table on the page, unless it has more rows; wider ones are turned."""
+"""Largest number of columns of a table on the page. Wider tables are transposed unless they have more rows than columns."""
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 Cell = dict[str, Any]
 
 
 def main() -> None:
-    """Write the file, and the page from it."""
+    """Write the file, and the pages from it."""
     FILE.write_text(text(content()))
     PAGE.write_text(page(status.load()))
     CLAIMS_PAGE.write_text(claims_page(status.load()))
 
 
 def text(content: Mapping[str, list[Cell]]) -> str:
-    """The file's text, an entry a line."""
+    """Text of the file, one entry per line."""
     lists = [f'"{key}": [\n' + ",\n".join(map(json.dumps, entries)) + "\n]" for key, entries in content.items()]
     return "{" + ",\n".join(lists) + "}\n"
 
@@ -104,7 +110,7 @@ def content() -> dict[str, list[Cell]]:
 
 
 def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-    """The entries of a claim of `every_table.toml`: a ranking has one for each table that it is judged on."""
+    """Entries of a claim of `every_table.toml`. A ranking has one entry for each table on which it is judged."""
     entry = {key: figure[key] for key in ("paper", "experiment", "figure", "claim")}
     if "ranking" not in figure:
         shown, numbers = verdict(figure, ROOT)
@@ -134,9 +140,9 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
 
 
 def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, str]:
-    """Whether our numbers of a table show a ranking, whether the published ones do, and ours in words.
+    """Whether our numbers of a table show a ranking, whether the published numbers do, and a sentence of our numbers.
 
-    With `rank_other` ours are those of the mixture of draws, although the table compares single draws, which not all runs kept.
+    With `rank_other`, our numbers are of the mixture of draws, although the table compares single draws, which not all runs stored.
     """
     fixed = table.get("fixed", {})
     axes, more = [*table["axes"], *fixed], tuple(fixed.values())
@@ -179,7 +185,7 @@ def _more_is_better(metric: str) -> bool:
 
 
 def cells(table: Mapping[str, Any]) -> list[Cell]:
-    """The entries of a table of `every_table.toml`."""
+    """Entries of a table of `every_table.toml`."""
     theirs, mine = theirs_of(table), ours_of(table)
     axes: list[str] = table["axes"]
     split, columns = table.get("split"), table.get("columns")
@@ -223,14 +229,14 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
 
 
 def _both(table: Mapping[str, Any], mine: Mapping[Key, Cell], key: Key) -> tuple[Cell, Cell]:
-    """Our number that is compared, and the one next to it, such as that of the mixture where single draws are compared."""
+    """Our compared number, and the number next to it, for example of the mixture if single draws are compared."""
     usual = mine.get(key, {})
     compared = tuple(table.get("compared", {}).get(part, part) for part in key)
     return (mine[compared], usual) if compared != key and compared in mine else (usual, {})
 
 
 def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], first: Cell) -> Cell:
-    """Of a cell: how it came out, what runs it again, and why it is missing or not met."""
+    """Outcome of a cell: verdicts, the command that runs it again, and the reason if it is missing or not met."""
     ran = cell["ours"] is not None
     judged = {rule: None if cell["misprint"] else getattr(status, rule)(cell) for rule in ("met", "agrees")}
     layers, _, width = setting.get("network", "").partition("x")
@@ -250,9 +256,9 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
 
 
 def _printed_decimals(table: Mapping[str, Any], theirs: Mapping[Key, tuple[float, float | None]]) -> dict[Key, int]:
-    """Decimals of each published number: the most that its table has for the same metric, since zeros at the end are not stored.
+    """Decimals of each published number: the largest number of decimals that its table has for the same metric.
 
-    Counts and shares of counts have their own.
+    Trailing zeros are not stored. Counts and shares of counts have their own decimals.
     """
     own = {
         key: max(_decimals(part) for part in (numbers[:1] if table.get("exact") else numbers) if part is not None)
@@ -268,7 +274,7 @@ def _printed_decimals(table: Mapping[str, Any], theirs: Mapping[Key, tuple[float
 
 
 def _first(cases: Any, setting: Mapping[str, str], ran: bool) -> dict[str, Any]:
-    """The first of some cases that fits; `ran` in a case restricts it to cells that were run, or were not."""
+    """The first matching case. `ran` in a case restricts it to cells that were run, or were not run."""
     fitting = (case for case in cases if case.get("ran", ran) == ran and fits(case.get("when", {}), setting))
     return next(fitting, {})
 
@@ -309,9 +315,9 @@ def _leaves(value: Any, key: Key, labels: list[str], pairs: bool) -> Iterator[tu
 
 
 def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
-    """Our rows by the values of the table's axes, with date and hardware of the files that they are from.
+    """Our rows by the values of the table's axes, with date and hardware of their files.
 
-    Several files may have a seed each; a table's `results` are of one setting.
+    Several files may have one seed each. A table's `results` have one setting.
     """
     if "read" not in table:
         return {}
@@ -342,9 +348,9 @@ def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[
 
 
 def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Key, list[Cell]]:
-    """Rows of one recipe for each system, where rows name theirs: the one with the most seeds, then the newest.
+    """Rows of one recipe for each system, if rows name their recipe: the recipe with the most seeds, then the newest.
 
-    Seeds of different recipes are never averaged. Systems may have recipes of their own, as the paper's have.
+    Seeds of different recipes are never averaged. Systems may have different recipes, as in the paper.
     """
     if not any("recipe" in row for rows in found.values() for row in rows):
         return dict(found)
@@ -358,13 +364,13 @@ def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Ke
             newest[pair] = max(newest.get(pair, ""), row["date"])
     chosen = dict(
         sorted(seeds, key=lambda pair: (len(seeds[pair]), newest[pair], pair))
-    )  # the last one of a system stays
+    )  # the last recipe of a system stays
     kept = {key: [row for row in rows if row["recipe"] == chosen[key[at]]] for key, rows in found.items()}
     return {key: rows for key, rows in kept.items() if rows}
 
 
 def _together(rows: list[Cell]) -> Cell:
-    """One row of several, which are a seed each; of the same seed the last."""
+    """One row that summarizes rows of one seed each. Of several rows with the same seed, the last one counts."""
     own = list({row["seed"] if row.get("seed") is not None else place: row for place, row in enumerate(rows)}.values())
     if len(own) == 1:
         return own[0]
@@ -375,7 +381,7 @@ def _together(rows: list[Cell]) -> Cell:
 
 
 def _rows(read: Any, path: Path, name: str) -> list[Cell]:
-    """Rows of one file: readers take the folder that an experiment wrote."""
+    """Rows of one file. It is copied to a folder because readers take the folder that an experiment wrote."""
     with TemporaryDirectory() as folder:
         shutil.copy(path, Path(folder) / (path.name if path.suffix == ".jsonl" else name))
         rows: list[Cell] = read(Path(folder))
@@ -386,7 +392,7 @@ def _rows(read: Any, path: Path, name: str) -> list[Cell]:
 
 
 def page(content: Mapping[str, list[Cell]]) -> str:
-    """The whole page, from what `tables.json` holds."""
+    """The whole page, from the content of `tables.json`."""
     parts = [INTRO, "```text\n" + status.summary(content) + "\n```\n", _contents()]
     for paper, title in PAPERS.items():
         parts.append(f"## {title}: {paper.replace('-', ' ')}\n\n[How it was run]({paper}.md).\n")
@@ -405,7 +411,7 @@ def page(content: Mapping[str, list[Cell]]) -> str:
 
 
 def _contents() -> str:
-    """Links to the experiments, because the page has no menus; a heading that comes again has a number in its address."""
+    """Links to the experiments, because the page has no menus. A repeated heading has a number in its address."""
     lines, seen = [], Counter[str]()
     for paper, title in PAPERS.items():
         links = []
@@ -430,7 +436,7 @@ def _table(name: str, own: list[Cell]) -> str:
 
 
 def _below(own: list[Cell]) -> str:
-    """What is said of the cells of an experiment's tables: reasons, corrections, and the command of the first."""
+    """Text about the cells of an experiment's tables: reasons, corrections, and the command of the first cell."""
     text = [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
     text += [f"- Corrected: {note}" for note in _several(own, "correction")]
     text += [f"- After the slash: {note}." for note in _several(own, "other_is")]
@@ -443,12 +449,12 @@ def _below(own: list[Cell]) -> str:
 
 
 def _several(own: list[Cell], key: str) -> list[str]:
-    """What cells have for a key, each once."""
+    """The different values that cells have for a key."""
     return list(dict.fromkeys(cell[key] for cell in own if cell[key]))
 
 
 def _which(reason: str, own: list[Cell]) -> str:
-    """The cells that a reason is about, in words; nothing where it is about all of them."""
+    """A description of the cells that a reason is about; empty if it is about all cells."""
     about = [cell for cell in own if cell["reason"] == reason]
     if len(about) == len(own):
         return ""
@@ -492,7 +498,7 @@ def _text(cell: Cell) -> str:
 
 
 def claims_page(content: Mapping[str, list[Cell]]) -> str:
-    """The page of claims: those that are not shown first."""
+    """The page of claims. Claims that are not shown come first."""
     parts, own = [CLAIMS_INTRO], content["figures"]
     header = ["paper", *(word for word in status.VERDICTS.values()), "all"]
     lines = [

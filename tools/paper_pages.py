@@ -1,4 +1,4 @@
-"""Tables of the documentation, from the results that were committed; run it after results changed.
+"""Tables of the documentation, made from the committed results. Run this program after results changed.
 
 python -m tools.paper_pages
 """
@@ -23,19 +23,19 @@ START, END = "<!-- results: {} -->", "<!-- end of results -->"
 
 
 def main() -> None:
-    """Bring the pages up to date."""
+    """Update the pages."""
     for name in PAGES:
         page = ROOT / "docs" / "experiments" / f"{name}.md"
         page.write_text(filled(page.read_text(), ROOT / "papers" / "results" / name.replace("-", "_"), name))
 
 
 def filled(text: str, folder: Path, page: str) -> str:
-    """A page with every table between its marks made again.
+    """A page in which every table between its marks is made again.
 
     Args:
-        text: The page.
+        text: Text of the page.
         folder: Folder of the results. A table whose file is missing says so.
-        page: Its name, a key of `PAGES`.
+        page: Name of the page, a key of `PAGES`.
     """
     for name, make in PAGES[page].items():
         start, paths = START.format(name), sorted(folder.glob(f"{name}.json"))
@@ -94,8 +94,8 @@ def _fashion(content: dict[str, Any]) -> str:
     grid = table(["system", "caps", "accuracy %", "NLL", "ECE %", ""], tried)
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "Means and standard errors over seeds; MNIST and notMNIST are AUROC by entropy; severity 5 is the mean over the six "
-        "corruptions at their strongest.\n\nWhat was tried, scored on the training images that were held out:\n\n"
+        "Numbers are means and standard errors over seeds. The columns MNIST and notMNIST are AUROC by entropy. Severity 5 is the "
+        "mean over the six corruptions at their strongest.\n\nSettings that were tried, scored on held-out training images:\n\n"
         + grid
     )
 
@@ -114,13 +114,13 @@ def _cifar10(content: dict[str, Any]) -> str:
     header += ["severity 5 %", "its ECE %", "NLL of the last epoch's steps"]
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "One seed; MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy; severity 5 is the mean over the six "
-        "corruptions at their strongest; several systems trained at the same time."
+        "All numbers have one seed. The columns MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 "
+        "is the mean over the six corruptions at their strongest. Several systems trained at the same time on one GPU."
     )
 
 
 def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
-    """Test scores of every seed and their mean by system; the commands of one system differ in the seed alone."""
+    """Test scores of every seed and their mean by system. The commands of one system differ only in the seed."""
     rows, commands = [], []
     order = {name: place for place, name in enumerate(SYSTEMS | BASELINES)}
     for system in sorted({name for content in contents for name in content["scores"]}, key=order.__getitem__):
@@ -148,8 +148,9 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        "MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six corruptions "
-        "at their strongest, on the first 1,000 test images. The commands, with `--seed 1` and `--seed 2` for the other seeds:"
+        "The columns MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six "
+        "corruptions at their strongest, on the first 1,000 test images. These are the commands of seed 0; add `--seed 1` or "
+        "`--seed 2` for the other seeds:"
         f"\n\n{listed}"
     )
 
@@ -158,7 +159,7 @@ def _pruning(content: dict[str, Any]) -> str:
     rows = []
     for row in content["rows"]:
         theirs = (None, None)
-        if row["keep"] == 1 or row["fine_tuned"]:  # the paper fine-tunes whatever it prunes
+        if row["keep"] == 1 or row["fine_tuned"]:  # the paper fine-tunes every pruned network
             theirs = [
                 published("inducing_weights").find("pruned", row["system"], float(row["keep"]), key)
                 for key in ("accuracy", "ece")
@@ -238,10 +239,10 @@ def _function_space(content: dict[str, Any]) -> str:
         [str(count), *(number(100 * mean[key], 1) for key in ("auroc_mutual_information", "auroc_entropy", "accuracy"))]
         for count, mean in sorted(points.items())
     ]
-    made = f"{_source(content)}{table(header, rows)}\n\nSeconds are those of training all seeds, next to other work."
+    made = f"{_source(content)}{table(header, rows)}\n\nThe seconds are of training all seeds, with other work on the machine."
     if len(by_points) <= 1:
         return made
-    return f"{made}\n\nBy the number of context inputs in a step (context notMNIST):\n\n" + table(
+    return f"{made}\n\nScores by the number of context inputs per step (context notMNIST):\n\n" + table(
         ["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points
     )
 
@@ -259,12 +260,12 @@ def _function_space_toy(content: dict[str, Any]) -> str:
                 f"RMSE {number(mean[fit], 2)}" if fit == "rmse" else f"accuracy {number(100 * mean[fit], 1)} %"
             )
             rows.append([titles[problem], titles[method], str(len(seeds)), *cells])
-    header = ["data", "method", "seeds", "at the data", "two data widths away", "least ratio of a seed", "fit"]
+    header = ["data", "method", "seeds", "at the data", "two data widths away", "smallest ratio of a seed", "fit"]
     return _source(content) + table(header, rows)
 
 
 def _corrupted_cifar(content: dict[str, Any]) -> str:
-    """Means over corruptions by level, 0 for the test images as they are, next to the paper's."""
+    """Means over corruptions by level, next to the paper's. Level 0 has the clean test images."""
     titles, theirs = published("subnetwork")["titles"], published("subnetwork")["cifar10"]
     rows, within, both = [], [0, 0], [0, 0]  # one-sided and two-sided, without and with corruptions
     for score, key in (("LL", "nll"), ("error", "accuracy"), ("ECE", "ece"), ("Brier score", "brier")):
@@ -283,10 +284,10 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
             rows.append([score, titles[system], *cells, f"{seconds:.0f}"])
     header = ["", "system", *(f"level {level}" for level in range(6)), "seconds"]
     return (
-        f"{_source(content)}{table(header, rows)}\n\nSeconds are those of training, selection and fitting, next to other work. "
-        f"No worse than the paper by more than its spread: {within[0]} of {len(rows)} at level 0, "
-        f"{within[1]} of {5 * len(rows)} above it. "
-        f"Within its spread to either side: {both[0]} of {len(rows)} and {both[1]} of {5 * len(rows)}."
+        f"{_source(content)}{table(header, rows)}\n\nThe seconds include training, selection and fitting, with other work on the "
+        f"machine. {within[0]} of {len(rows)} numbers at level 0, and {within[1]} of {5 * len(rows)} above it, are worse than the "
+        f"paper's by at most its spread. {both[0]} of {len(rows)} and {both[1]} of {5 * len(rows)} are within its spread in either "
+        "direction."
     )
 
 
@@ -309,8 +310,8 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
     },
     "subnetwork": {"corrupted_cifar": _corrupted_cifar},
 }
-"""By page of docs/experiments, then by the name of a file of results, or of several with a star: the function that makes its
-table."""
+"""Functions that make tables, by page of docs/experiments and then by name of a results file. A name with a star has several
+files."""
 
 
 if __name__ == "__main__":

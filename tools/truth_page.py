@@ -1,4 +1,7 @@
-"""The figures and the table of docs/truth.md, from benchmarks/results/truth.json; run it after `python -m benchmarks.truth run`."""
+"""Writer of the figures and the table of docs/truth.md, from benchmarks/results/truth.json.
+
+Run this program after `python -m benchmarks.truth run`.
+"""
 
 import json
 import math
@@ -17,7 +20,7 @@ FIGURES = ROOT / "docs" / "figures"
 START, END = "<!-- truth: from benchmarks/results, by python -m tools.truth_page -->", "<!-- end of truth -->"
 NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
 CLOSED, SHOWN = ("linear", "process"), 8
-"""Problems with closed forms, and how many methods are shown on them."""
+"""Problems with closed forms, and number of methods that are shown for them."""
 NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, from the same trained starts, for the same time. A row
 agrees if its farthest distance is below 1, or below the distance between two halves of the NUTS chains. Effective draws are
 those of the median function, per second of one core, including warm-up and training of the members. The chains of
@@ -28,7 +31,7 @@ Row = dict[str, Any]
 
 
 def score(rows: list[Row]) -> float:
-    """How many noise floors away, at least 1: geometric mean over runs and distances, each between 1 and `MAX_FLOORS`."""
+    """Distance in noise floors: geometric mean over runs and distances, each clipped to the range from 1 to `MAX_FLOORS`."""
     ratios = [
         min(max(value / max(row["floors"][name], 1e-6), 1.0), MAX_FLOORS)
         for row in rows
@@ -38,19 +41,19 @@ def score(rows: list[Row]) -> float:
 
 
 def only(row: Row, name: str) -> Row:
-    """A row with one of its distances."""
+    """A row reduced to one of its distances."""
     return {**row, "distances": {name: row["distances"][name]}}
 
 
 def shared(rows: list[Row]) -> list[str]:
-    """Problems on which every method without a prior of its own was run: what methods are ranked by."""
+    """Problems on which every method without its own prior was run. Methods are ranked on these problems."""
     ranked = {row["method"] for row in rows if not row["apart"]}
     problems = dict.fromkeys(row["problem"] for row in rows)
     return [name for name in problems if ranked <= {row["method"] for row in rows if row["problem"] == name}]
 
 
 def grouped(rows: list[Row]) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Methods from near to far, those apart last; problems; the score of each pair that was run."""
+    """Methods from the nearest to the farthest, then the unranked methods; problems; and the score of each pair that was run."""
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     own = {name: [row for row in rows if row["method"] == name] for name in methods}
@@ -62,7 +65,7 @@ def grouped(rows: list[Row]) -> tuple[list[str], list[str], dict[tuple[str, str]
 
 
 def heat_map(rows: list[Row]) -> str:
-    """Methods by problems as SVG: white at the noise floor, dark at a hundred floors."""
+    """Heat map of methods by problems as SVG: white at the noise floor, dark at a hundred floors."""
     methods, problems, cells = grouped(rows)
     left, top, width, height = 150, 90, 56, 20
     size = (left + width * len(problems) + 10, top + height * len(methods) + 10)
@@ -92,7 +95,7 @@ def heat_map(rows: list[Row]) -> str:
 
 
 def times(rows: list[Row]) -> str:
-    """Mean training time against the mean score of each method as SVG, both axes logarithmic."""
+    """Plot of each method's mean training time and mean score as SVG, with logarithmic axes."""
     methods, _, _ = grouped(rows)
     common, points = set(shared(rows)), []
     for name in methods:
@@ -128,7 +131,7 @@ def times(rows: list[Row]) -> str:
 
 
 def truths_table(truths: dict[str, Any]) -> str:
-    """How each reference was made, and whether it is proven."""
+    """Table of the references: how each was made, and whether it is proven."""
     head = ["problem", "made by", "R-hat, largest", "effective draws, fewest", "R-hat of log density", "energy error, nats",
             "accepted", "seconds", "proven"]  # fmt: skip
     lines = []
@@ -143,7 +146,7 @@ def truths_table(truths: dict[str, Any]) -> str:
 
 
 def floors_table(rows: list[Row], names: list[str]) -> str:
-    """Noise floors of each problem."""
+    """Table of the noise floors of each problem."""
     floors = {row["problem"]: row["floors"] for row in rows}
     lines = [
         [f"`{problem}`", *(f"{own[name]:.3f}" if name in own else "-" for name in names)]
@@ -153,7 +156,7 @@ def floors_table(rows: list[Row], names: list[str]) -> str:
 
 
 def nuts_table(stored: dict[str, Any]) -> str:
-    """Microcanonical chains against the No-U-Turn sampler."""
+    """Table that compares microcanonical chains with the No-U-Turn sampler."""
     lines = []
     for row in stored["rows"]:
         worst = max(row["distances"], key=lambda name: row["distances"][name] / row["floors"][name])
@@ -163,12 +166,12 @@ def nuts_table(stored: dict[str, Any]) -> str:
                       f"{row['effective_draws_per_second']['nuts']:.1f}",
                       f"{row['effective_draws_per_second']['microcanonical']:.1f}", f"{row['times_faster']:.1f}"])  # fmt: skip
     head = ["problem", "farthest distance, floors", "two halves of NUTS, floors", "R-hat of NUTS", "R-hat here",
-            "effective draws a second, NUTS", "here", "times as many"]  # fmt: skip
+            "effective draws per second, NUTS", "here", "ratio"]  # fmt: skip
     return table(head, lines)
 
 
 def exact_table(rows: list[Row]) -> str:
-    """The distances of each method on the problems with closed forms, in noise floors, nearest first."""
+    """Table of each method's distances on the problems with closed forms, in noise floors, nearest first."""
     own = [row for row in rows if row["problem"] in CLOSED and not row["apart"]]
     methods = sorted({row["method"] for row in own}, key=lambda name: worst_ratio(own, name, CLOSED))
     lines = [
@@ -188,7 +191,7 @@ def worst_ratio(rows: list[Row], method: str, problems: Sequence[str]) -> float:
 
 
 def contents(stored: dict[str, Any]) -> str:
-    """What stands on the page: which truths there are, and the distances of each method."""
+    """Generated part of the page: the references, and the distances of each method."""
     rows = [row for row in stored["rows"] if row["distances"]]
     methods, problems, _ = grouped(rows)
     names = list(dict.fromkeys(name for row in rows for name in row["distances"]))
@@ -205,13 +208,13 @@ def contents(stored: dict[str, Any]) -> str:
     seeds, total = len({row["seed"] for row in rows}), sum(row["seconds"] for row in stored["rows"])
     told = (
         f"{len(problems)} of 12 problems, {len(methods)} methods, up to {seeds} seeds: {len(stored['rows'])} of"
-        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core together. Rank and table of methods are of"
-        f" the {len(common)} problems that all ranked methods were run on: {', '.join(common)}. The heat map has every run."
+        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core in total. The rank and the table of methods use"
+        f" the {len(common)} problems on which all ranked methods were run: {', '.join(common)}. The heat map has every run."
     )
     made = Counter(row["cores"] for row in stored["rows"] if "cores" in row)
     if len(made) > 1:
         each = ", ".join(f"{count} on one of {cores} cores" for cores, count in made.most_common())
-        told += f" Runs were made on several machines ({each}), whose seconds are not comparable."
+        told += f" The runs were made on several machines ({each}), so their seconds are not comparable."
     if stored.get("settings"):
         told += f" Settings: {', '.join(f'{name} {value:g}' for name, value in stored['settings'].items())}."
     head = ["method", "all", *names, "spread inside", "spread outside", "seconds"]
@@ -235,9 +238,9 @@ def contents(stored: dict[str, Any]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its generated part as the results have it."""
+    """The page with its generated part replaced."""
     if not RESULTS.exists():
-        return replaced(text, START, END, "No run is committed yet.")
+        return replaced(text, START, END, "There are no committed results yet.")
     return replaced(text, START, END, contents(json.loads(RESULTS.read_text())))
 
 

@@ -46,7 +46,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
         "parameter counts and run time",
         "ablation",
         "corruptions",
-        "strangers",
+        "out-of-distribution images",
         "pruning",
     ),
     "subnetwork": (
@@ -54,7 +54,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
         "UCI",
         "rotated MNIST",
         "corrupted CIFAR-10",
-        "strangers",
+        "out-of-distribution images",
         "ensemble size",
         "rejection",
         "ResNet-50",

@@ -79,7 +79,7 @@ def test_numbers_in_sentences_are_those_of_the_files():
     pages = (ROOT / "docs" / "experiments").glob("*.md")
     text = {path.stem: " ".join(path.read_text().split()) for path in pages}  # wherever lines are wrapped
     turned = [
-        one for one in cells if one["column"] == "MAP" and "MNIST turned" in one["table"] and one["ours"] is not None
+        one for one in cells if one["column"] == "MAP" and "MNIST rotated" in one["table"] and one["ours"] is not None
     ]
     met, agree = (sum(one[rule] for one in turned) for rule in ("met", "agrees"))
     assert f"MAP is met or better in {met} of {len(turned)} cells, and agrees in {agree}." in text["subnetwork"]
@@ -101,7 +101,7 @@ def test_numbers_in_sentences_are_those_of_the_files():
         ("Diag-Laplace", "{} of 52 cells (it agrees in {})"),
         ("SWAG", "SWAG in {} (it agrees in {})"),
     ):
-        own = [one for one in cells if one["column"] == title and "MNIST turned" in one["table"]]
+        own = [one for one in cells if one["column"] == title and "MNIST rotated" in one["table"]]
         assert words.format(*(sum(one[rule] for one in own) for rule in ("met", "agrees"))) in text["subnetwork"]
     cut = json.loads((ROOT / "papers/results/global_inducing/cifar10/fac-gi_cut.json").read_text())["history"]
     assert f"{cut[0]['bound']:.2f} after 10 epochs, {cut[1]['bound']:.2f} after 20" in text["every-table"]

@@ -1,7 +1,7 @@
-"""What the papers show in figures without numbers, or on data that could not be had, checked against committed results.
+"""Claims that the papers show in figures without numbers, or on data that we did not have, checked against committed results.
 
-The claims are in `every_table.toml`. Each function, in the module of its paper, takes the folder of the paper's results and gives
-whether one is shown, with the numbers in words.
+The claims are in `every_table.toml`. Each function, in the module of its paper, takes the folder of the paper's results and returns
+whether a claim is shown, with a sentence of numbers.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     """Whether a claim of `every_table.toml` is shown, and the numbers.
 
     Args:
-        figure: The entry: `check` names a function in the module of the paper, `not_run` says why there is none, or no file for
-            it; `note` is said after the numbers.
+        figure: The entry. `check` names a function in the module of the paper; `not_run` says why there is no check or no file for
+            it; `note` is printed after the numbers.
         root: Root folder of the repository.
     """
     if "check" not in figure:

@@ -1,4 +1,4 @@
-"""What the paper on function space claims in figures; see `tools.paper_claims`."""
+"""Claims in figures of the paper on function space; see `tools.paper_claims`."""
 
 import math
 from collections.abc import Mapping
@@ -16,21 +16,22 @@ def _toy_ratio(folder: Path, problem: str) -> dict[str, float]:
 def snelson(folder: Path) -> Verdict:
     """The function's uncertainty grows away from the data."""
     found = _toy_ratio(folder, "snelson")
-    about = "std two data widths away over that at the data, least of five seeds"
-    return found["fsvi"] > 10, f"{about}: {listed(found, 1)} (data in the manner of Snelson's)"
+    about = "std two data widths away divided by std at the data, smallest of five seeds"
+    return found["fsvi"] > 10, f"{about}: {listed(found, 1)} (synthetic data similar to Snelson's)"
 
 
 def snelson_above_mean_field(folder: Path) -> Verdict:
     """FSVI's uncertainty grows more away from the data than MFVI's."""
     found = _toy_ratio(folder, "snelson")
-    about = "std two data widths away over that at the data, least of five seeds"
-    return found["fsvi"] > found["mfvi"], f"{about}: {listed(found, 1)} (data in the manner of Snelson's)"
+    about = "std two data widths away divided by std at the data, smallest of five seeds"
+    return found["fsvi"] > found["mfvi"], f"{about}: {listed(found, 1)} (synthetic data similar to Snelson's)"
 
 
 def moons(folder: Path) -> Verdict:
-    """Predictions are sure at the two moons and unsure away from them."""
+    """Predictions are certain at the two moons and uncertain away from them."""
     found = _toy_ratio(folder, "two_moons")
-    return found["fsvi"] > 10, f"entropy away from the moons over that at them, least of five seeds: {listed(found, 1)}"
+    words = f"entropy away from the moons divided by entropy at the moons, smallest of five seeds: {listed(found, 1)}"
+    return found["fsvi"] > 10, words
 
 
 def _context(folder: Path, key: str) -> dict[str, float]:
@@ -41,7 +42,10 @@ def _context(folder: Path, key: str) -> dict[str, float]:
 
 
 def _surest(content: Mapping[str, Any], ours: str) -> Verdict:
-    """By the mean entropy of other images, from the middles of its histogram's bins, among networks above 20 % accuracy."""
+    """Whether `ours` has the highest mean entropy on out-of-distribution images, among networks above 20 % accuracy.
+
+    The mean is computed from the centers of the histogram's bins.
+    """
     rows = {name: content["rows"][name] for name in (ours, "mfvi", "ensemble", "map")}
     entropy = {}
     for name in rows:
@@ -55,23 +59,23 @@ def _surest(content: Mapping[str, Any], ours: str) -> Verdict:
     return shown, f"nats {listed(entropy)}; accuracy {listed(accuracy, 1)}; seeds {seeds}"
 
 
-def strange_entropy(folder: Path) -> Verdict:
-    """With uniform noise as context FSVI is the least sure of other images."""
+def outside_entropy(folder: Path) -> Verdict:
+    """With uniform noise as context, FSVI is the least certain of out-of-distribution images."""
     shown, words = _surest(read(folder / "fashion_mnist.json"), "fsvi.noise")
-    return shown, f"mean entropy on MNIST after Fashion-MNIST, {words}"
+    return shown, f"mean entropy on MNIST, trained on Fashion-MNIST, {words}"
 
 
-def strange_entropy_notmnist(folder: Path) -> Verdict:
-    """With notMNIST as context FSVI is the least sure of other images."""
+def outside_entropy_notmnist(folder: Path) -> Verdict:
+    """With notMNIST as context, FSVI is the least certain of out-of-distribution images."""
     shown, words = _surest(read(folder / "fashion_mnist.json"), "fsvi")
-    return shown, f"mean entropy on MNIST after Fashion-MNIST, {words}"
+    return shown, f"mean entropy on MNIST, trained on Fashion-MNIST, {words}"
 
 
-def cifar10_strange_entropy(folder: Path) -> Verdict:
-    """FSVI is the least sure of other images, trained on CIFAR-10."""
+def cifar10_outside_entropy(folder: Path) -> Verdict:
+    """Trained on CIFAR-10, FSVI is the least certain of out-of-distribution images."""
     content = read(folder / "cifar10.json")
     contexts = {"notmnist": "notMNIST", "noise": "uniform noise"}
-    for path in sorted(folder.glob("cifar10_*.json")):  # later runs of single systems, which the table has too
+    for path in sorted(folder.glob("cifar10_*.json")):  # later runs of single systems, which are also in the table
         newer = read(path)
         for key in ("rows", "histograms"):
             content[key] |= newer[key]
@@ -79,11 +83,11 @@ def cifar10_strange_entropy(folder: Path) -> Verdict:
             content["settings"] = newer["settings"]
     shown, words = _surest(content, "fsvi")
     context = contexts[content["settings"]["context"]]
-    return shown, f"mean entropy on Fashion-MNIST in three channels after CIFAR-10, context {context}, {words}"
+    return shown, f"mean entropy on Fashion-MNIST in three channels, trained on CIFAR-10, context {context}, {words}"
 
 
 def context_auroc(folder: Path) -> Verdict:
-    """More context inputs increase entropy and AUROC on strange images."""
+    """More context inputs increase entropy and AUROC on out-of-distribution images."""
     found = _context(folder, "auroc_entropy")
     words = f"AUROC by entropy by the number of context inputs: {listed(found, 1)} (one seed, three at 40)"
     return sorted(found.values()) == list(found.values()), words
@@ -101,5 +105,5 @@ def context_calibration(folder: Path) -> Verdict:
     """More context inputs increase the expected calibration error."""
     found = _context(folder, "ece")
     return found["80"] > 1.5 * found["2"], (
-        f"ECE in percent by the number of context inputs, at 80 more than 1.5 times that at 2 counting as shown: {listed(found)}"
+        f"ECE in percent by the number of context inputs (shown if it is at 80 more than 1.5 times its value at 2): {listed(found)}"
     )

@@ -1,4 +1,4 @@
-"""What the paper on global inducing points claims in figures; see `tools.paper_claims`."""
+"""Claims in figures of the paper on global inducing points; see `tools.paper_claims`."""
 
 import statistics
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from tools.paper_claims.reading import Verdict, listed, read
 
 
 def cubic(folder: Path) -> Verdict:
-    """Of fac, li and gi the last is nearest to HMC in the gap."""
+    """Of fac, li and gi, gi is nearest to HMC in the gap."""
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
     far = {name: abs(found[name] - found["HMC"]) for name in ("fac", "li", "gi")}
@@ -36,7 +36,7 @@ def layers_depend(folder: Path) -> Verdict:
     seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
     return (
         shown,
-        f"nats per example at the boundary where it costs most, seeds: {seeds}, {steps:,} steps: {listed(found)}",
+        f"nats per example at the most costly boundary, seeds: {seeds}, {steps:,} steps: {listed(found)}",
     )
 
 
@@ -46,18 +46,18 @@ def _bounds(folder: Path) -> tuple[dict[str, float], float]:
 
 
 def depth_costs_factorized(folder: Path) -> Verdict:
-    """The bound of a factorized posterior drops rapidly with depth, that of global inducing points slowly."""
+    """The bound of a factorized posterior drops rapidly with depth, the bound of global inducing points slowly."""
     found, evidence = _bounds(folder)
     loss = {name: evidence - found[f"{name}-50-10"] for name in ("fac", "gi", "rand-gi", "gi-continued")}
     shown = loss["fac"] > 20 * max(loss["gi"], loss["rand-gi"])
     return shown, (
-        f"width 50, depth 10, nats below the evidence after 2,000 steps: {listed(loss, 2)}; the last is gi from the trained "
-        "rand-gi on, and the standard error of the last three is 0.10"
+        f"width 50, depth 10, nats below the evidence after 2,000 steps: {listed(loss, 2)}; the last is gi continued "
+        "from the trained rand-gi, and the standard error of the last three is 0.10"
     )
 
 
 def local_loses_and_width_helps(folder: Path) -> Verdict:
-    """Local inducing points lose as factorized ones do, and global ones gain with width."""
+    """Local inducing points lose as factorized posteriors do, and global inducing points gain with width."""
     found, evidence = _bounds(folder)
     loss = {
         name: evidence - found[name] for name in ("li-50-4", "fac-50-4", "gi-50-4", "gi-250-4", "gi-5-4", "rand-gi-5-4")
@@ -81,7 +81,7 @@ SMALL_DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 
 
 def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int, int]:
-    """In how many cases the first of a pair has the higher bound, of how many."""
+    """Number of cases in which the first of a pair has the higher bound, and number of all cases."""
     wins = [
         _mean(folder / "uci", dataset, one, "elbo") > _mean(folder / "uci", dataset, other, "elbo")
         for one, other in pairs
@@ -91,7 +91,7 @@ def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int,
 
 
 def networks_bound(folder: Path) -> Verdict:
-    """Global inducing points have better bounds than factorized ones in almost every case."""
+    """Global inducing points have better bounds than factorized posteriors in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"gi-{prior}", f"fac-{prior}") for prior in ("scale", "standard")])
     words = (
         f"gi's bound is above fac's in {wins} of {cases} cases (five data sets, Standard and Scale prior, 20 splits)"
@@ -100,7 +100,7 @@ def networks_bound(folder: Path) -> Verdict:
 
 
 def factorized_fails_under_scale(folder: Path) -> Verdict:
-    """Under the Scale prior factorized posteriors predict very poorly."""
+    """Under the Scale prior, factorized posteriors predict very poorly."""
     ahead = {
         runs: statistics.fmean(
             _mean(folder / runs, dataset, "gi-scale") - _mean(folder / runs, dataset, "fac-scale")
@@ -109,8 +109,8 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
         for runs in ("uci", "uci_no_warm_up")
     }
     return ahead["uci"] > 0.2, (
-        f"gi's test log-likelihood less fac's, mean of five data sets: {ahead['uci']:.2f} where the KL is weighted from 0.1 up, "
-        f"{ahead['uci_no_warm_up']:.2f} where it has its full weight from the first step"
+        f"gi's test log-likelihood minus fac's, mean of five data sets: {ahead['uci']:.2f} if the weight of the KL rises from 0.1, "
+        f"{ahead['uci_no_warm_up']:.2f} if the KL has its full weight from the first step"
     )
 
 
@@ -124,7 +124,7 @@ def deep_gps_bound(folder: Path) -> Verdict:
 
 
 def dsvi_seldom_ahead(folder: Path) -> Verdict:
-    """In test log-likelihood DSVI is ahead of global inducing points in fewer than half of the cases, by less than 0.05 nats."""
+    """In test log-likelihood, DSVI is ahead of global inducing points in fewer than half of the cases, by less than 0.05 nats."""
     ahead = {
         f"{dataset}, {layers} layers": _mean(folder / "uci", dataset, f"dgp{layers}-dsvi")
         - _mean(folder / "uci", dataset, f"dgp{layers}-gi")

@@ -1,4 +1,4 @@
-"""What the paper on inducing weights claims in figures; see `tools.paper_claims`."""
+"""Claims in figures of the paper on inducing weights; see `tools.paper_claims`."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from tools.paper_claims.reading import Verdict, listed, matching, medians_by_sys
 
 
 def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
-    """Median over seeds of the standard deviation between the clusters over that at the data, by the paper's schedule and short."""
+    """Median over seeds of the std between the clusters divided by the std at the data, for the paper's and the short schedule."""
 
     def medians(paths: Iterable[Path]) -> dict[str, float]:
         outcomes = [one for path in paths for one in read(path)["outcomes"]]
@@ -19,13 +19,13 @@ def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
     published = medians(matching(folder, "regression_published_*.json"))
     words = ", ".join(f"{name} {value:.1f} ({short[name]:.1f})" for name, value in published.items())
     return published, (
-        "std in the gap over that at the data, medians over three seeds after the paper's 20,000 steps of 32 draws (in parentheses "
-        f"after 1,500 of 8): {words}; NUTS {short['NUTS']:.1f}"
+        "std in the gap divided by std at the data, medians over three seeds, after the paper's 20,000 steps of 32 draws (in "
+        f"parentheses after 1,500 of 8): {words}; NUTS {short['NUTS']:.1f}"
     )
 
 
 def inducing_widen_more_than_factorized(folder: Path) -> Verdict:
-    """FFG-W fails to widen between the clusters, the inducing posteriors widen."""
+    """FFG-W fails to widen between the clusters; the inducing posteriors widen."""
     found, words = _gap_ratios(folder)
     return min(found[name] for name in ("FFG-U", "FCG-U", "Ensemble-U")) > found["FFG-W"], words
 
@@ -38,7 +38,7 @@ def correlated_widen_more(folder: Path) -> Verdict:
 
 
 def run_times(folder: Path) -> Verdict:
-    """The run time of inducing weights is a small factor with several draws, least on the larger network."""
+    """Inducing weights with several draws cost a small factor of run time, least on the larger network."""
     content = read(folder.parents[2] / "benchmarks" / "results" / "resnets_gpu.json")
     found = {
         f"{network}, {name}": content["figures"][f"{network}/inducing/{key}"]
@@ -48,7 +48,10 @@ def run_times(folder: Path) -> Verdict:
     less = all(found[f"{network}, five draws"] < found[f"{network}, one draw"] for network in ("resnet18", "resnet50"))
     shown = less and found["resnet50, five draws"] < found["resnet18, five draws"] < 1.5
     about = f"batch {content['batch']}, {content['hardware']['gpu']}"
-    return shown, f"passes of the deterministic network for a draw and its pass, {about}: {listed(found)}"
+    return (
+        shown,
+        f"time of a draw and its forward pass, in passes of the deterministic network, {about}: {listed(found)}",
+    )
 
 
 def constant_ece(folder: Path) -> Verdict:
@@ -72,13 +75,13 @@ def _ablation(folder: Path) -> tuple[list[dict[str, Any]], str]:
     content = read(folder / "ablation.json")
     rows: list[dict[str, Any]] = content["rows"]
     seeds = max(row.get("seeds", 1) for row in rows)
-    cut = f", cut after {len(rows)} of 17 training runs" if len(rows) < 17 else ""
+    cut = f", stopped after {len(rows)} of 17 training runs" if len(rows) < 17 else ""
     epochs = content["settings"]["epochs"]
     return rows, f"Fashion-MNIST, {content['num_train']:,} training images, {epochs} epochs, seeds: {seeds}{cut}"
 
 
 def _by_size(folder: Path, score: str) -> tuple[dict[str, dict[int, float]], str]:
-    """A score in percent by system and M under the usual caps, and the setting in words."""
+    """A score in percent by system and M under the usual caps, and a description of the setting."""
     found = {}
     rows, about = _ablation(folder)
     for system in ("ffg_u", "ensemble_u"):
@@ -124,7 +127,7 @@ def ablation_caps(folder: Path) -> Verdict:
 
 
 def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], str]:
-    """Rows by system and share that is kept, fine-tuned where something was pruned, and all of them in words."""
+    """Rows by system and kept share (fine-tuned if pruned), and a description of them."""
     content = read(folder / "pruning.json")
     found = {(row["system"], row["keep"]): row for row in content["rows"] if row["keep"] == 1 or row["fine_tuned"]}
     words = [
@@ -138,7 +141,7 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
 
 
 def pruning_halves(folder: Path) -> Verdict:
-    """Without half of the entries of Z accuracy is kept and calibration gets slightly worse."""
+    """Without half of the entries of Z, accuracy stays the same and calibration gets slightly worse."""
     found, words = _pruned(folder)
     whole, half = found["ffg_u", 1.0], found["ffg_u", 0.5]
     return half["accuracy"] > whole["accuracy"] - 0.005 and half["ece"] >= whole["ece"], words

@@ -1,6 +1,6 @@
-"""Rankings that a paper claims, such as that one system is above another in every column, judged on numbers of a table.
+"""Rankings that a paper claims, judged on the numbers of a table. For example, one system is above another in every column.
 
-The same rule judges our numbers and the paper's own printed ones.
+The same rule judges our numbers and the paper's printed numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from tools.paper_claims.reading import Verdict
 
 Key = tuple[str, ...]
 MAX_LISTED = 6
-"""Comparisons that are given with their numbers; of more, those that fail first."""
+"""Largest number of comparisons that are listed with their numbers. Failing comparisons come first."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Ranking:
     Args:
         axis: The axis of the table whose values are compared.
         above: Values that are claimed to be better.
-        below: Values that are claimed to be worse than each of these.
-        when: Settings of the numbers that the claim is about; several values in a list.
-        share: How many of the comparisons have to hold, as a share.
-        slack: By how much, in the table's unit, `above` may be worse; 0 asks for better numbers.
+        below: Values that are claimed to be worse than each value of `above`.
+        when: Settings of the numbers that the claim is about. A list has several values.
+        share: Share of the comparisons that have to hold.
+        slack: Amount by which `above` may be worse, in the table's unit. With 0, `above` must be strictly better.
     """
 
     axis: str
@@ -53,13 +53,13 @@ class Ranking:
     def compare(
         self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], names: Mapping[str, str]
     ) -> list[Comparison]:
-        """All comparisons for which both numbers are there.
+        """All comparisons for which both numbers exist.
 
         Args:
             numbers: Numbers of a table by the values of its axes.
             axes: Names of these axes; one is `metric`.
             higher: Whether more is better, by the name of a metric.
-            names: What values of axes are called.
+            names: Displayed names of the values of axes.
         """
         return list(self._pairs(numbers, axes, higher, names))
 
@@ -86,7 +86,7 @@ class Ranking:
         return sum(one.holds for one in found) >= self.share * len(found) - 1e-9 if found else None
 
     def missing(self, numbers: Mapping[Key, float], axes: Sequence[str], names: Mapping[str, str]) -> list[str]:
-        """What of the claim has no number in the settings that it is about, by its name."""
+        """Names of the claim's values that have no number in its settings."""
         at = axes.index(self.axis)
         there = {key[at] for key in numbers if fits(self.when, dict(zip(axes, key, strict=True)))}
         lacking = [name for name in dict.fromkeys((*self.above, *self.below)) if name not in there]
@@ -94,16 +94,16 @@ class Ranking:
 
 
 def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
-    """Whether a setting has the values of a case, of which there may be several for an axis."""
+    """Whether a setting has the values of a case. A case may allow several values of an axis."""
     return all(setting[axis] in ([values] if isinstance(values, str) else values) for axis, values in case.items())
 
 
 def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], about: str) -> Verdict:
-    """Whether our comparisons show a ranking, and the numbers in words; with systems missing they can only refute it.
+    """Whether our comparisons show a ranking, and a sentence of numbers. If systems are missing, they can only refute it.
 
     Args:
         ranking: The claim.
-        ours: Its comparisons.
+        ours: Comparisons of our numbers.
         missing: Systems of the claim that were not run.
         about: Description of the numbers, such as their seeds.
     """

@@ -1,4 +1,4 @@
-"""Results of papers as the checks of claims read them."""
+"""Readers of the papers' results for the checks of claims."""
 
 import errno
 import json
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 Verdict = tuple[bool | None, str]
-"""Whether a claim is shown, `None` where nothing tells, and the numbers in words."""
+"""Whether a claim is shown (`None` if no result can decide), and a sentence of numbers."""
 
 
 def read(path: Path) -> Any:
-    """A file of results."""
+    """Content of a results file."""
     return json.loads(path.read_text())
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """Files of results in order.
+    """Results files in order.
 
     Raises:
-        FileNotFoundError: If there are none: a check without files shows nothing.
+        FileNotFoundError: If there is no file, because a check without files shows nothing.
     """
     found = sorted(folder.glob(pattern))
     if not found:
@@ -29,7 +29,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def medians_by_system(outcomes: list[dict[str, Any]], key: str) -> dict[str, float]:
-    """By system, the median of a number over seeds."""
+    """Median of a number over seeds, by system."""
     return {
         system: statistics.median(one[key] for one in outcomes if one["system"] == system)
         for system in dict.fromkeys(one["system"] for one in outcomes)
@@ -37,5 +37,5 @@ def medians_by_system(outcomes: list[dict[str, Any]], key: str) -> dict[str, flo
 
 
 def listed(values: Mapping[Any, float], digits: int = 2) -> str:
-    """Numbers with their names."""
+    """Numbers with their names as text."""
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in values.items())

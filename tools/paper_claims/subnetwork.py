@@ -1,4 +1,4 @@
-"""What the paper on subnetworks claims in figures; see `tools.paper_claims`."""
+"""Claims in figures of the paper on subnetworks; see `tools.paper_claims`."""
 
 import json
 import statistics
@@ -9,11 +9,11 @@ from typing import Any
 from tools.paper_claims.reading import Verdict, listed, matching, medians_by_system, read
 
 TIMES = ("train_seconds", "select_seconds", "fit_seconds")
-"""What a system on images costs before it predicts."""
+"""Costs of a system on images before it predicts."""
 
 
 def _kept(folder: Path, place: str = "in_gap") -> dict[str, dict[str, float]]:
-    """By data and system: the share of the full posterior's std that is kept in the gap, in percent, medians over seeds."""
+    """Share of the full posterior's std in the gap that a system keeps, in percent, by data and system; medians over seeds."""
     found: dict[str, dict[str, float]] = {}
     for name in ("matern", "cosine"):
         outcomes = read(folder / f"toy-{name}" / "toy.json")["outcomes"]
@@ -25,7 +25,7 @@ def _kept(folder: Path, place: str = "in_gap") -> dict[str, dict[str, float]]:
 
 
 def toy_keeps_uncertainty(folder: Path) -> Verdict:
-    """Half of the weights keep the uncertainty of the full posterior between clusters, which a diagonal one does not."""
+    """Half of the weights keep the full posterior's uncertainty between clusters; a diagonal posterior does not."""
     found, at_data = _kept(folder), _kept(folder, "at_data")
     shown = all(own["Live weights 50%"] > 90 > own["Diagonal"] for own in found.values())
     wide = [f"{own['Diagonal'] / 100:.1f}" for own in at_data.values()]
@@ -35,8 +35,8 @@ def toy_keeps_uncertainty(folder: Path) -> Verdict:
         for name, own in found.items()
     )
     return shown, (
-        f"of the full posterior's std in the gap, 90 % counting as kept, {words}; at the data the diagonal has "
-        f"{' and '.join(wide)} times its std"
+        f"share of the full posterior's std in the gap (90 % counts as kept), {words}; at the data, the diagonal posterior has "
+        f"{' and '.join(wide)} times the full posterior's std"
     )
 
 
@@ -49,11 +49,11 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
         for name, own in found.items()
     )
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found.values())
-    return shown, f"of the full posterior's std in the gap, {words}"
+    return shown, f"share of the full posterior's std in the gap, {words}"
 
 
 def toy_variance_beats_random(folder: Path) -> Verdict:
-    """Small subnetworks of the largest variances keep more than random ones."""
+    """Small subnetworks with the largest variances keep more uncertainty than random ones."""
     found = _kept(folder)
     shown = all(
         own[f"SWAG variance {share}"] > own[f"Random {share}"] for own in found.values() for share in ("3%", "1%")
@@ -66,20 +66,20 @@ def toy_variance_beats_random(folder: Path) -> Verdict:
                 ("SWAG variance", "variance over iterates of SGD"),
                 ("Random", "random"),
                 ("Largest variance", "1 / (H + lambda)"),
-                ("Live weights", "the same of live weights"),
+                ("Live weights", "1 / (H + lambda) of live weights"),
             )
         )
         for name, own in found.items()
     )
     return shown, (
-        f"kept in the gap by 3 and 1 % of the weights, {words}; by the first rule, that of the authors' code for images, tried "
-        "after the others had failed: by 1 / (H + lambda), that of the text, weights of units that are never active come first, "
-        "and they change nothing"
+        f"std kept in the gap by 3 and 1 % of the weights, {words}; judged by the first rule, which the authors' code has for "
+        "images, tried after the others had failed. The text's rule, 1 / (H + lambda), takes weights of units that are never "
+        "active first, and these change nothing"
     )
 
 
 UciScores = dict[str, dict[Any, dict[int, float]]]
-"""By data set, then by split, hidden layers and width: test log-likelihoods by the number of weights, of which 0 is MAP."""
+"""Test log-likelihoods by data set, then by split, hidden layers and width, then by the number of weights (0 is MAP)."""
 
 
 def _uci(folder: Path) -> UciScores:
@@ -94,21 +94,21 @@ def _uci(folder: Path) -> UciScores:
 
 
 def uci_more_weights(folder: Path) -> Verdict:
-    """In how many networks and standard splits of each data set the largest subnetwork is above MAP; gap splits next to them."""
+    """In most networks and standard splits of each data set, the largest subnetwork is above MAP; gap splits are listed too."""
     shares, words = {}, []
     for name, own in _uci(folder).items():
         shares[name] = statistics.fmean(found[max(found)] > found[0] for found in own.values())
         most, splits = max(max(found) for found in own.values()), len({key[0] for key in own})
         words.append(f"{name} {100 * shares[name]:.0f} (splits: {splits}, up to {most:,} weights)")
     shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
-    about = "share of networks and splits where the largest subnetwork is above MAP, in percent"
+    about = "percentage of networks and splits in which the largest subnetwork is above MAP"
     return shown, f"{about}: {'; '.join(words)}; protein was not run"
 
 
 def _by_network(
     own: Mapping[Any, Mapping[int, float]], value: Callable[[Mapping[int, float]], float]
 ) -> dict[str, float]:
-    """Means over the splits that have all networks, by network from the smallest to the largest."""
+    """Means over the splits that have all networks, by network, from the smallest to the largest."""
     networks = sorted({key[1:] for key in own})
     splits = [one for one in {key[0] for key in own} if all((one, *net) in own for net in networks)]
     return {
@@ -118,18 +118,18 @@ def _by_network(
 
 
 def uci_larger_map(folder: Path) -> Verdict:
-    """On standard splits the largest network has a higher test log-likelihood under MAP than the smallest."""
+    """On standard splits, the largest network has a higher test log-likelihood under MAP than the smallest."""
     found = {name: _by_network(own, lambda one: one[0]) for name, own in _uci(folder).items()}
     words = "; ".join(f"{name}: {listed(own, 3)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
     return (
         shown,
-        f"test log-likelihood of MAP by layers and width, means over whole splits, {words}; protein was not run",
+        f"test log-likelihood of MAP by layers and width, means over complete splits, {words}; protein was not run",
     )
 
 
 def uci_larger_gain(folder: Path) -> Verdict:
-    """With as many weights as the smallest network has, the largest network gains more over its MAP on standard splits."""
+    """On standard splits, with subnetworks of the smallest network's size, the largest network gains more over its MAP."""
     found = {}
     for name, own in _uci(folder).items():
         size = min(weights for scores in own.values() for weights in scores if weights)
@@ -138,12 +138,12 @@ def uci_larger_gain(folder: Path) -> Verdict:
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
     return (
         shown,
-        f"nats above MAP with as many weights as the smallest network has, by layers and width, {words}; protein was not run",
+        f"nats above MAP with a subnetwork of the smallest network's size, by layers and width, {words}; protein was not run",
     )
 
 
 def _gain(path: Path) -> Verdict:
-    """How far a subnetwork's log-likelihood is above MAP's under rotation."""
+    """Gain of a subnetwork's log-likelihood over MAP's under rotation."""
     content = read(path)
     scores, systems = content["scores"], content["systems"]
     above = {
@@ -157,15 +157,15 @@ def _gain(path: Path) -> Verdict:
 
 
 def by_level(own: Mapping[str, Any], key: str) -> dict[str, float]:
-    """Means over corruptions by their level, 0 for the test images as they are."""
+    """Means over corruptions by level; level 0 has the clean test images."""
     levels: dict[str, list[float]] = {}
     for name, scores in own["shifted"].items():
         levels.setdefault(name.rpartition("-")[2], []).append(scores[key])
     return {level: statistics.fmean(values) for level, values in sorted(levels.items())}
 
 
-def cifar10_strangers_as_map(folder: Path) -> Verdict:
-    """Trained on CIFAR-10, subnetworks detect other images as MAP does."""
+def cifar10_outside_as_map(folder: Path) -> Verdict:
+    """Trained on CIFAR-10, subnetworks detect out-of-distribution images as well as MAP."""
     content = read(folder / "corrupted_cifar.json")["scores"]
     sets = {
         outside: {name: own["ood"][outside]["auroc_entropy"] for name, own in content.items()}
@@ -178,7 +178,7 @@ def cifar10_strangers_as_map(folder: Path) -> Verdict:
 
 
 def resnet50_gain(folder: Path) -> Verdict:
-    """The same of a ResNet-50."""
+    """A subnetwork of a ResNet-50 still improves on MAP."""
     return _gain(folder / "rotated_mnist_resnet50.json")
 
 
@@ -199,13 +199,13 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     gains = list(above.values())
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
-        f"nats above MAP, prior precision 500, one seed: {listed(above)}; not so on the former network, selected by "
-        f"1 / (H + lambda) and with the widest precision that costs 0.06 nats on validation images: {listed(other)}"
+        f"nats above MAP, prior precision 500, one seed: {listed(above)}; on an earlier network this did not hold, with selection "
+        f"by 1 / (H + lambda) and the smallest precision that costs 0.06 nats on validation images: {listed(other)}"
     )
 
 
 def rejection(folder: Path) -> Verdict:
-    """Rejecting by entropy, subnetwork inference keeps a higher accuracy than MAP where half of the images are strangers."""
+    """Rejecting by entropy, subnetwork inference is more accurate than MAP when half of the images are out of distribution."""
     found, photographs = (
         {
             name: 100 * own["rejection"]["fashion_mnist"][5]
@@ -216,5 +216,5 @@ def rejection(folder: Path) -> Verdict:
     )
     return found["subnetwork"] > found["map"], (
         f"accuracy of MNIST with Fashion-MNIST in percent when half is rejected by entropy: {listed(found, 1)}; of CIFAR-10 with "
-        f"Fashion-MNIST, where the paper has SVHN: {listed(photographs, 1)}"
+        f"Fashion-MNIST (the paper has SVHN): {listed(photographs, 1)}"
     )

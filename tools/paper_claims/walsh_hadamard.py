@@ -1,4 +1,4 @@
-"""What the paper on Walsh-Hadamard claims in figures; see `tools.paper_claims`."""
+"""Claims in figures of the paper on Walsh-Hadamard; see `tools.paper_claims`."""
 
 import statistics
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from tools.paper_claims.reading import Verdict, listed, read
 
 NUM_TRAININGS = 90
-"""Of the random features' command: functions, seeds, systems and sizes."""
+"""Number of training runs of the random features' command: functions x seeds x systems x sizes."""
 
 
 def approximability(folder: Path) -> Verdict:
@@ -15,8 +15,8 @@ def approximability(folder: Path) -> Verdict:
     rows = read(folder / "approximability.json")["rows"]
     found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
     return max(found.values()) < zero + 0.01, (
-        f"median distance by D: {listed(found)}; it rises to that of the matrix of zeros, {zero:.2f}, "
-        "which bounds it: 3 D numbers cannot follow D^2 at random"
+        f"median distance by D: {listed(found)}; it rises to the distance of the matrix of zeros, "
+        f"{zero:.2f}, which bounds it, because 3 D parameters cannot fit D^2 random numbers"
     )
 
 
@@ -27,19 +27,19 @@ def random_features_beat_fourier(folder: Path) -> Verdict:
     wins = sum(ratio < 1 for ratio in ratios)
     return wins > 0.75 * len(found) and min(ratios) < 0.8, (
         f"{about}: below in {wins} of {len(found)} settings, by RMSE ratios of {', '.join(f'{one:.2f}' for one in ratios)}; "
-        "shown is below in three quarters, and once by a fifth"
+        "it counts as shown if WHVI is below in three quarters, and once by a fifth"
     )
 
 
 def inducing_points_beat_features(folder: Path) -> Verdict:
-    """It does not reach inducing points."""
+    """WHVI over reshaped features does not reach inducing points."""
     found, about = _features(folder)
     wins = sum(own["inducing_points"] < own["walsh_hadamard"] for own in found.values())
     return wins > len(found) / 2, (f"{about}: inducing points have the lower RMSE in {wins} of {len(found)} settings")
 
 
 def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
-    """Mean RMSE by setting and system, where all systems were run, and how much was."""
+    """Mean RMSE by system for settings in which all systems were run, and a description of the finished runs."""
     groups: dict[Any, dict[str, list[float]]] = {}
     rows = read(folder / "random_features.json")["rows"]
     for row in rows:
@@ -51,22 +51,22 @@ def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
 
 
 def transform_on_cpu(folder: Path) -> Verdict:
-    """On a CPU the transform is faster than a dense product from 1,024 features on."""
+    """On a CPU, the transform is faster than a dense product from 1,024 features on."""
     rows = read(folder / "transform_time.json")["rows"]
     found = {row["size"]: row["ratio"] for row in rows if row["by"] == "features"}
     even = min(size for size in found if all(found[other] < 1 for other in found if other >= size))
     earlier = ", earlier than in the paper" if even < 512 else ""
-    words = f"time over the dense product's, batch 512, one core, by D: {listed(found)}: faster from {even} on{earlier}"
+    words = f"time divided by the dense product's, batch 512, one core, by D: {listed(found)}; faster from {even} on{earlier}"
     return even <= 1024, words
 
 
 def transform_on_gpu(folder: Path) -> Verdict:
-    """On a GPU the transform is faster at every size."""
+    """On a GPU, the transform is faster at every size."""
     figures = read(folder.parents[2] / "benchmarks" / "results" / "hadamard_gpu.json")["figures"]
     found = {size: figures[f"transform_{size}_over_dense"] for size in (512, 4096, 16384)}
     recorded = {size: figures[f"recorded_transform_{size}_over_dense"] for size in found}
     return max(found.values()) < 1, (
-        f"time over the dense product's with tf32, batch 512, H200, by D: {listed(found)}; replayed from a CUDA graph "
+        f"time divided by the dense product's with tf32, batch 512, H200, by D: {listed(found)}; replayed from a CUDA graph: "
         f"{listed(recorded)}"
     )
 

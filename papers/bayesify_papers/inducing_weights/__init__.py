@@ -1,1 +1,1 @@
-"""Experiments of the inducing weights paper (Ritter et al. 2021), each beside the numbers that it published."""
+"""Experiments of the paper on inducing weights (Ritter et al. 2021), with its published numbers."""

@@ -1,9 +1,9 @@
-"""The ablation over M, the cap on lambda and the cap on U's spread (the paper's figure 4), on a smaller problem.
+"""Ablation over M, the cap on lambda and the cap on the spread of U (the paper's figure 4), on a smaller problem.
 
     python -m bayesify_papers.inducing_weights.ablation --out DIR [--workers 6] [--seeds 3] [--num-train 20000] [--smoke]
 
-The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without numbers. Here it is the small ResNet of
-`fashion` on the first images of Fashion-MNIST, one change at a time from its settings.
+The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without numbers. We use the small ResNet of `fashion` on the
+first images of Fashion-MNIST, and change one setting of `fashion` at a time.
 """
 
 import statistics
@@ -26,16 +26,16 @@ from bayesify_papers.shared.sources import SYNTHETIC, Source
 
 INDUCING_SIZES: tuple[int, ...] = (16, 32, 64, 128)
 MAX_LAMBDAS, MAX_STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
-"""Values of the paper (appendix J.2)."""
+"""Caps that the paper tries (appendix J.2)."""
 
 SETTING_KEYS = ("inducing", "max_lambda", "max_std")
-"""What the ablation varies."""
+"""Settings that the ablation varies."""
 
 SMOKE_SIZES: tuple[int, ...] = (2, 4)
 
 
 def variants(recipe: Recipe, sizes: Sequence[int] = INDUCING_SIZES) -> Iterator[tuple[str, Recipe]]:
-    """Systems and settings, each a change of one thing: M, `max_lambda` or `max_std`."""
+    """Systems and recipes. Each recipe changes one setting: M, `max_lambda` or `max_std`."""
     for size in sizes:
         yield "ffg_u", replace(recipe, inducing=size)
         yield "ensemble_u", replace(recipe, inducing=size)
@@ -47,7 +47,7 @@ def variants(recipe: Recipe, sizes: Sequence[int] = INDUCING_SIZES) -> Iterator[
 
 
 def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seeds: int) -> dict[str, Training]:
-    """The trainings by name, all of the first seed first; equal ones are one."""
+    """Training runs by name, all runs of the first seed first. Equal runs appear once."""
     found: dict[str, Training] = {}
     for seed in range(seeds):
         for system, variant in variants(recipe, sizes):
@@ -58,7 +58,7 @@ def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seed
 
 
 def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of each system and setting, means over the seeds that are there, FFG-U first.
+    """Scores of each system and setting, averaged over the finished seeds, FFG-U first.
 
     Args:
         planned: Jobs from `jobs`.
@@ -82,7 +82,7 @@ def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, An
 
 
 def setting(system: str, recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe the ablation varies for a system."""
+    """The values of a recipe's settings that the ablation varies for a system."""
     plain = system == "ffg_u"
     return {
         "inducing": recipe.inducing,

@@ -1,13 +1,13 @@
-"""Image classification: accuracy, calibration, other image sets, corrupted images (the paper's tables 3, 5, 11 and 12).
+"""Image classification: accuracy, calibration, out-of-distribution and corrupted images (the paper's tables 3, 5, 11 and 12).
 
     python -m bayesify_papers.inducing_weights.classification --out DIR
     python -m bayesify_papers.inducing_weights.classification --validation 10000 --out DIR
     python -m bayesify_papers.inducing_weights.classification --evaluate DIR
 
-The first command trains, writes each system's predictions to DIR as soon as they are there, and scores
-them; the second holds training images out and scores on them, for choosing settings without the test
-images; the third only scores. A run that was interrupted goes on with the same command, within a training too. Data come from
-the folder that BAYESIFY_DATA names. `fashion` chooses the caps and runs several seeds.
+The first command trains each system, writes its predictions to DIR, and scores them. The second command holds out training images
+and scores them, so that settings can be chosen without the test images. The third command only scores. The same command resumes an
+interrupted run, even in the middle of training. Data come from the folder in BAYESIFY_DATA. `fashion` chooses the caps and runs
+several seeds.
 """
 
 import argparse
@@ -36,17 +36,17 @@ OUTSIDE_SETS = {
     "cifar10": ("mnist", "fashion_mnist"),
     SYNTHETIC: (NOISE,),
 }
-"""Other sets of images for each training set."""
+"""Out-of-distribution sets for each training set."""
 
 OPTIONAL_OUTSIDE_SETS = {"cifar10": ("cifar100", "svhn")}
-"""Those of the paper's table 3, taken too where their files are."""
+"""Further sets of the paper's table 3, used if their files are available."""
 
 NUM_CORRUPTED_IMAGES = 2000
-"""Test images that are corrupted, the first ones."""
+"""Number of test images to corrupt, from the first."""
 
 SMOKE = Recipe(epochs=1, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
 SMOKE_SOURCE = Source(SYNTHETIC, num_train=150, outside=(NOISE,), corrupted_images=20, severities=(5,))
-"""Settings and images under which everything runs in seconds."""
+"""Settings and images of the quick run, which takes seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,13 +86,13 @@ def run(
     device: torch.device | str = "cpu",
     facts: dict[str, Any] | None = None,
 ) -> None:
-    """Train systems one after the other and write what they predict.
+    """Train systems one after the other and write their predictions.
 
     Args:
-        folder: Gets `labels.npz`, one `.npz` per system, `run.json`, and checkpoints of the point estimates, which both the
-            deterministic system and Ensemble-W use. Systems whose predictions a run of the same settings left there are not
-            trained again, and several processes may train different systems in one folder.
-        source: Training images, and those to be scored.
+        folder: Folder for `labels.npz`, one `.npz` per system, `run.json`, and checkpoints of the point estimates, which both the
+            deterministic system and Ensemble-W use. Systems with predictions from a run of the same settings are not trained
+            again. Several processes may train different systems in one folder.
+        source: Training images and images to score.
         recipe: Recipe of the training.
         systems: Names from `SYSTEMS` and `BASELINES`.
         seed: Seed of all random numbers. Network k of an ensemble has `seed + k`.
@@ -106,7 +106,7 @@ def run(
     about["settings"] = asdict(recipe)
 
     def known() -> dict[str, Any]:
-        """What runs of the same settings left, another process that works in the folder too."""
+        """Results of runs with the same settings, including runs of other processes that share the folder."""
         former = records.read(folder / "run.json")
         same = all(former.get(key) == value for key, value in about.items())
         left = {key: former.get(key, {}) if same else {} for key in ("parameters", "seconds", "history")}
@@ -115,7 +115,7 @@ def run(
     for name in systems:
         system = (SYSTEMS | BASELINES)[name]
         if name in known()["seconds"] and (folder / f"{name}.npz").is_file():
-            print(f"{system.title}: its predictions are there already", flush=True)
+            print(f"{system.title}: its predictions exist already", flush=True)
             continue
         kind = system.checkpoint_name or name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
@@ -141,7 +141,7 @@ def run(
 def _predict(
     system: System, networks: Sequence[BayesianNetwork], problem: ImageProblem, recipe: Recipe, seed: int
 ) -> tuple[dict[str, predictions.StoredPrediction], float]:
-    """Predictions for every set, in the precision of training (a closed form in float32), and the seconds of `system.after`."""
+    """Predictions for every set, and the seconds of `system.after`. A closed form runs in float32, others as in training."""
     start, predictors = time.perf_counter(), list[Predictor](networks)
     if system.after:
         predictors = [system.after(network, recipe, problem, seed) for network in networks]
@@ -152,7 +152,7 @@ def _predict(
 
 
 def evaluate(folder: Path) -> int:
-    """Score what a run wrote, print the tables and write `results.json`."""
+    """Score the predictions of a run, print the tables and write `results.json`."""
     found, about = scores.score(folder), records.read(folder / "run.json")
     if about.get("validation"):
         print(f"Scored on {about['validation']:,} training images that were held out, not on the test images.")
@@ -168,12 +168,12 @@ def evaluate(folder: Path) -> int:
 
 
 def add_recipe(program: Program) -> Program:
-    """Options for all settings of a `Recipe`, and for where to train."""
+    """Add options for all settings of a `Recipe` and for the device."""
     return program.option("device").settings(Recipe(precision="bf16"))
 
 
 def recipe_from(chosen: argparse.Namespace) -> Recipe:
-    """The recipe that `add_recipe` read; on a CPU in float32."""
+    """The recipe from the options of `add_recipe`. On a CPU its precision is float32."""
     return fill(Recipe, chosen, **({"precision": "float32"} if chosen.device == "cpu" else {}))
 
 

@@ -1,14 +1,13 @@
-"""Fashion-MNIST in full: caps chosen on held-out training images, then several seeds scored once on the test images.
+"""The whole study on Fashion-MNIST: caps chosen on held-out training images, then several seeds scored once on the test images.
 
     python -m bayesify_papers.inducing_weights.fashion --out DIR [--workers 8] [--seeds 3]
     python -m bayesify_papers.inducing_weights.fashion --evaluate DIR
 
-Every setting of `SETTINGS_GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
-setting with the lowest ECE there is taken among those whose accuracy there is within half a point of the
-deterministic network's; the test images have no part in it. What is taken is trained on all training images under
-seeds that the grid did not use; Ensemble-W is the deterministic networks of all seeds and as many more as it takes.
-Trainings run at the same time in worker processes, a run that was interrupted goes on when the command is given again,
-and the second command scores what is there.
+Every setting of `SETTINGS_GRID` is trained without the last 10,000 training images and scored on them. Each system takes its
+setting with the lowest ECE among the settings whose accuracy is within half a point of the deterministic network's. The test
+images play no part in this choice. The chosen setting is then trained on all training images with seeds that the grid did not
+use. Ensemble-W consists of the deterministic networks of all seeds and as many further networks as it needs. Training runs proceed
+at the same time in worker processes, and the same command resumes an interrupted run. The second command scores existing results.
 """
 
 import sys
@@ -35,28 +34,28 @@ SETTINGS_GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
     "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.02, 0.03, 0.05)),
 }
-"""Settings that are tried, by system."""
+"""Settings to try, by system."""
 
 MAX_ACCURACY_LOSS = 0.005
-"""How far below the deterministic network's accuracy on the held-out images a setting may lie."""
+"""Largest accepted loss of accuracy against the deterministic network, on the held-out images."""
 
 GRID_SEED, FIRST_SEED, SEED_GAP = 0, 1, 1000
-"""Seed of the grid, first one of the final trainings, and the distance between those of Ensemble-W's further networks."""
+"""Seed of the grid, first seed of the final training runs, and distance between the seeds of Ensemble-W's further networks."""
 
 NUM_VALIDATION, NUM_CORRUPTED_IMAGES = 10_000, 1000
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is run.
+    """Settings of the study.
 
     Args:
         recipe: Recipe for everything that the grid does not vary.
-        source: On what the final networks are trained and scored.
-        validation: Training images that the grid holds out.
-        num_seeds: Final trainings of each system.
+        source: Images on which the final networks are trained and scored.
+        validation: Number of training images that the grid holds out.
+        num_seeds: Number of final training runs of each system.
         device: Device for training.
-        settings: What is tried, as in `SETTINGS_GRID`.
+        settings: Settings to try, as in `SETTINGS_GRID`.
     """
 
     recipe: Recipe
@@ -67,7 +66,7 @@ class Study:
     settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: SETTINGS_GRID)
 
     def plan(self, results: Mapping[str, dict[str, Any]]) -> dict[str, Training]:
-        """The trainings that can be run given what is known, the grid first, then the longest."""
+        """Training runs that are possible given the results so far: first the grid, then the final runs, longest first."""
         jobs = dict(self.grid())
         chosen = self.choose(results)
         finals = range(FIRST_SEED, FIRST_SEED + self.num_seeds)
@@ -81,7 +80,7 @@ class Study:
         return jobs
 
     def grid(self) -> dict[str, Training]:
-        """The trainings of the grid, the longest first."""
+        """Training runs of the grid, the longest first."""
         source = replace(self.source, validation=self.validation, outside=(), corrupted_images=0)
         return {
             f"grid-{system}-{index}": Training(system, replace(self.recipe, **setting), source, GRID_SEED, self.device)
@@ -90,19 +89,19 @@ class Study:
         }
 
     def final(self, system: str, seed: int, setting: Mapping[str, Any]) -> Training:
-        """One training on all training images."""
+        """One training run on all training images."""
         recipe = replace(self.recipe, **setting)
         return Training(system, recipe, self.source, seed, self.device, file=f"seed-{seed}/{system}")
 
     def choose(self, results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The setting of each system whose part of the grid is finished."""
+        """The chosen setting of each system whose part of the grid is finished."""
         return choose(self.settings, results)
 
 
 def choose(
     tried: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """The setting with the lowest ECE among those that are accurate enough, of each system whose grid is finished.
+    """The setting with the lowest ECE among the accurate settings, for each system whose grid is finished.
 
     Args:
         tried: Settings by system, as in `SETTINGS_GRID`.
@@ -121,7 +120,7 @@ def choose(
 
 
 def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
-    """Write `study.json`, unless a run that this one goes on with did, and the labels of the scored images."""
+    """Write the labels of the scored images, and `study.json` unless this run resumes one that wrote it."""
     for seed in range(FIRST_SEED, FIRST_SEED + study.num_seeds):
         place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
@@ -134,7 +133,7 @@ def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
 
 
 def evaluate(folder: Path) -> int:
-    """Score what a run wrote, print the tables and write `results.json`."""
+    """Score the predictions of a run, print the tables and write `results.json`."""
     about = records.read(folder / "study.json", needed=True)
     tried = about.pop("grid")
     results = read_results(folder)
@@ -165,7 +164,7 @@ def evaluate(folder: Path) -> int:
 
 
 def _combine(folder: Path, members: int) -> None:
-    """Ensemble-W out of the deterministic networks, beside the first seed's predictions, once there are enough."""
+    """Write Ensemble-W's predictions next to the first seed's, once there are enough deterministic networks."""
     files = [*sorted(folder.glob("seed-*/deterministic.npz")), *sorted((folder / "members").glob("*.npz"))][:members]
     if len(files) == members:
         together = predictions.combine([predictions.read(file) for file in files])

@@ -1,4 +1,4 @@
-"""Parameters of a ResNet-50 for CIFAR-10 under each posterior (the paper's tables 9 and 10), counted, not computed.
+"""Parameters of a ResNet-50 for CIFAR-10 under each posterior, counted in the network (the paper's tables 9 and 10).
 
 python -m bayesify_papers.inducing_weights.parameters [--sizes 16 32 64 128 256]
 """
@@ -20,13 +20,13 @@ from bayesify_papers.shared.rows import show
 
 PAPER = published("inducing_weights")
 INDUCING_SIZES = (16, 32, 64, 128, 256)
-"""M of table 9."""
+"""Values of M in table 9."""
 
 KEPT_SHARES = {"FFG-W": (1.0, 0.5, 0.1, 0.01, 0.001), "FFG-U": (1.0, 0.75, 0.5, 0.25)}
-"""Shares of table 10."""
+"""Shares of kept entries in table 10."""
 
 MAX_COUNT_DIFFERENCE = 20
-"""What a count may differ by: the paper prunes no bias of FFG-W, of which there are 10 means and 10 standard deviations."""
+"""Largest accepted difference of a count. The paper prunes no bias of FFG-W: 10 means and 10 standard deviations."""
 
 
 @cache
@@ -35,11 +35,11 @@ def _network() -> nn.Module:
 
 
 def count(posterior: Posterior | None, keep: float = 1.0) -> int:
-    """Trainable scalars of the network under a posterior, or of the network itself.
+    """Number of trainable scalars of the network under a posterior, or of the plain network.
 
     Args:
-        posterior: Over all weights but those of normalization layers; `None` for the plain network.
-        keep: Share of what can be pruned that is kept.
+        posterior: Posterior of all weights except those of normalization layers; `None` for the plain network.
+        keep: Share of the prunable entries that is kept.
     """
     net = _network()
     if posterior is None:
@@ -52,14 +52,14 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
     """Key of the published table (`sizes` or `pruned_sizes`), system, our count, published count.
 
     Args:
-        sizes: M of the inducing weights, among those that the paper has.
+        sizes: Values of M of the inducing weights, among the paper's.
 
     Raises:
         ValueError: If the paper has no number for a size.
     """
     if unknown := [size for size in sizes if size not in INDUCING_SIZES]:
         raise ValueError(
-            f"parameters: M={unknown[0]} is not published; give some of {', '.join(map(str, INDUCING_SIZES))}"
+            f"parameters: the paper has no number for M={unknown[0]}; choose from {', '.join(map(str, INDUCING_SIZES))}"
         )
     counts = {"sizes": {"Deterministic": count(None)}}
     for size in sizes:
@@ -84,7 +84,7 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; the exit code is 1 if a count differs."""
+    """Print the table and return the exit status, which is 1 if a count differs."""
     program = Program(__doc__, __spec__, "parameters", smoke="the smallest size only").option(sizes=INDUCING_SIZES)
     chosen = program.read(arguments)
     found = rows(chosen.sizes[:1] if chosen.smoke else chosen.sizes)

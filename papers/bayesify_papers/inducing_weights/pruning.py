@@ -2,9 +2,9 @@
 
     python -m bayesify_papers.inducing_weights.pruning --out DIR [--workers 6] [--seeds 3]
 
-FFG-U loses the smallest entries of Z, FFG-W the weights with the smallest |mean| / std. As in appendix K the rest is
-fine-tuned by a new Adam at a learning rate of 1e-4, for a sixth as many epochs as the training had. Fashion-MNIST and the
-small network of `fashion`, under the caps chosen there.
+FFG-U loses the smallest entries of Z, FFG-W the weights with the smallest |mean| / std. As in appendix K, a new Adam with a
+learning rate of 1e-4 fine-tunes the rest, for a sixth of the training epochs. The data are Fashion-MNIST; the small network and
+the caps are those of `fashion`.
 """
 
 import copy
@@ -30,20 +30,20 @@ from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 from bayesify_papers.shared.sources import Source
 
 KEPT_SHARES: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
-"""Fractions that are kept: of the entries of Z, and of the weights."""
+"""Kept fractions of the entries of Z (FFG-U) and of the weights (FFG-W)."""
 
 LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """One network to train, and to prune to each fraction from where its training ended.
+    """One network to train once and then prune to each fraction.
 
     Args:
         system: `"ffg_u"` or `"ffg_w"`.
         recipe: Recipe of the training.
-        source: On what.
-        fine_tuning: Epochs after pruning.
+        source: Images for training and scoring.
+        fine_tuning: Number of epochs after pruning.
         seed: Seed of all random numbers.
         device: Device of the computation.
     """
@@ -57,7 +57,7 @@ class Pruning:
 
 
 def work(job: Pruning, folder: Path) -> dict[str, Any]:
-    """Scores of the whole network, and of each pruned one before and after fine-tuning; nothing is written to `folder`."""
+    """Scores of the whole network, and of each pruned network before and after fine-tuning. Nothing is written to `folder`."""
     given, start = problem(job.source, job.device), time.perf_counter()
     network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
     found = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
@@ -85,7 +85,7 @@ def _score(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> dict[
 
 
 def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of each system, fraction and kind, means over seeds.
+    """Scores of each system, fraction and kind, averaged over seeds.
 
     Args:
         results: Results of `work`.
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     content["rows"] = means([results[name] for name in jobs])
     records.write(chosen.out / "pruning.json", {**chosen.facts, **content})
     print(
-        show(rows.pruning(chosen.out), f"Pruned, {source.dataset}; the paper's table 7 is of a ResNet-50 on CIFAR-10.")
+        show(rows.pruning(chosen.out), f"Pruning on {source.dataset}. The paper's table 7 has a ResNet-50 on CIFAR-10.")
     )
     return 0
 

@@ -1,12 +1,12 @@
-"""The two-cluster regression (section 4.1, appendix J.1): five posteriors and the No-U-Turn sampler, in six panels.
+"""Two-cluster regression (section 4.1, appendix J.1): five posteriors and the No-U-Turn sampler, in six panels.
 
     python -m bayesify_papers.inducing_weights.regression [--published] [--seeds 5] [--out DIR] [--smoke]
 
-Data, network, prior, sizes of U and members are the paper's. Training is shorter: 1,500 steps with 8 draws each at a
-learning rate that falls from 1e-2 along a cosine. `--published` is the paper's schedule: 20,000 steps with 32 draws at 1e-3,
-which FCG-U and Ensemble-U lower to a tenth after half of them. Lambda is capped as the paper caps it on images, which keeps the
-test NLL of different seeds together; `--no-caps` leaves it free. Every training is stored as it ends, and the same command with
-the same folder goes on.
+Data, network, prior, sizes of U and number of members are the paper's. Training is shorter: 1,500 steps with 8 draws each, at a
+learning rate that falls from 1e-2 along a cosine. `--published` uses the paper's schedule: 20,000 steps with 32 draws at 1e-3. For
+FCG-U and Ensemble-U, this rate falls to a tenth halfway. Lambda is capped as in the paper's image experiments, which brings the
+test NLLs of different seeds closer together; `--no-caps` removes the cap. Each training run is stored when it ends, and the same
+command with the same folder resumes.
 """
 
 import math
@@ -37,22 +37,23 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 
 HIDDEN_UNITS, NUM_INDUCING, NUM_MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
-"""Hidden tanh units, the larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, prior std times the root of d_in."""
+"""Hidden tanh units, larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, and prior std times the root of d_in."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how fast.
+    """Schedule of a training run, and numbers of draws.
 
     Args:
-        steps: Adam steps on all data.
+        steps: Number of Adam steps on all data.
         learning_rate: Initial learning rate.
         num_draws: Number of draws per step.
-        cosine: Whether the rate falls along a cosine; otherwise it is constant, or a tenth in the second half of `DECAYED_SYSTEMS`.
-        caps: Whether lambda is capped.
+        cosine: Whether the learning rate falls along a cosine. Otherwise it is constant, except that `DECAYED_SYSTEMS` have a
+            tenth of it in the second half.
+        caps: Whether to cap lambda.
         prediction_draws: Number of draws for testing and figures.
-        chain: Draws of the No-U-Turn sampler that are kept, one of `thin` steps each, after as many warm-up steps.
-        thin: See `chain`.
+        chain: Number of draws of the No-U-Turn sampler to keep, and number of warm-up steps.
+        thin: Number of steps per kept draw.
         device: Device for training. Predictions are made on the CPU.
     """
 
@@ -68,15 +69,15 @@ class Training:
 
 
 PUBLISHED_TRAINING = Training(steps=20_000, learning_rate=1e-3, num_draws=32, cosine=False)
-"""Appendix J.1."""
+"""The paper's schedule (appendix J.1)."""
 
 SMOKE = Training(steps=5, num_draws=2, prediction_draws=8, chain=4)
 
 
 Outcome = dict[str, Any]
-"""What one system did under one seed: `system`, `seed` (of the start and of training; data are the same for all), `nll` (mean
-over test points, which lie in the clusters, in nats), `rmse` of the predictive mean there, `gap_ratio` (mean epistemic std in the
-gap over that at the training inputs), `seconds` of training, of which all seeds that train together have the same share."""
+"""Scores of one system and one seed: `system`; `seed` (of the initial values and the training; all seeds share the data); `nll`
+(mean over test points in the clusters, in nats); `rmse` of the predictive mean at these points; `gap_ratio` (mean epistemic std in
+the gap, divided by its mean at the training inputs); `seconds` of training, divided equally among seeds that train together."""
 
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[bool], Posterior]:
@@ -92,10 +93,10 @@ SYSTEMS: dict[str, Callable[[bool], Posterior]] = {
     "FCG-U": _inducing("full", 0.03),
     "Ensemble-U": _inducing("ensemble", 0.1),
 }
-"""Posteriors by the paper's names; the caps on lambda are those of appendix J.2."""
+"""Posteriors by the paper's names, with the caps on lambda of appendix J.2."""
 
 DECAYED_SYSTEMS = ("FCG-U", "Ensemble-U")
-"""Those whose learning rate the paper lowers to a tenth after half of the steps."""
+"""Systems whose learning rate falls to a tenth halfway in the paper."""
 
 REFERENCE_SYSTEM = "NUTS"
 
@@ -111,9 +112,9 @@ def make(system: str, seed: int, caps: bool = True) -> BayesianNetwork:
 
 
 def train(system: str, data: toy.Regression, training: Training, seeds: Sequence[int]) -> list[BayesianNetwork]:
-    """Trained networks of a system, on the CPU; an epoch is as many steps on all data as divide them, at most 100.
+    """Trained networks of a system, on the CPU. An epoch has at most 100 steps.
 
-    They train side by side; on a CPU with the random numbers that each has alone.
+    The networks train at once. On a CPU, each has the same random numbers as if it were trained alone.
     """
     own = [derive_seed(seed, "draws", 0) for seed in seeds] if training.device == "cpu" else None
     stack = ModelStack([make(system, seed, training.caps) for seed in seeds], seeds=own).to(training.device)
@@ -144,7 +145,7 @@ Predict = Callable[[Tensor], RegressionPredictive]
 
 
 def predictors(system: str, data: toy.Regression, training: Training, seeds: Sequence[int]) -> list[Predict]:
-    """Train a system under some seeds, or run the chain, and give what predicts by the same functions for every x."""
+    """Prediction functions of a system that is trained with each seed (or of the chain). Each uses the same draws for every x."""
     if system == REFERENCE_SYSTEM:
         (seed,) = seeds
         bnn = make("FFG-W", seed)
@@ -197,14 +198,14 @@ def run(
     folder: Path | None = None,
     facts: dict[str, object] | None = None,
 ) -> list[Outcome]:
-    """Train, score and draw.
+    """Train, score and plot.
 
     Args:
-        systems: From `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs under the first seed only.
+        systems: Names of `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs for the first seed only.
         seeds: Number of seeds.
         training: Settings of the training.
-        folder: Gets `regression.json`, from which the run goes on, and the figure of the first seed, if matplotlib is installed and
-            all of them were trained now; by default nothing is written.
+        folder: Folder for `regression.json`, from which a run resumes, and for the figure of the first seed (if matplotlib is
+            installed and all systems were trained in this run). By default nothing is written.
         facts: Record of the run, written to the JSON file.
     """
     data = toy.cosine()
@@ -240,12 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [*SYSTEMS, REFERENCE_SYSTEM]
     program = Program(__doc__, __spec__, "regression", small=True).choice("systems", known)
     program.option(seeds=5, published=False, caps=True, device="cpu")
-    program.add_argument("--steps", type=int, help="default: 1,500, or those of the paper")
-    program.add_argument("--num-draws", type=int, help="in a step; default: 8, or those of the paper")
+    program.add_argument("--steps", type=int, help="number of steps; default: 1,500, or the paper's")
+    program.add_argument("--num-draws", type=int, help="draws per step; default: 8, or the paper's")
     chosen = program.read(arguments)
     systems = list(chosen.systems)
     if REFERENCE_SYSTEM in systems and find_spec("pyro") is None:
-        print("NUTS is left out: pyro-ppl is not installed; pip install 'bayesify[reference]'")
+        print("NUTS is left out because pyro-ppl is not installed; pip install 'bayesify[reference]'")
         systems.remove(REFERENCE_SYSTEM)
     usual = PUBLISHED_TRAINING if chosen.published else Training()
     given = {name: value for name in ("steps", "num_draws") if (value := getattr(chosen, name)) is not None}

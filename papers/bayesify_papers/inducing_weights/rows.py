@@ -1,4 +1,4 @@
-"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+"""Results of the experiments as rows, next to the published numbers. Each reader takes the folder that an experiment wrote."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,17 +13,17 @@ from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
 
 
 def _percent(scores: Mapping[str, float]) -> dict[str, float]:
-    """Accuracy and ECE in percent, as the paper's tables have them."""
+    """Accuracy and ECE in percent, as in the paper's tables."""
     return {key: scores[key] * (100 if key in ("accuracy", "ece") else 1) for key in CLASSIFICATION_SCORES}
 
 
 def regression(folder: Path) -> list[Row]:
-    """The two-cluster regression, shown in a figure by the paper."""
+    """The two-cluster regression, which the paper shows in a figure."""
     return grouped(read(folder / "regression.json")["outcomes"], ["system"], ["nll", "rmse", "gap_ratio"])
 
 
 def network_name(settings: Mapping[str, Any]) -> str:
-    """The network of a run by its settings: `ResNet-50` and `ResNet-18` only where it is the whole one."""
+    """The name of a run's network. Only networks of full depth and width are named `ResNet-50` or `ResNet-18`."""
     if settings.get("bottleneck"):
         kind, whole = "ResNet-50", True
     else:
@@ -33,7 +33,7 @@ def network_name(settings: Mapping[str, Any]) -> str:
 
 
 def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
-    """How a system was trained in a run; seeds of one recipe are averaged."""
+    """A description of a system's training. Seeds with the same description are averaged."""
     parts = [f"{settings.get('epochs')} epochs in batches of {settings.get('batch')}"]
     parts += ["mirrored and shifted images"] * bool(settings.get("augment"))
     parts += [f"squares of {settings['cutout']} pixels cut out"] if settings.get("cutout") else []
@@ -49,8 +49,8 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
 def classification(folder: Path) -> list[Row]:
     """Tables 3, 5, 11 and 12; `images` is `test` or `corrupted`.
 
-    The published numbers are those of a ResNet-50 that was trained on all images: a run of another network, or one that held
-    images out, has none next to it.
+    The published numbers are of a ResNet-50 trained on all images. A run with another network or with held-out images has no
+    published number.
     """
     content, paper = read(folder / "results.json"), published("inducing_weights")
     settings = content.get("settings", {})
@@ -85,7 +85,7 @@ def classification(folder: Path) -> list[Row]:
 
 
 def fashion(folder: Path) -> list[Row]:
-    """Fashion-MNIST, which the paper does not have; the scores of corrupted and of other images are stored as means over seeds."""
+    """Fashion-MNIST, which the paper does not have. Scores on corrupted and out-of-distribution images are means over seeds."""
     content = read(folder / "results.json")
     by_seed = content["by_seed"]
     entries = [
@@ -109,7 +109,7 @@ def fashion(folder: Path) -> list[Row]:
 
 
 def ablation(folder: Path) -> list[Row]:
-    """Sizes of U and caps, shown in a figure by the paper."""
+    """Sizes of U and caps, which the paper shows in a figure."""
     keys = ("system", "inducing", "max_lambda", "max_std", "parameters")
     return grouped(
         ({**one, **_percent(one)} for one in read(folder / "ablation.json")["rows"]), keys, CLASSIFICATION_SCORES
@@ -117,7 +117,7 @@ def ablation(folder: Path) -> list[Row]:
 
 
 def pruning(folder: Path) -> list[Row]:
-    """Pruned posteriors on Fashion-MNIST; the paper's table 7 is a ResNet-50 on CIFAR-10."""
+    """Pruned posteriors on Fashion-MNIST. The paper's table 7 has a ResNet-50 on CIFAR-10."""
     keys = ("system", "keep", "fine_tuned", "seeds", "parameters")
     return grouped(
         ({**one, **_percent(one)} for one in read(folder / "pruning.json")["rows"]), keys, CLASSIFICATION_SCORES
@@ -125,7 +125,7 @@ def pruning(folder: Path) -> list[Row]:
 
 
 def parameters(folder: Path) -> list[Row]:
-    """Tables 9 and 10: counts, and percent of the deterministic network's."""
+    """Tables 9 and 10: parameter counts, also in percent of the deterministic network's."""
     found, paper = read(folder / "parameters.json")["rows"], published("inducing_weights")
     whole = found[0][2]
     rows = []

@@ -1,4 +1,4 @@
-"""Scores of stored predictions, and what is asked of them."""
+"""Scores of stored predictions, and checks against requirements."""
 
 import math
 from pathlib import Path
@@ -13,29 +13,29 @@ from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared import predictions
 
 TEMPERATURES = [math.exp(step / 50) for step in range(-100, 101)]
-"""Tried in `calibrated_nll`: 0.14 to 7.4 in steps of 2 %, of which an NLL near its lowest sees nothing."""
+"""Temperatures that `calibrated_nll` tries: 0.14 to 7.4 in steps of 2 %, which are too small to matter near the minimum."""
 
 
 def score(folder: Path) -> dict[str, dict[str, Any]]:
-    """Scores of every system whose predictions lie in a folder.
+    """Scores of every system with predictions in a folder.
 
     Args:
         folder: Folder that `classification` wrote, with `labels.npz` and one file per system.
 
     Returns:
-        By system: `test` and each corrupted set with `accuracy, nll, ece, brier` (`test` also `calibrated_nll`); each foreign
-        set with the scores of `metrics.ood`.
+        By system: `accuracy, nll, ece, brier` of `test` and of each corrupted set (and `calibrated_nll` of `test`), and the scores
+        of `metrics.ood` for each out-of-distribution set.
 
     Raises:
         FileNotFoundError: If there are no predictions.
     """
     if not (folder / "labels.npz").is_file():
-        raise FileNotFoundError(f"{folder} holds no labels.npz; give the folder that a run wrote")
+        raise FileNotFoundError(f"{folder} has no labels.npz; give the folder that a run wrote")
     with np.load(folder / "labels.npz", allow_pickle=False) as stored:
         labels = {name: torch.from_numpy(stored[name].astype(np.int64)) for name in stored}
     found = {name: folder / f"{name}.npz" for name in SYSTEMS | BASELINES if (folder / f"{name}.npz").is_file()}
     if not found:
-        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
+        raise FileNotFoundError(f"{folder} has no predictions; give the folder that a run wrote")
     return {name: _score_system(predictions.read(path), labels) for name, path in found.items()}
 
 
@@ -54,13 +54,13 @@ def _score_system(stored: dict[str, predictions.StoredPrediction], labels: dict[
 
 
 def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
-    r"""NLL in nats after temperature scaling, so that calibration alone makes no difference (Ashukha et al. 2020).
+    r"""NLL in nats after temperature scaling, which removes differences in calibration (Ashukha et al. 2020).
 
-    $p_T \propto p^{1/T}$, with the T of lowest NLL on the images of even number for those of odd number, and the reverse.
+    $p_T \propto p^{1/T}$. The T with the lowest NLL on even-numbered images scores the odd-numbered images, and vice versa.
 
     Args:
-        probs: [B, C].
-        labels: [B].
+        probs: Probabilities, [B, C].
+        labels: Labels, [B].
     """
     logs = probs.double().clamp_min(1e-37).log()
     halves = [(logs[start::2], labels[start::2]) for start in (0, 1)]
@@ -73,7 +73,7 @@ def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
 
 
 def means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """Accuracy and ECE at each severity, means over the kinds of corruption."""
+    """Accuracy and ECE at each severity, averaged over the kinds of corruption."""
     grouped: dict[int, list[dict[str, float]]] = {}
     for name, entry in corrupted.items():
         grouped.setdefault(int(name.rpartition("-")[2]), []).append(entry)
@@ -84,7 +84,7 @@ def means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[
 
 
 def requirement(scores: dict[str, dict[str, Any]]) -> list[str]:
-    """Whether FFG-U and Ensemble-U reach the deterministic accuracy within 1 % at no more than half its ECE, in words."""
+    """Lines of text: whether FFG-U and Ensemble-U are within 1 % of the deterministic accuracy at no more than half its ECE."""
     if "deterministic" not in scores:
         return []
     plain = scores["deterministic"]["test"]

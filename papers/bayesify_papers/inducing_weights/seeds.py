@@ -10,14 +10,14 @@ from bayesify_papers.inducing_weights.systems import SYSTEMS
 from bayesify_papers.shared.scores import standard_error
 
 Scores = dict[str, dict[str, Any]]
-"""What `scores.score` gives: by system."""
+"""Scores by system, from `scores.score`."""
 
 
 def score(folder: Path) -> dict[int, Scores]:
     """Scores of every seed, from its folder `seed-...`.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no such folder.
     """
     places = {
         int(place.name.partition("-")[2]): place
@@ -25,12 +25,12 @@ def score(folder: Path) -> dict[int, Scores]:
         if any((place / f"{system}.npz").is_file() for system in SYSTEMS)
     }
     if not places:
-        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
+        raise FileNotFoundError(f"{folder} has no predictions; give the folder that a run wrote")
     return {seed: scores.score(places[seed]) for seed in sorted(places)}
 
 
 def gather(found: dict[int, Scores]) -> dict[str, dict[str, list[float]]]:
-    """Every number by system and by name, such as `ece`, `ood/mnist/auroc_entropy` or `corrupted/5/ece`, one entry a seed."""
+    """Every number by system and name, such as `ece`, `ood/mnist/auroc_entropy` or `corrupted/5/ece`, with one entry per seed."""
     gathered: dict[str, dict[str, list[float]]] = {}
     for by_system in found.values():
         for system, entry in by_system.items():
@@ -46,7 +46,7 @@ def gather(found: dict[int, Scores]) -> dict[str, dict[str, list[float]]]:
 
 
 def summary(found: dict[int, Scores]) -> dict[str, Any]:
-    """Means and standard errors of all numbers, and the scores in distribution of each seed."""
+    """Means and standard errors of all numbers, and each seed's scores on the test images."""
     gathered = gather(found)
     return {
         "seeds": list(found),
@@ -69,7 +69,7 @@ def summary(found: dict[int, Scores]) -> dict[str, Any]:
 
 
 def requirement(found: dict[int, Scores]) -> list[str]:
-    """For each seed and for the means, in words, what `scores.requirement` judges."""
+    """Lines of `scores.requirement` for each seed and for the means."""
     gathered = gather(found)
     keys: Iterable[str] = ("accuracy", "ece")
     means = {

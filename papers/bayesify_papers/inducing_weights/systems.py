@@ -1,4 +1,4 @@
-"""The systems that the paper compares on images, and the recipe that trains them all alike."""
+"""The systems that the paper compares on images, and the recipe that trains all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,51 +20,51 @@ from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling
 from bayesify_papers.shared.networks import residual_network
 
 SPREAD_NAMES = ("raw_lambda", "raw_std")
-"""Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
-so that a short training needs a higher learning rate for them."""
+"""Parameters of a posterior's spread. They take steps in log space and grow by several e-folds, so a short training run needs a
+higher learning rate for them."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every system is trained (appendix J.2, shortened): Adam, a learning rate that falls to a tenth after two thirds,
-    a KL weight of 0 for a third of the epochs, then growing over a sixth, then 1.
+    """Training recipe of every system (appendix J.2, shortened).
 
-    The caps are those that `fashion` chose on held-out training images; for FFG-U they are the paper's, for Ensemble-U and FFG-W
-    below its 0.1.
+    Adam's learning rate falls to a tenth after two thirds of the epochs. The KL weight is 0 for a third of the epochs, then grows
+    to 1 over a sixth. `fashion` chose the caps on held-out training images. The caps of FFG-U equal the paper's; those of
+    Ensemble-U and FFG-W are below the paper's 0.1.
 
     Args:
-        epochs: Passes over the data, the same for every system.
+        epochs: Number of passes over the data, the same for every system.
         batch: Number of images per step.
         learning_rate: Learning rate of Adam.
-        inducing_learning_rate: Of Adam for the inducing weights; very short trainings want a higher one.
+        inducing_learning_rate: Learning rate of Adam for the inducing weights. Very short training runs need a higher one.
         spread_learning_rate: Learning rate of the parameters in `SPREAD_NAMES`.
-        depth: Residual blocks in each of the four stages.
-        width: Channels of the first stage.
-        bottleneck: Whether it is a ResNet-50, in place of `depth`.
+        depth: Number of residual blocks in each of the four stages.
+        width: Number of channels of the first stage.
+        bottleneck: Whether to use a ResNet-50, which ignores `depth`.
         inducing: Number M of rows and of columns of U in every layer.
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
         ensemble_max_lambda: Cap on lambda in Ensemble-U.
         mean_field_max_std: Cap on the standard deviations of FFG-W.
         members: Number of members of both ensembles.
-        ensemble_draws: Draws of Ensemble-U in a training step; as many as members uses each once.
+        ensemble_draws: Number of draws of Ensemble-U per training step. With as many draws as members, each member is used once.
         prediction_draws: Number of draws for testing.
         precision: Floating-point precision of the network in training.
-        augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
-        cutout: Side in pixels of the square that is cut out of each training image; 0 cuts none.
-        schedule: Of the learning rates: they fall to a tenth after two thirds of the epochs (the paper), or they rise for a fifth
-            of the steps and fall to zero along a cosine (Smith & Topin 2018).
-        average: Decay per step of an exponential average of the parameters, with which training ends; 0 for none.
-        point_optimizer: Of point estimates: Adam as for all others, or SGD with Nesterov's momentum, which photographs like better.
-        point_learning_rate: Of that SGD.
-        point_weight_decay: Of that SGD.
-        ivon_learning_rate: Of IVON, which rises for a twentieth of the run and falls to zero along a cosine.
-        ivon_curvature: What IVON's curvature starts at.
+        augment: Whether to mirror and shift training images at random, as is usual for photographs.
+        cutout: Side in pixels of the square that is cut out of each training image; 0 for none.
+        schedule: Schedule of the learning rates. They fall to a tenth after two thirds of the epochs (the paper), or they rise for
+            a fifth of the steps and then fall to zero along a cosine (Smith & Topin 2018).
+        average: Decay per step of an exponential average of the parameters, which is the result of training; 0 for no average.
+        point_optimizer: Optimizer of point estimates: Adam, or SGD with Nesterov's momentum, which is better on photographs.
+        point_learning_rate: Learning rate of this SGD.
+        point_weight_decay: Weight decay of this SGD.
+        ivon_learning_rate: Peak learning rate of IVON. It rises for a twentieth of the run and falls to zero along a cosine.
+        ivon_curvature: Initial curvature of IVON.
         ivon_weight_decay: Prior precision of IVON divided by the number of training images.
-        swag_epochs: Epochs of SWAG, one iterate each, from the point estimate on.
-        swag_learning_rate: The constant one of SWAG.
+        swag_epochs: Number of epochs of SWAG from the point estimate on, with one iterate per epoch.
+        swag_learning_rate: Constant learning rate of SWAG.
         dropout_rate: Dropout rate of MC dropout.
-        kl_weight: Factor of the KL in training, at the end of its schedule.
+        kl_weight: Final factor on the KL in training.
     """
 
     epochs: int = 24
@@ -100,7 +100,7 @@ class Recipe:
     kl_weight: float = 1.0
 
     def changed(self, x: Tensor) -> Tensor:
-        """Training images as a step sees them, [B, C, H, W]."""
+        """Augmented training images of a step, [B, C, H, W]."""
         return cut_out(mirror_and_shift(x) if self.augment else x, self.cutout)
 
     def network(self, channels: int, num_classes: int) -> nn.Module:
@@ -113,18 +113,18 @@ After = Callable[[BayesianNetwork, Recipe, ImageProblem, int], Predictor]
 
 @dataclass(frozen=True)
 class System:
-    """One line of the tables.
+    """A system: one line of the tables.
 
     Args:
-        title: The paper's name.
+        title: Name in the paper.
         posterior: Posterior of the weights.
         prior: Prior of the weights.
-        natural: Whether IVON trains it, under a prior of its own.
-        point: Whether the weights are trained by maximum likelihood, without a KL.
-        random: Whether draws of such weights differ all the same (dropout).
-        after: What a trained point estimate is made into, from it, the recipe, the images and the seed.
-        apart: Whether it is several networks, as many as members, trained apart, that predict together.
-        members: Whether the posterior has members, several of which a training step draws.
+        natural: Whether IVON trains it, with IVON's own prior.
+        point: Whether to train the weights by maximum likelihood, without a KL.
+        random: Whether draws of these point estimates differ nevertheless (dropout).
+        after: Function from a trained point estimate, the recipe, the images and the seed to a predictor.
+        apart: Whether the system consists of several networks that are trained separately and predict jointly.
+        members: Whether the posterior has members, and a training step draws several of them.
     """
 
     title: str
@@ -138,16 +138,16 @@ class System:
     members: bool = False
 
     def count_networks(self, recipe: Recipe) -> int:
-        """Networks that are trained apart."""
+        """Number of networks that are trained separately."""
         return recipe.members if self.apart else 1
 
     def count_draws(self, recipe: Recipe) -> int:
-        """Draws of each network for testing."""
+        """Number of draws of each network for testing."""
         return 1 if self.point and not self.random else recipe.prediction_draws
 
     @property
     def checkpoint_name(self) -> str | None:
-        """What checkpoints of its networks are called; those of point estimates are shared, and `None` stands for its own name."""
+        """Name of the networks' checkpoints; `None` stands for the system's own name. Point estimates share their checkpoints."""
         return "point" if self.point and (self.after or not self.random) else None
 
 
@@ -171,7 +171,7 @@ SYSTEMS: dict[str, System] = {
     "ffg_w": System("FFG-W", lambda recipe: MeanField(1e-4, recipe.mean_field_max_std), prior=Standard),
     "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),
 }
-"""The paper's, in the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
+"""The paper's systems in the order of training. The first network of Ensemble-W is the deterministic network."""
 
 
 def _last_layer(bnn: BayesianNetwork, recipe: Recipe, given: ImageProblem, seed: int) -> Predictor:
@@ -201,18 +201,18 @@ BASELINES: dict[str, System] = {
     "ivon": System("IVON", lambda recipe: MeanField(), natural=True),
     "dropout": System("MC dropout", lambda recipe: Dropout(recipe.dropout_rate), point=True, random=True),
 }
-"""Others that people know, which the paper does not have."""
+"""Well-known systems that the paper does not have."""
 
 
 def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None = None) -> Trained:
-    """One network of a system, trained on its device, and what its epochs were like.
+    """One network of a system, trained on the images' device, and its training history.
 
     Args:
         system: A name of `SYSTEMS`.
         recipe: Recipe of the training.
-        given: On what.
+        given: Images on a device.
         seed: Seed of the initial values and of the training.
-        checkpoint: File to go on from, written about twenty times; by default none.
+        checkpoint: File to resume from, written about twenty times; none by default.
     """
     x, y = given.x, given.y
     every = max(1, recipe.epochs // 20)
@@ -259,7 +259,7 @@ def warm_cosine(share: float) -> float:
 
 
 def schedule_options(recipe: Recipe, steps: int) -> dict[str, Any]:
-    """The options of `fit` for a recipe's learning rates, with a number of steps an epoch."""
+    """The options of `fit` for a recipe's learning rates, given the number of steps per epoch."""
     if recipe.schedule == "falls_late":
         return {"scheduler": falling_late(recipe.epochs)}
 
@@ -278,7 +278,7 @@ def make_sgd(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def make_adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
-    """Adam with the recipe's learning rates: of spreads, of the rest of an inducing posterior, and of everything else."""
+    """Adam with the recipe's learning rates for spreads, for the rest of an inducing posterior, and for all other parameters."""
     inducing = any(isinstance(posterior, InducingWeights) for posterior in bnn.posteriors)
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in bnn.named_parameters():

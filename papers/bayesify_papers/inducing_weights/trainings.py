@@ -1,4 +1,4 @@
-"""One training of one system: from a job, which is plain data, to predictions in a file and scores."""
+"""One training run of one system. A job, which is plain data, becomes stored predictions and scores."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class Training:
     Args:
         system: A name of `SYSTEMS`.
         recipe: Recipe of the training.
-        source: On what.
+        source: Images for training and scoring.
         seed: Seed of all random numbers.
         device: Device of the computation.
         file: Path of the predictions without suffix, relative to the run's folder. If it is empty, they are not stored.

@@ -1,1 +1,1 @@
-"""Experiments of the subnetwork inference paper (Daxberger et al. 2021), each beside the numbers that it published."""
+"""Experiments of the paper on subnetwork inference (Daxberger et al. 2021), with its published numbers."""

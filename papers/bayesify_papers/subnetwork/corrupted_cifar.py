@@ -3,9 +3,9 @@
     python -m bayesify_papers.subnetwork.corrupted_cifar --out DIR
     python -m bayesify_papers.subnetwork.corrupted_cifar --evaluate DIR
 
-The same systems and the same options as `rotated_mnist`. The paper averages over 16 corruptions, we over the six that
-`datasets.corruptions` computes. As other images the paper uses SVHN: it is used here where it is in the
-folder of the data or can be downloaded; Fashion-MNIST and notMNIST in three channels are always there.
+Systems and options are those of `rotated_mnist`. The paper averages over 16 corruptions, we over the six that
+`datasets.corruptions` computes. The paper's out-of-distribution images are SVHN. We use SVHN if it is in the folder of the data or
+can be downloaded, and always Fashion-MNIST and notMNIST in three channels.
 """
 
 import sys
@@ -22,11 +22,11 @@ from bayesify_papers.subnetwork.rotated_mnist import image_program, train
 from bayesify_papers.subnetwork.shifted_images import spread_out
 
 RECIPE = Recipe(epochs=300, drops=(0.5, 0.75), crops=4, flips=True)
-"""The schedule of table 21. The text does not speak of augmentation, the authors' code has it."""
+"""The schedule of table 21. Augmentation is in the authors' code but not in the text."""
 
 
 def corrupt_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Images of which each sixth is corrupted at one severity from 0 to 5, the kinds taking turns."""
+    """Corrupted images, a sixth of them at each severity from 0 to 5. The kinds of corruption take turns."""
     corrupted, generator = pictures.copy(), np.random.default_rng(seed)
     severity = generator.permutation(len(pictures)) % 6
     kind = generator.permutation(len(pictures)) % len(corruptions.SEVERITIES)
@@ -41,7 +41,7 @@ def corrupt_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
 def make_task(
     data: images.Images, outside: Mapping[str, np.ndarray], severities: Sequence[int], num_test: int
 ) -> shifted_images.Task:
-    """The test images as they are and under each corruption, and other images."""
+    """The task: clean and corrupted test images, and out-of-distribution images."""
     pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {"shifted/none-0": pictures}
     for kind in corruptions.SEVERITIES:

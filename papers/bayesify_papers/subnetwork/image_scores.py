@@ -14,19 +14,19 @@ from bayesify_papers.shared.scores import reliability_curve
 from bayesify_papers.shared.sources import as_labels
 
 REJECTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Shares of a rejection-classification curve that are tabulated."""
+"""Shares of rejected images at which the rejection-classification curve is tabulated."""
 
 
 def score(folder: Path) -> dict[str, dict[str, Any]]:
-    """Scores of every variant whose predictions lie in a folder.
+    """Scores of every variant with predictions in a folder.
 
     Args:
         folder: Folder that `shifted_images.run` wrote.
 
     Returns:
         By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `reliability` with the curve of each set, `ood`
-        with AUROC by entropy and by maximum probability, and `rejection` with accuracies at `REJECTED_SHARES` when every other
-        image counts as an error.
+        with AUROC by entropy and by maximum probability, and `rejection` with accuracies at `REJECTED_SHARES`, where every
+        out-of-distribution image counts as an error.
 
     Raises:
         FileNotFoundError: If there are no predictions.
@@ -54,7 +54,7 @@ def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, read: Callable[[Path], list[Row]], judge: Callable[[Mapping[str, Any]], list[str]]) -> int:
-    """Score what a run wrote, write `results.json`, and print it; the exit status.
+    """Score the predictions of a run, write and print `results.json`, and return the exit status.
 
     Args:
         folder: Folder that `shifted_images.run` wrote.

@@ -1,4 +1,4 @@
-"""The systems that the paper compares on images: from a trained network to a function that predicts probabilities."""
+"""The systems that the paper compares on images. Each turns a trained network into a function that predicts probabilities."""
 
 import math
 import time
@@ -34,48 +34,48 @@ from bayesify_papers.subnetwork.image_training import Recipe, batches
 PAPER = published("subnetwork")
 
 Predict = Callable[[Tensor], Tensor]
-"""From normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
+"""Function from normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
 
 MEMORY_BYTES = 4 * 2**30
 """Budget in bytes for activations on a GPU."""
 
 PRIOR_PRECISION_GRID = tuple(10.0**power for power in range(-12, 6, 2))
-"""Prior precisions of the first search. The paper's goes from 1e-4 to 1e4 in steps of ten (appendix C.3); the weights of largest
-variance have so little curvature that ours must go lower."""
+"""Prior precisions of the first search. The paper searches from 1e-4 to 1e4 in factors of ten (appendix C.3). We search lower
+because the weights of largest variance have very little curvature."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the systems are made with.
+    """Settings of the systems.
 
     Args:
-        size: Weights of a subnetwork.
-        num_fit: Training images for the curvature; they stand for all of them.
-        select: How the subnetwork is chosen: `"swag"`, as in the authors' code, has the weights with the largest variance over
-            iterates of SGD, one an epoch; `"hessian"`, as in the paper's text, the entries with the largest 1 / (H + lambda).
-        num_select: Of the images for the curvature, how many choose the subnetwork by `"hessian"`.
-        select_epochs: Iterates of `"swag"`; 256 in the authors' code.
+        size: Number of weights of a subnetwork.
+        num_fit: Number of training images for the curvature, which is scaled to all training images.
+        select: Rule that chooses the subnetwork. `"swag"`, as in the authors' code, takes the weights with the largest variance
+            over iterates of SGD, one per epoch. `"hessian"`, as in the paper's text, takes the largest 1 / (H + lambda).
+        num_select: Number of curvature images that choose the subnetwork by `"hessian"`.
+        select_epochs: Number of iterates of `"swag"`; 256 in the authors' code.
         select_learning_rate: Learning rate of `"swag"`.
         select_batch: Batch size of `"swag"`.
         select_weight_decay: Weight decay of `"swag"`.
-        num_validation: Training images that are set aside, for prior precisions.
-        num_tune: Of these, how many are used.
+        num_validation: Number of training images set aside to choose prior precisions.
+        num_tune: Number of these images that are used.
         grid: Prior precisions of the first search.
-        tune: Which prior precisions are tried beside the paper's: `"tuned"` is the best on validation images, `"widest"` the
-            smallest that costs little there, `"shifted"` the best on shifted validation images; `"none"` alone is none.
-        cost: Of `"widest"`: the log-likelihood that validation images may lose against MAP; in the paper's table 2 its posterior
-            loses 0.06 nats.
+        tune: Prior precisions to use in addition to the paper's. `"tuned"` is the best on validation images, `"widest"` the
+            smallest that costs little on them, `"shifted"` the best on shifted validation images. `"none"` alone adds none.
+        cost: Largest loss of validation log-likelihood against MAP for `"widest"`. In the paper's table 2, its posterior loses
+            0.06 nats.
         draws: Number of draws of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
         members: Number of members of the ensemble.
-        apart_batch: Images in a step of what is trained apart (256 in the paper) but the ensemble.
-        swag_epochs: After training.
-        swag_learning_rate: Constant.
-        vogn_epochs: In place of the recipe's, since a step costs several.
+        apart_batch: Batch size of systems that are trained separately, except the ensemble; 256 in the paper.
+        swag_epochs: Number of epochs of SWAG after training.
+        swag_learning_rate: Constant learning rate of SWAG.
+        vogn_epochs: Number of epochs of VOGN. It replaces the recipe's because a step of VOGN costs several steps of SGD.
         vogn_learning_rate: Learning rate of VOGN.
         vogn_prior_std: Standard deviation of VOGN's prior.
         vogn_damping: Damping of VOGN.
-        chunk: Images that a Laplace posterior predicts at a time.
-        memory: Budget of a Laplace posterior.
+        chunk: Number of images that a Laplace posterior predicts at a time.
+        memory: Memory budget of a Laplace posterior.
     """
 
     size: int = PAPER["subnetwork_size"]
@@ -106,14 +106,14 @@ class Settings:
 
 @dataclass
 class Workshop:
-    """A data set on a device with what systems share: the MAP estimate is trained once.
+    """A data set on a device, with the MAP estimate that systems share. It is trained once.
 
     Args:
-        folder: Keeps trained networks.
+        folder: Folder of the trained networks.
         x: Training images, normalized, [N, C, H, W].
         y: Labels, [N].
-        validation: Images and labels that were set aside.
-        shifted: The same, shifted as the test images will be.
+        validation: Images and labels that are set aside.
+        shifted: These images and labels, shifted like the test images.
         num_classes: Number of outputs.
         recipe: Recipe of the training.
         settings: Settings of the systems.
@@ -131,40 +131,40 @@ class Workshop:
     seed: int = 0
 
     def network(self, member: int = 0) -> tuple[nn.Module, float]:
-        """A trained network of the ensemble, and the seconds of its training; the first one is the MAP estimate."""
+        """A trained network of the ensemble, and the seconds of its training. The first network is the MAP estimate."""
         path = self.folder / f"network-{self.seed + member}.safetensors"
         options = {"num_classes": self.num_classes, "seed": self.seed + member}
         return image_training.trained(path, self.recipe, self.x, self.y, **options)
 
     def checkpoint(self, name: str, epochs: int, steps: int) -> Checkpointing:
-        """Where a training run of some epochs goes on after an interruption, written about twenty times.
+        """Checkpoints from which an interrupted training run resumes. They are written about twenty times.
 
         Args:
-            name: What is trained.
-            epochs: Epochs of the whole run; runs of other lengths have other files.
-            steps: Steps of an epoch.
+            name: Name of the trained system.
+            epochs: Number of epochs of the whole run. Runs of other lengths have other files.
+            steps: Number of steps of an epoch.
         """
         path = self.folder / f"{name}-{epochs}-{self.seed}.safetensors"
         return Checkpointing(path, every=max(1, epochs // 20) * steps)
 
     @property
     def precision(self) -> Literal["float32", "bf16"]:
-        """Of networks in training: the recipe's on a GPU."""
+        """Floating-point precision of networks in training: the recipe's on a GPU, otherwise float32."""
         return self.recipe.precision if self.x.is_cuda else "float32"
 
     @cached_property
     def map_estimate(self) -> nn.Module:
-        """The network that the Laplace posteriors are around."""
+        """The network at which the Laplace posteriors are centered."""
         return self.network()[0]
 
     def fit_batches(self, batch: int = 250) -> list[tuple[Tensor, ...]]:
-        """The training images that curvature is computed from, with weights that make them stand for all."""
+        """Batches of training images for the curvature, with example weights that scale them to all training images."""
         count = self.settings.num_fit
         weights = torch.full((count,), len(self.x) / count, device=self.x.device)
         return _cut(batch, self.x[:count], self.y[:count], weights)
 
     def validation_score(self, predict: Predict, part: tuple[Tensor, Tensor]) -> float:
-        """Mean log-likelihood of the first `num_tune` of some labeled images."""
+        """Mean log-likelihood of the first `num_tune` images of a labeled part."""
         x, y = (values[: self.settings.num_tune] for values in part)
         return float(predict(x).double().gather(1, y[:, None]).clamp_min(1e-37).log().mean())
 
@@ -205,7 +205,7 @@ def _ensemble(shop: Workshop) -> Iterator[Variant]:
 def _laplace(
     shop: Workshop, name: str, subset: Any, covariance: Literal["full", "diagonal"] = "full", **known: Any
 ) -> Iterator[Variant]:
-    """The posterior at the paper's prior precision, and at those that validation images choose."""
+    """The posterior at the paper's prior precision, and at the precisions chosen on validation images."""
     settings, start = shop.settings, time.perf_counter()
     base = PAPER["prior_precision"].get(name, 1.0)
     options: dict[str, Any] = {"prior_precision": base, "link": "probit", "memory": settings.memory}
@@ -235,7 +235,7 @@ def _laplace(
 
 
 def _scores(shop: Workshop, laplace: Laplace, factor: float, predict: Predict) -> dict[str, float]:
-    """Mean log-likelihoods of validation images, as they are and shifted, under a factor on the prior precision."""
+    """Mean log-likelihoods of the clean and of the shifted validation images, for a factor on the prior precision."""
     laplace.set_prior_factor(factor)
     scores = {"tuned": shop.validation_score(predict, shop.validation)}
     if "shifted" in shop.settings.tune:
@@ -244,7 +244,7 @@ def _scores(shop: Workshop, laplace: Laplace, factor: float, predict: Predict) -
 
 
 def _least(laplace: Laplace) -> float:
-    """The prior precision below which rounding errors of the curvature would stand in for it."""
+    """The smallest prior precision that exceeds the rounding errors of the curvature."""
     posterior = laplace.posterior
     assert isinstance(posterior, (FullCovariance, DiagonalCovariance))
     curvature = posterior.curvature
@@ -254,20 +254,20 @@ def _least(laplace: Laplace) -> float:
 def search(
     score: Callable[[float], Mapping[str, float]], grid: Sequence[float], endings: Sequence[str], floor: float
 ) -> dict[str, tuple[float, dict[str, float]]]:
-    """The best prior precision by each of several rules: of those on a grid, then of some between.
+    """The best prior precision by each of several rules, searched first on a grid and then between its values.
 
-    `"tuned"` and `"shifted"` are the largest of these two scores; a tenth and ten times the grid's best are tried too.
-    `"widest"` is the smallest precision down to which the score `"tuned"` stays above a floor, bisected twice between two
-    values of the grid.
+    `"tuned"` and `"shifted"` each maximize the score of this name; a tenth and ten times the grid's best are tried too. `"widest"`
+    is the smallest precision down to which the score `"tuned"` stays above a floor. It is bisected twice between two values of the
+    grid.
 
     Args:
-        score: From a prior precision to the scores; called once for each value.
-        grid: Of the first search.
-        endings: Rules.
-        floor: For `"widest"`.
+        score: Function from a prior precision to the scores, called once for each value.
+        grid: Prior precisions of the first search.
+        endings: Names of the rules.
+        floor: Floor of the score for `"widest"`.
 
     Returns:
-        By rule: the chosen value, and the score of every value that was tried.
+        By rule: the chosen value, and the score of every value tried.
     """
     known = {precision: score(precision) for precision in grid}
 
@@ -317,7 +317,7 @@ def _subnetwork(shop: Workshop) -> Iterator[Variant]:
 def _sgd_goes_on(
     shop: Workshop, name: str, batch: int, epochs: int, learning_rate: float, *, weight_decay: float, rank: int
 ) -> tuple[SWAG, float]:
-    """Iterates of SGD at a constant learning rate from the MAP estimate on, and its seconds; it goes on from its checkpoint."""
+    """Iterates of SGD at a constant learning rate that starts at the MAP estimate (or a checkpoint), and its seconds."""
     loader = batches(shop.x, shop.y, batch, shop.recipe)
     options: dict[str, Any] = {"momentum": shop.recipe.momentum, "precision": shop.precision, "seed": shop.seed}
     options |= {"weight_decay": weight_decay, "checkpoint": shop.checkpoint(name, epochs, len(loader))}
@@ -327,9 +327,9 @@ def _sgd_goes_on(
 
 
 def moving_weights(shop: Workshop) -> tuple[Tensor, float]:
-    """The weights that vary most while SGD goes on from the MAP estimate, and the seconds of that SGD.
+    """The weights that vary most while SGD continues from the MAP estimate, and the seconds of this SGD.
 
-    The weights are indices into all parameters laid end to end, [S], of convolutions and of the last layer alone.
+    The weights are indices into the concatenated parameters, [S]. Only convolutions and the last layer are considered.
     """
     settings = shop.settings
     how: dict[str, Any] = {"weight_decay": settings.select_weight_decay, "rank": 0}
@@ -354,7 +354,7 @@ def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
 
 
 def _dropout(shop: Workshop) -> Iterator[Variant]:
-    """Masks between the two convolutions of each block, rate 0.1 (appendix C.3), trained from the start."""
+    """Dropout with rate 0.1 between the two convolutions of each block (appendix C.3), trained from scratch."""
     recipe = replace(shop.recipe, batch=min(shop.settings.apart_batch, len(shop.x)))
     net = image_training.make(recipe, shop.x.shape[1], shop.num_classes, shop.seed)
     if shop.x.is_cuda:
@@ -380,7 +380,7 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
 
 
 def _swag(shop: Workshop) -> Iterator[Variant]:
-    """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
+    """SWAG: SGD at a constant learning rate from the MAP estimate on. Each draw has its own batch statistics."""
     settings = shop.settings
     how: dict[str, Any] = {"weight_decay": shop.recipe.weight_decay, "rank": min(20, settings.swag_epochs)}
     rate = settings.swag_learning_rate
@@ -396,7 +396,7 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
 
 
 def _vogn(shop: Workshop) -> Iterator[Variant]:
-    """Mean-field Gaussians over convolutions and the last layer, trained from the start (Osawa et al. 2019)."""
+    """VOGN: mean-field Gaussians over convolutions and the last layer, trained from scratch (Osawa et al. 2019)."""
     settings = shop.settings
     net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
     prior = priors.Gaussian(std=settings.vogn_prior_std)
@@ -431,6 +431,6 @@ SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
     "vogn": _vogn,
     "ensemble": _ensemble,
 }
-"""In the order in which they run. The paper has no largest magnitude and no last layer on images."""
+"""Systems in the order in which they run. The paper has no largest magnitude and no last layer on images."""
 
 DEFAULT_SYSTEMS = tuple(name for name in SYSTEMS if name != "largest_magnitude")

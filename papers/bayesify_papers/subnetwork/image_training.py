@@ -21,23 +21,23 @@ from bayesify_papers.shared.networks import residual_network, start_at_identity
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every network is trained: SGD with momentum, the learning rate falling to a tenth at two epochs.
+    """Training recipe of every network: SGD with momentum and a learning rate that falls to a tenth twice.
 
-    The last BatchNorm of each residual block starts at 0 (Goyal et al. 2017). No label smoothing.
+    The last BatchNorm of each residual block starts at 0 (Goyal et al. 2017). There is no label smoothing.
 
     Args:
-        epochs: Passes over the data: 90 for MNIST, 300 for CIFAR-10 in the paper.
+        epochs: Number of passes over the data; in the paper 90 for MNIST and 300 for CIFAR-10.
         drops: Shares of the epochs after which the learning rate falls to a tenth: 40/90 and 70/90, or 1/2 and 3/4.
-        batch: Images in a step: 2048 in the paper for the MAP estimate, 256 for what is trained apart.
+        batch: Number of images per step; in the paper 2048 for the MAP estimate and 256 for systems that are trained separately.
         learning_rate: Initial learning rate.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of all parameters.
-        warmup: Epochs over which the learning rate grows to `learning_rate`; none in the paper.
-        crops: Pixels by which training images are shifted at random, at most: 2 on MNIST in the authors' code, 4 on CIFAR-10.
-        flips: Whether half of them are mirrored.
-        depth: Residual blocks in each of the four stages; 2 is ResNet-18.
-        width: Channels of the first stage; 64 is ResNet-18.
-        bottleneck: Whether it is a ResNet-50, in place of `depth`.
+        warmup: Number of epochs over which the learning rate grows to `learning_rate`; none in the paper.
+        crops: Largest random shift of training images in pixels; in the authors' code 2 on MNIST and 4 on CIFAR-10.
+        flips: Whether to mirror half of the training images.
+        depth: Number of residual blocks in each of the four stages. ResNet-18 has 2.
+        width: Number of channels of the first stage. ResNet-18 has 64.
+        bottleneck: Whether to use a ResNet-50, which ignores `depth`.
         precision: Floating-point precision of the network in training on a GPU.
     """
 
@@ -56,14 +56,14 @@ class Recipe:
     precision: Literal["float32", "bf16"] = "bf16"
 
     def sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
-        """The optimizer."""
+        """SGD with the recipe's settings."""
         return torch.optim.SGD(
             parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True
         )
 
 
 def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:
-    """Shuffled batches, all of the images if there are fewer; flipped and shifted if the recipe says so, black coming in."""
+    """Shuffled batches of at most `batch` images, mirrored and shifted as the recipe says. Black moves in at the border."""
     augment = partial(mirror_and_shift, reach=recipe.crops, mirror=recipe.flips, border=float(x.min()))
     return MemoryBatches(x, y, min(batch, len(x)), augment if recipe.crops or recipe.flips else None)
 
@@ -78,7 +78,7 @@ def make(recipe: Recipe, channels: int, num_classes: int, seed: int) -> nn.Modul
 
 
 def rate(recipe: Recipe, epoch: float) -> float:
-    """Factor on the learning rate after some epochs, a fraction within one."""
+    """Factor on the learning rate after a number of epochs, which may be fractional."""
     started = min(1.0, (epoch + 1e-3) / recipe.warmup) if recipe.warmup else 1.0
     return started * 0.1 ** sum(epoch >= math.floor(share * recipe.epochs) for share in recipe.drops)
 
@@ -89,7 +89,7 @@ def trained(
     """A network trained by the mean cross-entropy, on the device of the images.
 
     Args:
-        path: Its checkpoint: what was trained before is not trained again.
+        path: File of the checkpoint. A network that it contains is not trained again.
         recipe: Recipe of the training.
         x: Images, normalized, [N, C, H, W].
         y: Labels, [N].
@@ -97,7 +97,7 @@ def trained(
         seed: Seed of the initial values and of the training.
 
     Returns:
-        The network in evaluation mode, and the seconds that its training took.
+        The network in evaluation mode, and the seconds of its training.
     """
     net = make(recipe, x.shape[1], num_classes, seed).to(x.device)
     if x.is_cuda:

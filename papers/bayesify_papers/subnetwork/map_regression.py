@@ -17,15 +17,16 @@ from bayesify_papers.shared.batches import MemoryBatches
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network and its noise variance are trained: SGD on the mean negative log-likelihood, early stopping.
+    """Training recipe of a network and its noise variance: SGD on the mean negative log-likelihood with early stopping.
 
     Args:
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of the network's weights. The noise has none.
-        batch: Examples in a step.
+        batch: Number of examples per step.
         epochs: Largest number of epochs.
-        patience: Epochs without a better validation log-likelihood after which training ends; `None` for never.
+        patience: Number of epochs without a better validation log-likelihood after which training ends; `None` for no early
+            stopping.
     """
 
     learning_rate: float = 1e-3
@@ -53,7 +54,7 @@ def make(inputs: int, hidden_layers: int, width: int, seed: int, *, residual: bo
     """A ReLU network with one output, from a seed.
 
     Args:
-        inputs: D.
+        inputs: Number of inputs D.
         hidden_layers: Number of hidden layers.
         width: Number of units of each hidden layer.
         seed: Seed of the initial values.
@@ -79,23 +80,25 @@ def train(
     seed: int = 0,
     noise: float = 1.0,
 ) -> Gaussian:
-    """Train a network in place, and give the noise that was learned with it.
+    """Train a network in place and return the learned noise.
 
     Args:
-        net: Anything from [B, D] to [B, 1].
+        net: Network from [B, D] to [B, 1].
         x: Inputs, [N, D].
         y: Targets, [N, 1].
         recipe: Recipe of the training.
-        validation: Inputs and targets whose log-likelihood decides which epoch is kept; by default the last one is.
+        validation: Inputs and targets whose log-likelihood decides which epoch is kept; by default the last epoch.
         seed: Seed of the order of examples.
-        noise: Starting variance.
+        noise: Initial noise variance.
     """
     bnn = bayesianize(net, Point(), likelihood=Gaussian(noise=noise)).to(x.device)
     assert isinstance(bnn.likelihood, Gaussian)
     own = list(bnn.likelihood.parameters())
     weights = [parameter for parameter in bnn.parameters() if all(parameter is not one for one in own)]
     groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": own}]
-    passes = 1 if validation is not None else math.gcd(recipe.epochs, 100)  # nobody looks at the epochs between
+    passes = (
+        1 if validation is not None else math.gcd(recipe.epochs, 100)
+    )  # without validation, epochs may have several passes
     fit(
         bnn,
         MemoryBatches(x, y, min(recipe.batch, len(x)), rest=True, passes=passes),
@@ -114,7 +117,7 @@ def train(
 
 
 def freeze_biases(net: nn.Module) -> int:
-    """Take the biases out of what a Laplace approximation covers, and count the weights that stay."""
+    """Exclude the biases from a Laplace approximation, and return the number of remaining weights."""
     count = 0
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(not name.endswith("bias"))

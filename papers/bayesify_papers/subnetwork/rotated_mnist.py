@@ -1,15 +1,15 @@
-"""Rotated MNIST (section 5.3, figure 4, tables 1 to 14): a ResNet-18 and the posteriors around it, from 0 to 180 degrees.
+"""Rotated MNIST from 0 to 180 degrees (section 5.3, figure 4, tables 1 to 14): a ResNet-18 and posteriors around it.
 
     python -m bayesify_papers.subnetwork.rotated_mnist --out DIR
     python -m bayesify_papers.subnetwork.rotated_mnist --evaluate DIR
 
-The first command trains, writes each system's predictions to DIR as soon as they are there, and scores
-them; the second only scores. A run goes on where an earlier one ended. Data come from the folder that BAYESIFY_DATA names.
+The first command trains each system, writes its predictions to DIR, and scores them. The second command only scores. A run resumes
+where an earlier run ended. Data come from the folder in BAYESIFY_DATA.
 
-Each Laplace posterior predicts with several prior precisions: the paper's, the best one on validation images, the smallest one
-that costs no more on validation images than the paper's own posterior does, and the best one on validation images turned by random
-angles. Curvature is that of 10,000 training images, scaled to all of them. As in the authors' code, training images are shifted by
-up to two pixels, and the subnetwork has the weights (no biases, no normalization) that move most while SGD goes on from the MAP
+Each Laplace posterior predicts with several prior precisions: the paper's; the best on validation images; the smallest that costs
+no more on validation images than the paper's own posterior; and the best on validation images rotated by random angles. The
+curvature comes from 10,000 training images and is scaled to all of them. As in the authors' code, training images are shifted by up
+to two pixels, and the subnetwork has the weights (no biases, no normalization) that vary most while SGD continues from the MAP
 estimate.
 """
 
@@ -52,14 +52,14 @@ SMOKE = (
         memory="256MiB",
     ),
 )
-"""Settings under which everything runs in seconds."""
+"""Settings of the quick run, which takes seconds."""
 
 REQUIREMENT = {"angle": 60, "nats": 1.5, "accuracy": 0.01}
-"""How much better than MAP's the subnetwork's log-likelihood should be at an angle, and how far its accuracy may lie below."""
+"""Required gain of the subnetwork's log-likelihood over MAP's at an angle, and largest accepted loss of accuracy."""
 
 
 def turn_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Images turned by the angles of the test sets, as many by each."""
+    """Images rotated by the angles of the test sets, an equal number by each angle."""
     turned = np.empty_like(pictures)
     which = np.random.default_rng(seed).permutation(len(pictures)) % len(ANGLES)
     for place, angle in enumerate(ANGLES):
@@ -70,7 +70,7 @@ def turn_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
 def make_task(
     data: images.Images, outside: Mapping[str, np.ndarray], angles: Sequence[int], num_test: int
 ) -> shifted_images.Task:
-    """The test images turned by each angle, and other images."""
+    """The task: test images rotated by each angle, and out-of-distribution images."""
     pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {f"shifted/{angle}": rotate(pictures, angle) for angle in angles}
     sets |= {f"ood/{name}": others[:num_test] for name, others in outside.items()}
@@ -78,7 +78,7 @@ def make_task(
 
 
 def requirement(scores: Mapping[str, Any]) -> list[str]:
-    """How far each subnetwork posterior is above MAP at 60 degrees, in words."""
+    """Lines of text: the gain of each subnetwork posterior over MAP at 60 degrees."""
     angle = str(REQUIREMENT["angle"])
     if "map" not in scores or angle not in scores["map"]["shifted"]:
         return []
@@ -120,12 +120,12 @@ def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, setti
 
 
 def train(chosen: argparse.Namespace, task: shifted_images.Task, **recipe: Any) -> None:
-    """Run what was chosen on a task.
+    """Run the chosen systems on a task.
 
     Args:
         chosen: Options that `image_program` read.
-        task: Images.
-        recipe: What a quick run changes.
+        task: Images for training and prediction.
+        recipe: Settings of the recipe that a quick run changes.
     """
     how, settings, device = fill(Recipe, chosen), fill(Settings, chosen), chosen.device
     if chosen.smoke:

@@ -1,4 +1,4 @@
-"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+"""Results of the experiments as rows, next to the published numbers. Each reader takes the folder that an experiment wrote."""
 
 import statistics
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ PAPER = published("subnetwork")
 
 
 def toy(folder: Path) -> list[Row]:
-    """Standard deviations at the data, between and beyond them, shown in a figure by the paper."""
+    """Standard deviations at the data, between the clusters and beyond the data, which the paper shows in a figure."""
     content = read(folder / "toy.json")
     entries = [{"dataset": content["dataset"], **one} for one in content["outcomes"]]
     return grouped(entries, ("dataset", "system", "num_weights"), ("at_data", "in_gap", "outside"))
 
 
 def uci(folder: Path) -> list[Row]:
-    """Subnetworks of networks of many sizes on UCI data, shown in a figure by the paper."""
+    """Subnetworks of networks of many sizes on UCI data, which the paper shows in a figure."""
     keys = ("dataset", "gap", "hidden_layers", "width", "num_weights")
     return grouped(read_lines(*sorted(folder.glob("*.jsonl"))), keys, ["log_likelihood"])
 

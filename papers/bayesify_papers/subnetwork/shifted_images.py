@@ -1,4 +1,4 @@
-"""Predictions of all systems on shifted images: made, stored set by set, scored."""
+"""Predictions of all systems for shifted images, stored set by set."""
 
 import json
 import time
@@ -20,13 +20,13 @@ from bayesify_papers.subnetwork.image_training import Recipe
 
 @dataclass(frozen=True)
 class Task:
-    """What systems are trained on and what they predict.
+    """Images on which systems are trained, and images that they predict.
 
     Args:
-        data: Training images; its test images are not used here.
-        validation_shift: From images of the validation part, uint8, to shifted ones.
-        sets: Images to predict by name, uint8: `"shifted/..."` have the labels of `labels`, `"ood/..."` have none.
-        labels: Of every shifted set.
+        data: Training images. The test images of this set are not used.
+        validation_shift: Function from validation images, uint8, to shifted images.
+        sets: Images to predict by name, uint8. `"shifted/..."` have the labels `labels`; `"ood/..."` have no labels.
+        labels: Labels of every shifted set.
     """
 
     data: Images
@@ -36,7 +36,7 @@ class Task:
 
 
 def spread_out(count: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """A number of rows of arrays at equal distances: the first half of MNIST's test images is not like the second."""
+    """Equally spaced rows of arrays, because the first half of MNIST's test images differs from the second half."""
     rows = np.linspace(0, len(arrays[0]) - 1, min(count, len(arrays[0]))).round().astype(int)
     return tuple(array[rows] for array in arrays)
 
@@ -52,16 +52,16 @@ def run(
     device: torch.device | str = "cpu",
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train systems and write what they predict; what the folder holds under the same settings is not made again.
+    """Train systems and write their predictions. Predictions in the folder with the same settings are not made again.
 
-    Several processes may make different systems in one folder, once the MAP estimate that most of them start from is there.
+    Several processes may run different systems in one folder, once the folder has the MAP estimate from which most systems start.
 
     Args:
-        folder: Gets one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
-        task: Images.
+        folder: Folder for one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
+        task: Images for training and prediction.
         recipe: Recipe of the training.
         settings: Settings of the systems.
-        systems: Names from `SYSTEMS`.
+        systems: Names of `SYSTEMS`.
         seed: Seed of all random numbers.
         device: Device of the computation.
         facts: Record of the run, written to `run.json`.
@@ -73,7 +73,7 @@ def run(
     about = json.loads(json.dumps({**about, "num_train": len(task.data.train_images), "sets": list(task.sets)}))
 
     def known() -> dict[str, Any]:
-        """What runs of the same settings left, another process that works in the folder too."""
+        """Results of runs with the same settings, including runs of other processes that share the folder."""
         former = records.read(path)
         same = all(former.get(key) == value for key, value in about.items())
         return {**(facts or {}), **about, "systems": former["systems"] if same else {}}
@@ -82,7 +82,7 @@ def run(
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:
         if any(entry.get("system") == name for entry in known()["systems"].values()):
-            print(f"{name}: its predictions are there already", flush=True)
+            print(f"{name}: its predictions exist already", flush=True)
             continue
         made: dict[str, Any] = {}
         for variant in SYSTEMS[name](shop):
@@ -125,7 +125,7 @@ def _workshop(
 
 
 def _brief(found: Mapping[str, StoredPrediction], labels: np.ndarray) -> str:
-    """Log-likelihood and accuracy of each shifted set, which need no package."""
+    """Lines with the log-likelihood and accuracy of each shifted set."""
     lines, targets = [], as_labels(labels)
     for name, prediction in found.items():
         if name.startswith("shifted/"):

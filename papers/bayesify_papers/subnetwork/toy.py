@@ -1,11 +1,11 @@
-"""The 1-D regression of section 5.1 (figure 2): the posteriors around one MAP estimate, a panel each.
+"""The 1-D regression of section 5.1 (figure 2): posteriors around one MAP estimate, one panel each.
 
     python -m bayesify_papers.subnetwork.toy [--dataset matern] [--seeds 3] [--out DIR] [--smoke]
 
-Network, prior precision and sizes are the paper's: two hidden layers of 50 ReLU units, 3 on each of the 2,600 weights, biases
-left out, 50, 3 and 1 % of the weights. The last layer has the marginal of the full posterior (appendix C.1). The paper's data are
-two clusters from a set of the depth uncertainty paper that it does not name: `matern` is that paper's set with two clusters and
-lies in the folder of the data; `cosine` is made from a seed. Subnetworks are chosen as in the paper's text (the largest
+Network, prior precision and sizes are the paper's: two hidden layers of 50 ReLU units, a prior precision of 3 on each of the 2,600
+weights without biases, and subnetworks of 50, 3 and 1 % of the weights. The last layer has the marginal of the full posterior
+(appendix C.1). The paper's data are two clusters from an unnamed set of the paper on depth uncertainty. `matern` is that paper's
+set with two clusters, in the folder of the data; `cosine` is synthetic. Subnetworks are chosen as in the paper's text (the largest
 1 / (H + lambda)), as in its authors' code for images (the largest variance over iterates of SGD), and at random.
 """
 
@@ -36,7 +36,7 @@ from bayesify_papers.subnetwork import map_regression, rows
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SUBNETWORK_SHARES = (0.5, 0.03, 0.01)
 SWAG_EPOCHS, SWAG_RATE, SWAG_BATCH, SWAG_DECAY = 256, 1e-2, 20, 3e-4
-"""Iterates, learning rate and weight decay of the authors' code; its batch of 1,024 images would be all of these points."""
+"""Iterates, learning rate and weight decay of the authors' code. Its batch of 1,024 would contain all of these points."""
 
 RECIPE = map_regression.Recipe(epochs=20_000, patience=None)
 SMOKE = map_regression.Recipe(epochs=20, patience=None)
@@ -44,14 +44,14 @@ SMOKE = map_regression.Recipe(epochs=20, patience=None)
 
 @dataclass(frozen=True)
 class Data:
-    """Points, and where to draw the functions.
+    """Data points, and inputs for plots.
 
     Args:
         name: Name of the set.
         x: Inputs, [N, 1].
         y: Targets, [N, 1].
         grid: Evenly spaced inputs, [G, 1].
-        gap: Ends of the stretch between the clusters.
+        gap: Ends of the interval between the clusters.
     """
 
     name: str
@@ -65,7 +65,7 @@ def load(name: str, folder: str | Path | None = None) -> Data:
     """`"matern"`, from the folder of the data, or `"cosine"`, both standardized.
 
     Raises:
-        FileNotFoundError: If the folder does not hold `toy/matern_1d.npz`.
+        FileNotFoundError: If the folder has no `toy/matern_1d.npz`.
     """
     if name == "cosine":
         made = toy.cosine().standardized()
@@ -83,20 +83,20 @@ Predict = Callable[[Tensor], RegressionPredictive]
 
 
 Outcome = dict[str, Any]
-"""What one posterior did under one seed: `system`, `seed` (of the network, its training and the random subnetwork), `num_weights`
-with a variance, and the mean epistemic standard deviation `at_data` (the training inputs), `in_gap` (between the clusters) and
+"""Results of one posterior and one seed: `system`; `seed` (of the network, its training and the random subnetwork); `num_weights`
+with a variance; and the mean epistemic standard deviation `at_data` (the training inputs), `in_gap` (between the clusters) and
 `outside` (beyond the data)."""
 
 
 def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> dict[str, dict[str, Any]]:
-    """Arguments of `Laplace` for each posterior, by title; the number in brackets counts weights.
+    """Arguments of `Laplace` for each posterior, by title. The number in parentheses counts weights.
 
     Args:
-        num_weights: All of them.
+        num_weights: Number of all weights.
         seed: Seed of the random subnetworks.
-        curvature: Diagonal of the curvature, [num_weights]. Where it is 0 the data do not reach a weight: its variance is the
-            prior's, the largest there is, and the paper's rule takes it first, although most such weights belong to units
-            that are never active. The rows of live weights leave them out.
+        curvature: Diagonal of the curvature, [num_weights]. If it is 0, the data do not inform the weight, which then has the
+            prior's variance, the largest possible. The paper's rule takes such weights first, although most of them belong to
+            units that are never active. The rows of live weights leave them out.
         moved: Variance of each weight over iterates of SGD, [num_weights].
     """
     made: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> di
 
 
 def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str, Predict]:
-    """Train the network, and give what predicts by each posterior around it."""
+    """Train the network and return the prediction function of each posterior around it."""
     net = map_regression.make(1, HIDDEN_LAYERS, WIDTH, seed)
     likelihood = map_regression.train(net, data.x, data.y, recipe, seed=seed)
     num_weights = map_regression.freeze_biases(net)
@@ -151,7 +151,7 @@ def _point(net: nn.Module, likelihood: Gaussian) -> Predict:
 
 
 def judge(title: str, seed: int, predict: Predict, data: Data) -> Outcome:
-    """How wide a posterior's functions spread, where there are data and where there are none."""
+    """Spread of a posterior's functions at the data and away from the data."""
     x, (low, high) = data.grid[:, 0], data.gap
     gap = data.grid[(x > low) & (x < high)]
     outside = data.grid[(x < data.x.min()) | (x > data.x.max())]
@@ -185,13 +185,13 @@ def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
 
 
 def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, facts: dict[str, Any]) -> list[Outcome]:
-    """Train, judge and draw; seeds that `toy.json` holds under the same settings are not run again.
+    """Train, score and plot. Seeds in `toy.json` with the same settings are not run again.
 
     Args:
-        data: Points.
+        data: Data points.
         seeds: Number of seeds.
         recipe: Recipe of the MAP estimate.
-        folder: Gets `toy.json` and, if matplotlib is installed, the figure of the first seed.
+        folder: Folder for `toy.json` and, if matplotlib is installed, the figure of the first seed.
         facts: Record of the run, written to the JSON file.
     """
     path = folder / "toy.json"

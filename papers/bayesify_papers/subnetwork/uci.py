@@ -1,11 +1,11 @@
-"""UCI regression of section 5.2 (figure 3): subnetworks of large networks against whole small networks.
+"""UCI regression of section 5.2 (figure 3): subnetworks of large networks compared with whole small networks.
 
     python -m bayesify_papers.subnetwork.uci --datasets wine kin8nm protein [--splits 5] [--out DIR] [--smoke]
 
-Four networks (1 or 2 hidden layers of 50 or 100 ReLU units, the second residual as in the authors' code), standard and gap
-splits, 15 % of the training rows for early stopping and for the prior precision (appendix C.2). Of each network the posterior
-covers as many weights as each smaller network has, chosen by largest variance, and at last all of them; biases are point
-estimates. Every split of every network is stored as soon as it is there, and a run goes on where an earlier one ended.
+There are four networks (1 or 2 hidden layers of 50 or 100 ReLU units, the second layer residual as in the authors' code), with
+standard and gap splits. 15 % of the training rows are for early stopping and for the prior precision (appendix C.2). In each
+network, the posterior covers as many weights as each smaller network has, chosen by largest variance, and finally all weights.
+Biases are point estimates. Every split of every network is stored when it ends, and a run resumes where an earlier run ended.
 """
 
 import math
@@ -31,13 +31,13 @@ from bayesify_papers.subnetwork import map_regression, rows
 
 DATASETS = ("wine", "kin8nm", "protein")
 NETWORKS = ((1, 50), (1, 100), (2, 50), (2, 100))
-"""Hidden layers and their width."""
+"""Number of hidden layers and width of each network."""
 
 MEMORY_BUDGET = "4GiB"
-"""Budget of a posterior; 11,200 weights take 1.4 GiB."""
+"""Memory budget of a posterior. 11,200 weights take 1.4 GiB."""
 
 PRIOR_PRECISIONS = (1e-4, 1e-3, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
-"""The list of appendix C.2."""
+"""Prior precisions of appendix C.2."""
 
 RECIPE = map_regression.Recipe()
 RECIPES = {"protein": replace(RECIPE, epochs=500, patience=125)}
@@ -45,21 +45,21 @@ SMOKE = map_regression.Recipe(epochs=3, patience=2)
 
 
 Outcome = dict[str, Any]
-"""One posterior on one split: `KEY_COLUMNS`, `num_weights` with a variance (0 is MAP), `log_likelihood` (mean over test rows in
-nats) and `rmse`, both in the target's own unit, the chosen `prior_precision` (`None` for MAP), and `seconds` of fitting and tuning
-(of training, for MAP)."""
+"""Results of one posterior on one split: `KEY_COLUMNS`; `num_weights` with a variance (0 for MAP); `log_likelihood` (mean over test
+rows in nats) and `rmse`, both in the target's own unit; the chosen `prior_precision` (`None` for MAP); and `seconds` of fitting and
+tuning (of training for MAP)."""
 
 KEY_COLUMNS = ("dataset", "gap", "split", "hidden_layers", "width")
-"""What was run: data set, whether it is a gap split, its number, and the network."""
+"""Columns that identify a run: data set, whether it is a gap split, number of the split, and network."""
 
 
 def count_weights(inputs: int, hidden_layers: int, width: int) -> int:
-    """Weights without biases: `(inputs + 1) width + (hidden_layers - 1) width^2` (section 5.2)."""
+    """Number of weights without biases: `(inputs + 1) width + (hidden_layers - 1) width^2` (section 5.2)."""
     return (inputs + 1) * width + (hidden_layers - 1) * width**2
 
 
 def subnetwork_sizes(inputs: int, hidden_layers: int, width: int, networks: Sequence[tuple[int, int]]) -> list[int]:
-    """Sizes of the networks that are not larger than this one, ascending: the last is its own."""
+    """Sizes of the networks that are not larger than this one, ascending. The last size is its own."""
     own = count_weights(inputs, hidden_layers, width)
     return sorted({size for size in (count_weights(inputs, *network) for network in networks) if size < own} | {own})
 
@@ -118,7 +118,7 @@ def fit_laplace(
     train: tuple[Tensor, Tensor],
     validation: tuple[Tensor, Tensor],
 ) -> tuple[Laplace, float]:
-    """A Laplace approximation over a subnetwork, with the prior precision of best validation log-likelihood."""
+    """A Laplace approximation over a subnetwork, with the prior precision of the best validation log-likelihood."""
     whole = size == sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
     chosen = "all" if whole else subnetwork.largest_variance(size, skip_flat=False)
     laplace = Laplace(net, likelihood, subset=chosen, prior_precision=1.0, memory=MEMORY_BUDGET)
@@ -143,16 +143,16 @@ def run(
     device: torch.device | str = "cpu",
     facts: dict[str, Any] | None = None,
 ) -> list[Outcome]:
-    """Run what `uci.jsonl` in the folder does not hold yet.
+    """Run everything that is not yet in the folder's `uci.jsonl`.
 
     Args:
-        folder: Gets `uci.jsonl`, one line per posterior, and `uci.json` with the facts and settings of the run.
-        tables: Data sets.
+        folder: Folder for `uci.jsonl`, with one line per posterior, and `uci.json`, with the facts and settings of the run.
+        tables: Data sets to run.
         kinds: `"standard"`, `"gap"` or both.
         splits: Number of splits of each kind, from the first.
-        networks: Hidden layers and width of each.
+        networks: Number of hidden layers and width of each network.
         recipes: Recipes of the MAP estimates by data set.
-        largest: No subnetwork is larger.
+        largest: Largest number of weights of a subnetwork.
         device: Device of the computation.
         facts: Record of the run, written to the JSON file.
     """
@@ -190,7 +190,7 @@ def run(
 
 
 def read(path: Path) -> list[Outcome]:
-    """What earlier runs stored."""
+    """Results that earlier runs stored."""
     return records.read_lines(path) if path.is_file() else []
 
 
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "subnetwork-uci", small=True)
     program.choice("datasets", uci.REGRESSION, list(DATASETS)).choice("kinds", ("standard", "gap"))
-    program.add_argument("--largest", type=int, help="no subnetwork of more weights")
+    program.add_argument("--largest", type=int, help="largest number of weights of a subnetwork")
     chosen = program.option("data", "splits", device="cpu").read(arguments)
     if chosen.smoke:
         options: dict[str, Any] = {"networks": ((1, 4), (2, 6)), "recipes": {"synthetic": SMOKE}, "splits": 1}

@@ -1,1 +1,1 @@
-"""Experiments of the Walsh-Hadamard paper (Rossi et al. 2020), each beside the numbers that it published."""
+"""Experiments of the Walsh-Hadamard paper (Rossi et al. 2020), with its published numbers."""

@@ -1,11 +1,11 @@
-r"""How near Walsh-Hadamard matrices come to any matrix (appendix B, equations 6 and 7, figure 2).
+r"""Distance of arbitrary matrices from the nearest Walsh-Hadamard matrix (appendix B, equations 6 and 7, figure 2).
 
     python -m bayesify_papers.walsh_hadamard.approximability [--sizes 2 4 8 ...] [--out DIR] [--smoke]
 
-For matrices with entries uniform in (-1, 1), the least root mean square of the entries of the difference over all $s_1$, g
-and $s_2$, as far as alternating least squares from several random starts finds it. The matrix of zeros is among the candidates,
-so the distance is never above the root mean square of the matrix itself, about 0.577: the table has both. First, that
-$\operatorname{vec} W = L Q g$ with L diagonal and orthonormal columns of Q, for random $s_1$, g and $s_2$.
+The matrices have entries uniform in (-1, 1). The distance is the smallest root mean square of the entries of the difference over
+all $s_1$, g and $s_2$ that alternating least squares finds from several random starts. The matrix of zeros is a candidate, so the
+distance never exceeds the root mean square of the matrix itself, about 0.577; the table has both. The program first checks that
+$\operatorname{vec} W = L Q g$, with L diagonal and orthonormal columns of Q, for random $s_1$, g and $s_2$.
 """
 
 import statistics
@@ -27,15 +27,15 @@ from bayesify_papers.walsh_hadamard.rows import approximability as read_rows
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ROTATION_SIZE = 64
-"""Largest D whose Q, of D^2 x D numbers, is materialized."""
+"""Largest D for which Q, a matrix of D^2 x D numbers, is materialized."""
 
 NUM_REPETITIONS = 20
-"""Matrices of each size, as in the paper."""
+"""Number of matrices of each size, as in the paper."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How hard to look for the nearest matrix."""
+    """Effort of the search for the nearest matrix."""
 
     starts: int = 10
     steps: int = 300
@@ -45,15 +45,15 @@ SMOKE = Search(starts=2, steps=10)
 
 
 def distances(matrices: Tensor, search: Search, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""$\min \frac1D \lVert \Gamma - S_1 H G H S_2 \rVert_F$ (eq. 7), as far as it is found.
+    r"""The smallest value found of $\frac1D \lVert \Gamma - S_1 H G H S_2 \rVert_F$ (eq. 7).
 
     Args:
         matrices: $\Gamma$, [R, D, D].
-        search: How hard to look.
-        generator: Source of the starts.
+        search: Effort of the search.
+        generator: Source of randomness of the starts.
 
     Returns:
-        The least distance of each matrix, and the mean over starts, [R] each.
+        The smallest distance of each matrix, and its mean distance over starts, [R] each.
     """
     found = []
     for _ in range(search.starts):
@@ -64,14 +64,14 @@ def distances(matrices: Tensor, search: Search, generator: torch.Generator) -> t
 
 
 def run(sizes: Sequence[int], repetitions: int, search: Search, seed: int = 0) -> list[dict[str, Any]]:
-    """Distances by size, a row each; the matrices of a size do not depend on the other sizes.
+    """Distances, one row per size. The matrices of a size do not depend on the other sizes.
 
     Raises:
         ValueError: If a size is not a power of two.
     """
     for size in sizes:
         if size < 1 or size & (size - 1):
-            raise ValueError(f"approximability: size {size} is not a power of two; give some of {SIZES}")
+            raise ValueError(f"approximability: size {size} is not a power of two; choose from {SIZES}")
     rows = []
     for size in sizes:
         generator = torch.Generator().manual_seed(seed + size)
@@ -112,7 +112,7 @@ def check_geometry(sizes: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A dot for each matrix, the medians, and the distance of the matrix of zeros (figure 2)."""
+    """Plot a dot for each matrix, the medians, and the distance of the matrix of zeros (figure 2)."""
     with figures.panels(path, 1, 1, (5.2, 3.4)) as (place,):
         sizes = [row["size"] for row in rows]
         for row in rows:

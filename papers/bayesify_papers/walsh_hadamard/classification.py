@@ -1,10 +1,10 @@
-"""Table 9: two and three hidden layers of 64 to 512 units on EEG, letter and magic, several splits side by side.
+"""Table 9: two and three hidden layers of 64 to 512 units on EEG, letter and magic, several splits at once.
 
     python -m bayesify_papers.walsh_hadamard.classification [--datasets magic] [--layers 2] [--widths 64] [--out DIR] [--smoke]
 
-The schedule of appendix D.1, where a softmax has no noise variance: 50,500 steps of Adam on batches of 64. The paper does not say
-how the sets are divided; here a split is a random tenth for testing (`datasets.uci.seeded_splits`). Columns are standardized by
-training rows; EEG has a few huge spikes, so its columns are cut to 5 standard deviations of the central 98 % first.
+The schedule is that of appendix D.1, without a noise variance: 50,500 steps of Adam on batches of 64. The paper does not say how
+the sets are split. Here, each split tests on a random tenth (`datasets.uci.seeded_splits`). Columns are standardized by training
+rows. EEG has a few huge spikes, so its columns are first clipped to 5 standard deviations of their central 98 %.
 """
 
 import sys
@@ -38,7 +38,7 @@ def scaled(train: np.ndarray, test: np.ndarray, cut: bool) -> tuple[Tensor, Tens
     Args:
         train: Training inputs.
         test: Test inputs.
-        cut: Whether to cut columns to 5 standard deviations around the mean of their central 98 %, before standardization.
+        cut: Whether to clip columns to 5 standard deviations around the mean of their central 98 % before standardization.
     """
     if cut:
         low, high = np.quantile(train, [0.01, 0.99], axis=0)
@@ -69,7 +69,7 @@ def run_setting(
     facts: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Train one setting on several splits of a data set, or read what an earlier run stored.
+    """Train one setting on several splits of a data set, or read the results of an earlier run.
 
     Args:
         folder: See `regression.run_stored`.
@@ -79,13 +79,13 @@ def run_setting(
         width: Number of units of each hidden layer.
         recipe: Schedule.
         splits: Number of splits, from the first.
-        num_draws: Draws of a prediction.
+        num_draws: Number of draws of a prediction.
         facts: Record of the run, written to the JSON file.
         device: Device for training. Scores are computed on a CPU.
 
     Returns:
-        For each split `error`, the share of test rows with another class than the most probable one, and `mnll`, their mean
-        negative log-likelihood in nats.
+        For each split `error`, the share of test rows whose class is not the most probable one, and `mnll`, the mean negative
+        log-likelihood of the test rows in nats.
     """
     chosen = data.splits[:splits]
     about = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
@@ -112,7 +112,7 @@ def run_setting(
 
 
 def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
-    """A small classification for trying everything out."""
+    """A small synthetic classification for quick runs."""
     generator = np.random.default_rng(0)
     X = generator.normal(size=(rows, inputs))
     y = np.digitize(X.sum(1), [-1, 1]).astype(np.int64)

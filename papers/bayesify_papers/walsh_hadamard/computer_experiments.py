@@ -1,4 +1,4 @@
-"""Functions on which emulators of computer codes are compared, and data from them.
+"""Functions on which emulators of computer codes are compared, and data from these functions.
 
 Formulas and domains are those of the virtual library of simulation experiments (Surjanovic & Bingham 2013); each function
 names its own source.
@@ -23,7 +23,7 @@ class Simulator:
         inputs: Names of the inputs.
         low: Lower end of each input.
         high: Upper end of each input.
-        num_points: Evaluations that the Walsh-Hadamard paper takes (its table 1).
+        num_points: Number of evaluations in the Walsh-Hadamard paper (its table 1).
     """
 
     function: Callable[[Tensor], Tensor]
@@ -34,14 +34,14 @@ class Simulator:
 
     @property
     def num_inputs(self) -> int:
-        """D."""
+        """Number of inputs D."""
         return len(self.inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Values at inputs in their own units: [..., D] -> [...].
 
         Raises:
-            ValueError: If there are not D inputs.
+            ValueError: If the number of inputs is not D.
         """
         if x.shape[-1] != self.num_inputs:
             raise ValueError(
@@ -60,8 +60,8 @@ class Evaluations:
     """Inputs and outputs of a simulator.
 
     Args:
-        x: Inputs, each rescaled to run from 0 to 1, [N, D], float32.
-        y: Outputs, with noise where it was asked for, [N, 1], float32.
+        x: Inputs, each rescaled to the range from 0 to 1, [N, D], float32.
+        y: Outputs, with noise if requested, [N, 1], float32.
     """
 
     x: Tensor
@@ -72,13 +72,13 @@ class Evaluations:
 
 
 def borehole(x: Tensor) -> Tensor:
-    r"""Flow of water through a borehole between two aquifers, in cubic meters a year (Harper & Gupta 1983).
+    r"""Flow of water through a borehole between two aquifers, in cubic meters per year (Harper & Gupta 1983).
 
     $$ \frac{2 \pi T_u (H_u - H_l)}{\ln(r / r_w) \Bigl(1 + \frac{2 L T_u}{\ln(r / r_w)\, r_w^2 K_w} + \frac{T_u}{T_l}\Bigr)} $$
 
     Args:
         x: Radius of the borehole $r_w$ and of influence r, transmissivity $T_u$ and head $H_u$ of the upper aquifer, $T_l$ and
-            $H_l$ of the lower one, length L and conductivity $K_w$ of the borehole, [..., 8].
+            $H_l$ of the lower aquifer, length L and conductivity $K_w$ of the borehole, [..., 8].
     """
     radius, influence, upper, upper_head, lower, lower_head, length, conductivity = x.unbind(-1)
     log_ratio = (influence / radius).log()
@@ -102,12 +102,12 @@ HARTMANN_CENTERS = (
 
 
 def hartmann(x: Tensor) -> Tensor:
-    r"""Four wells in six dimensions; the least value is -3.32237 (Hartman 1973; Dixon & Szegö 1978).
+    r"""Four wells in six dimensions, with minimum -3.32237 (Hartman 1973; Dixon & Szegö 1978).
 
     $$ -\sum_{i=1}^4 \alpha_i \exp\Bigl(-\sum_{j=1}^6 A_{ij} (x_j - P_{ij})^2\Bigr) $$
 
     Args:
-        x: [..., 6].
+        x: Inputs, [..., 6].
     """
     heights, widths, centers = (x.new_tensor(table) for table in (HARTMANN_HEIGHTS, HARTMANN_WIDTHS, HARTMANN_CENTERS))
     distances = (widths * (x.unsqueeze(-2) - centers).square()).sum(-1)  # [..., 4]
@@ -118,7 +118,7 @@ def rastrigin(x: Tensor) -> Tensor:
     r"""A bowl with regular waves, 0 at 0 (Rastrigin 1974): $10 D + \sum_j x_j^2 - 10 \cos 2 \pi x_j$.
 
     Args:
-        x: [..., D], for any D.
+        x: Inputs, [..., D], for any D.
     """
     return 10 * x.shape[-1] + (x.square() - 10 * (2 * math.pi * x).cos()).sum(-1)
 
@@ -182,11 +182,11 @@ SIMULATORS: dict[str, Simulator] = {
 
 
 def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -> Evaluations:
-    """Evaluate a simulator at points that fill its box evenly: a scrambled Sobol sequence.
+    """Evaluate a simulator at points of a scrambled Sobol sequence, which fill its box evenly.
 
     Args:
         name: A name of `SIMULATORS`.
-        n: N, points; as many as the paper takes by default.
+        n: Number of points N; by default the paper's.
         seed: Seed of the scrambling and of the noise.
         noise: Variance of Gaussian noise in y, in the square of y's units.
 

@@ -1,9 +1,9 @@
-"""Tables 7 and 8: two hidden layers of 64 to 512 units on eight UCI regressions, all splits of a data set side by side.
+"""Tables 7 and 8: two hidden layers of 64 to 512 units on eight UCI regressions, all splits of a data set at once.
 
     python -m bayesify_papers.walsh_hadamard.deep_regression [--datasets yacht] [--widths 64] [--out DIR] [--smoke]
 
-Schedule, splits and what the supplement leaves open are those of `shallow_regression`. From a width of 256 on the square layer
-multiplies in O(D log D) and is never materialized.
+Schedule, splits and the choices that the supplement leaves open are those of `shallow_regression`. From a width of 256 on, the
+square layer multiplies in O(D log D) and is never materialized.
 """
 
 import sys

@@ -2,11 +2,11 @@
 
     python -m bayesify_papers.walsh_hadamard.random_features [--out DIR] [--smoke]
 
-The paper's schedule: 12,000 Adam steps, the noise fixed for the first 10,000. Walsh-Hadamard weights of one D x D block
-(n = D^2 features) are compared with as many parameters spent on direct inference of fewer features, and on inducing points.
-The text does not say the size of a batch (64 here, as for its networks), and shows its results in a figure without numbers. Every
-training is stored as it ends: the same command with the same folder continues. Processes that share the work, each with its
-own functions and folder, are brought together by `--merge` and the files that they wrote.
+The schedule is the paper's: 12,000 Adam steps, with the noise fixed for the first 10,000. Walsh-Hadamard weights of one D x D block
+(n = D^2 features) are compared with the same number of parameters spent on direct inference of fewer features, and on inducing
+points. The text does not give the batch size (64 here, as for its networks), and shows its results in a figure without numbers.
+Every training run is stored when it ends, and the same command with the same folder resumes. Several processes can share the work,
+each with its own functions and folder. `--merge` then combines the files that they wrote.
 """
 
 import math
@@ -40,21 +40,21 @@ System = Literal["walsh_hadamard", "fourier", "inducing_points"]
 FUNCTIONS = tuple(computer_experiments.SIMULATORS)
 TITLES = {"walsh_hadamard": "WHVI", "fourier": "Fourier features", "inducing_points": "inducing points"}
 TRAIN_SHARE = 0.2
-"""Of the points; the others are for testing."""
+"""Share of the points for training. The others are for testing."""
 INIT_STD = 0.1
-"""Standard deviation of the weights before training, as `RandomFeatureGP` has by default."""
+"""Initial standard deviation of the weights, the default of `RandomFeatureGP`."""
 LEARNING_RATES = {name: 5e-3 if name == "hartmann6" else 6e-4 for name in FUNCTIONS}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long, how fast and on how much.
+    """Schedule of a training run, and number of data.
 
     Args:
         steps: Number of steps of Adam.
-        fixed_noise: Steps before the noise is trained.
+        fixed_noise: Number of steps before the noise is trained.
         batch_size: Number of examples per step.
-        num_points: Evaluations of each function; default: the paper's.
+        num_points: Number of evaluations of each function; by default the paper's.
     """
 
     steps: int = 12_000
@@ -68,7 +68,7 @@ SMOKE = Training(steps=6, fixed_noise=4, batch_size=32, num_points=200)
 
 @dataclass(frozen=True)
 class FeatureProblem:
-    """Training and test points of one function: inputs from 0 to 1, outputs of mean 0 and variance 1 in training."""
+    """Training and test points of one function. Inputs range from 0 to 1; training outputs have mean 0 and variance 1."""
 
     x: Tensor
     y: Tensor
@@ -78,13 +78,13 @@ class FeatureProblem:
 
 @dataclass(frozen=True)
 class Job:
-    """One training.
+    """One training run.
 
     Args:
         function: A function of `FUNCTIONS`.
-        system: What the weights or the process are.
+        system: Name of the system: kind of weights, or inducing points.
         covariance: Covariance of the posterior's Gaussian.
-        block: D of the Walsh-Hadamard block whose number of parameters it matches.
+        block: Size D of the Walsh-Hadamard block whose number of parameters the system matches.
         seed: Seed of the split, the initial values and the batches.
     """
 
@@ -96,13 +96,13 @@ class Job:
 
     @property
     def budget(self) -> int:
-        """Parameters of the Walsh-Hadamard posterior: 4 D, or 3 D + D (D + 1) / 2."""
+        """Number of parameters of the Walsh-Hadamard posterior: 4 D, or 3 D + D (D + 1) / 2."""
         spread = self.block if self.covariance == "diagonal" else self.block * (self.block + 1) // 2
         return 3 * self.block + spread
 
     @property
     def size(self) -> int:
-        """Features, or inducing points: the fewest that take at least the budget; features come in pairs."""
+        """Smallest number of features or inducing points that uses at least the budget. Features come in pairs."""
         if self.system == "walsh_hadamard":
             return self.block**2
         if self.system == "fourier":
@@ -115,7 +115,7 @@ class Job:
 
     @property
     def parameters(self) -> int:
-        """Of posterior and inducing points, without kernel and noise."""
+        """Number of parameters of the posterior and the inducing points, without kernel and noise."""
         if self.system == "walsh_hadamard":
             return self.budget
         if self.system == "fourier":
@@ -135,7 +135,7 @@ def _fewest(count: Callable[[int], int], budget: int, sizes: Iterable[int]) -> i
 
 
 def prepare(name: str, training: Training, seed: int) -> FeatureProblem:
-    """Space-filling evaluations, split at random."""
+    """Space-filling evaluations of a function, split at random."""
     data = computer_experiments.sample(name, training.num_points, seed=seed)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     cut = int(TRAIN_SHARE * len(data))
@@ -149,8 +149,8 @@ def make(job: Job, x: Tensor) -> RandomFeatureGP | InducingPointGP:
     """The untrained model of a job.
 
     Args:
-        job: Which.
-        x: Training inputs; inducing points start at some of them.
+        job: The job.
+        x: Training inputs. Inducing points start at some of them.
     """
     if job.system == "inducing_points":
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(job.seed))[: job.size]
@@ -169,7 +169,7 @@ def train(
     learning_rate: float,
     seed: int,
 ) -> None:
-    """Maximize the bound in place; it is closed form for all systems, so batches are the only noise."""
+    """Maximize the bound in place. The bound has a closed form for all systems, so batches are the only noise."""
     likelihood, count = model.likelihood, len(problem.x)
     assert isinstance(likelihood, Gaussian)
     assert isinstance(likelihood.raw_noise, nn.Parameter)
@@ -185,7 +185,7 @@ def train(
 def judge(
     job: Job, model: RandomFeatureGP | InducingPointGP, problem: FeatureProblem, seconds: float
 ) -> dict[str, Any]:
-    """The row of a trained model: test RMSE and NLL in units of the outputs' standard deviation."""
+    """The results row of a trained model: test RMSE and NLL in units of the outputs' standard deviation."""
     with torch.no_grad():
         mean, variance = model.function_moments(problem.x_test)
         assert isinstance(model.likelihood, Gaussian)
@@ -210,7 +210,7 @@ def jobs(
     blocks: Sequence[int],
     seeds: int,
 ) -> list[Job]:
-    """All trainings, whole comparisons first: the systems of one function and size follow each other."""
+    """All training runs. The systems of one function and size follow each other, so that comparisons are complete early."""
     return [
         Job(function, system, covariance, block, seed)
         for seed in range(seeds)
@@ -222,10 +222,10 @@ def jobs(
 
 
 def read(path: Path, training: Training) -> list[dict[str, Any]]:
-    """Rows of a file that an earlier run left, or none.
+    """Rows of an earlier run's file; none if there is no file.
 
     Raises:
-        ValueError: If they were trained under other settings.
+        ValueError: If the rows have other settings.
     """
     rows: list[dict[str, Any]] = records.read_run(path, {"training": asdict(training)}).get("rows", [])
     return rows
@@ -239,12 +239,12 @@ def run(
     device: str = "cpu",
     merge: Sequence[Path] = (),
 ) -> list[dict[str, Any]]:
-    """Train and score what is not yet in the file, or in the files to merge with it.
+    """Train and score the jobs that are not yet in the file or in the files to merge.
 
     Args:
-        wanted: Trainings.
+        wanted: Jobs to run.
         training: Settings of the training.
-        path: JSON file of results, written after each training; by default nothing is written.
+        path: JSON file of results, written after each training run; by default nothing is written.
         facts: Record of the run, written to the file.
         device: Device for training.
         merge: Files of other runs.
@@ -282,7 +282,7 @@ def run(
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> str:
-    """In words, how often the order of the three systems is the paper's."""
+    """A sentence that says how often the order of the three systems is the paper's."""
     ahead, behind, whole = 0, 0, 0
     for case in dict.fromkeys((row["covariance"], row["block"], row["function"]) for row in rows):
         own = [row for row in rows if (row["covariance"], row["block"], row["function"]) == case]
@@ -299,7 +299,7 @@ def claims(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Test error by number of parameters, a row of panels for each covariance (figure 4)."""
+    """Plot the test error by number of parameters, with a row of panels for each covariance (figure 4)."""
     covariances = list(dict.fromkeys(row["covariance"] for row in rows))
     functions = list(dict.fromkeys(row["function"] for row in rows))
     size = (2.6 * len(functions), 2.4 * len(covariances))
@@ -323,12 +323,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     program.option(blocks=(16, 32, 64), seeds=1, steps=Training().steps, device="cpu")
     program.add_argument(
-        "--merge", nargs="+", type=Path, default=[], help="files of other runs; nothing is trained then"
+        "--merge", nargs="+", type=Path, default=[], help="files of other runs to combine, without training"
     )
     chosen = program.read(arguments)
     systems = list(chosen.systems)
     if "inducing_points" in systems and find_spec("gpytorch") is None:
-        print("Inducing points are left out: gpytorch is not installed; pip install 'bayesify[gp]'")
+        print("Inducing points are left out because gpytorch is not installed; pip install 'bayesify[gp]'")
         systems.remove("inducing_points")
     training = SMOKE if chosen.smoke else Training(chosen.steps, chosen.steps * 5 // 6)
     blocks, seeds = ([4], 1) if chosen.smoke else (chosen.blocks, chosen.seeds)

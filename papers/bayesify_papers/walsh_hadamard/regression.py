@@ -1,4 +1,4 @@
-"""Regression on UCI data as in appendix D: all splits of a data set side by side, results that a later run goes on from."""
+"""Regression on UCI data as in appendix D. All splits of a data set train at once, and a later run resumes from stored results."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ MODELS: dict[str, Callable[[], Posterior]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, apart from data and schedule.
+    """A network and its posterior, without data and schedule.
 
     Args:
         model: A key of `MODELS`.
         hidden_layers: Number of hidden layers.
         width: Number of units of each hidden layer.
         prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
-        init_scale: Factor on torch's own starting weights.
-        point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
-        shrink: Factor by which g and its prior are smaller, and $S_1 S_2$ larger, than the library starts them; see `rescale`.
+        init_scale: Factor on torch's initial weights.
+        point_biases: Whether biases are point estimates without a prior. Otherwise they are under the posterior.
+        shrink: Factor by which the initial g and its prior are smaller, and $S_1 S_2$ larger, than the library's; see `rescale`.
         activation: `"relu"` or `"tanh"`.
         covariance: Covariance of q(g) for WHVI, `"diagonal"` or `"full"`.
-        noise: Starting noise variance, of standardized targets or in their own unit.
+        noise: Initial noise variance, of standardized targets or in their own unit.
         own_unit: Whether `noise` is in the targets' own unit.
         output_row: Whether a single output's weights are the first row of one block as wide as the layer's inputs, as in the
-            authors' code, rather than one smaller block read row by row: the network then has as many outputs as the block,
-            and the others are dropped.
-        validation: Whether a tenth of the training rows is set aside and scored in place of the test rows.
+            authors' code. The network then has as many outputs as the block, and all but the first are dropped. Otherwise the
+            weights are one smaller block, read row by row.
+        validation: Whether to set aside a tenth of the training rows and score it instead of the test rows.
     """
 
     model: str
@@ -77,11 +77,11 @@ class Setting:
     def __post_init__(self) -> None:
         if self.shrink != 1 and (self.model != "WHVI" or not self.point_biases):
             raise ValueError(
-                f"Setting: shrink={self.shrink} is for WHVI with point_biases=True, whose prior is over g alone"
+                f"Setting: shrink={self.shrink} needs WHVI with point_biases=True, so that the prior covers g alone"
             )
 
     def stem(self, dataset: str) -> str:
-        """Name of the files of a training."""
+        """Stem of the file names of a training run."""
         stem = f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}"
         if not self.validation:
             return stem
@@ -96,9 +96,9 @@ class Rows:
     Args:
         x: Training inputs, [R, N, D].
         y: Training targets, [R, N, O].
-        tests: Inputs and targets that are scored, of each split.
-        units: Standard deviation of the targets in their own unit, of each split; of several targets the root of their mean square,
-            by which all are divided, so that one noise variance is one in their own unit too.
+        tests: Inputs and targets to score, for each split.
+        units: Standard deviation of the targets in their own unit, for each split. Several targets are all divided by the root mean
+            square of their standard deviations, so that one noise variance remains one in their own unit.
     """
 
     x: Tensor
@@ -112,7 +112,7 @@ class Rows:
 
         Args:
             data: Data set.
-            splits: All with as many training rows.
+            splits: Splits with equal numbers of training rows.
             validation: See `Setting`.
         """
         parts: list[tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]] = []
@@ -135,16 +135,16 @@ class Rows:
 
 
 def both_targets(data: uci.Table) -> uci.Table:
-    """Energy and naval with both of their targets, as the paper has them; other data sets as they are.
+    """Energy and naval with both of their targets, as in the paper; other data sets unchanged.
 
-    The standard splits come with the first: energy's heating load, naval's compressor. Energy's cooling load is in
-    `energy_cooling.txt`. Naval's rows are a grid of 51 states of the compressor, 26 of the turbine from 0.975 to 1, and 9 speeds,
-    the last running fastest (Coraddu et al. 2016), so that the number of a row tells the turbine's.
+    The standard splits have the first target: energy's heating load, naval's compressor. Energy's cooling load is in
+    `energy_cooling.txt`. Naval's rows are a grid of 51 compressor states, 26 turbine states from 0.975 to 1, and 9 speeds, the last
+    varying fastest (Coraddu et al. 2016). So the number of a row determines its turbine state.
 
     Raises:
         ValueError: If rows are not in the order of the original file.
     """
-    if data.name == "energy":  # 12 shapes by 4 orientations, for each glazing and its place
+    if data.name == "energy":  # 12 shapes by 4 orientations, for each glazing area and its distribution
         places = [0, *[1, 2, 3, 4, 5] * 3]
         known = np.column_stack([np.tile(np.arange(2, 6), 192), np.repeat(places, 48)])
         ordered = data.X.shape == (768, 8) and np.array_equal(data.X[:, [5, 7]], known)
@@ -157,7 +157,7 @@ def both_targets(data: uci.Table) -> uci.Table:
     else:
         return data
     if not ordered:
-        raise ValueError(f"{data.name}: the rows are not in the order of the original file; give that file")
+        raise ValueError(f"{data.name}: the rows are not in the order of the original file; give the original file")
     return replace(data, y=np.column_stack([data.y, second]))
 
 
@@ -165,10 +165,10 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
     """The untrained network of a setting.
 
     Args:
-        setting: What it is.
-        inputs: Columns.
+        setting: Network and posterior.
+        inputs: Number of columns.
         seed: Seed of the initial values.
-        outputs: Targets.
+        outputs: Number of targets.
         unit: Standard deviation of the targets in their own unit.
     """
     with torch.random.fork_rng(devices=[]):
@@ -194,23 +194,23 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
 
 
 class FirstOutputs(nn.Module):
-    """The first of a network's outputs, [..., K] -> [..., count]."""
+    """The first `count` outputs of a network, [..., K] -> [..., count]."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop the others."""
+        """Keep the first outputs."""
         return x[..., : self.count]
 
 
 @torch.no_grad()
 def rescale(posterior: WalshHadamard, shrink: float) -> None:
-    r"""Make g smaller by a factor and $S_1$, $S_2$ larger by its root, in place.
+    r"""Divide g by a factor and multiply $S_1$ and $S_2$ by its root, in place.
 
-    W keeps its distribution, and where the prior of g shrinks likewise the KL does too: only the steps of Adam, whose size does not
-    depend on the scale of a parameter, become larger for g beside its size. The paper's prior variance of g, 1e-5, is of that kind.
+    W keeps its distribution. If the prior of g shrinks by the same factor, the KL stays the same too. Adam's steps do not depend on
+    the scale of a parameter, so they become larger relative to g. The paper's prior variance of g, 1e-5, has this effect.
     """
     for size in posterior.groups:
         family: Any = posterior.g[str(size)]
@@ -221,14 +221,14 @@ def rescale(posterior: WalshHadamard, shrink: float) -> None:
 
 
 def judge(network: BayesianNetwork, x: Tensor, y: Tensor, unit: float, num_draws: int, seed: int) -> dict[str, float]:
-    """RMSE and mean negative log-likelihood of rows, of the mixture of draws and of single draws, in the target's own unit.
+    """RMSE and mean negative log-likelihood in the target's own unit, for the mixture of draws and for single draws.
 
     Args:
-        network: Trained.
+        network: Trained network.
         x: Inputs, [B, D].
         y: Standardized targets, [B, O].
         unit: Number that the targets were divided by.
-        num_draws: S.
+        num_draws: Number of draws S.
         seed: Seed of the draws.
     """
     prediction = network.predict(x, num_draws, generator=torch.Generator().manual_seed(seed), keep_outputs=True)
@@ -257,7 +257,7 @@ def run_setting(
     facts: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Train one setting on all splits of a data set, or read what an earlier run stored.
+    """Train one setting on all splits of a data set, or read the results of an earlier run.
 
     Args:
         folder: See `run_stored`.
@@ -265,7 +265,7 @@ def run_setting(
         setting: Settings of the training run.
         recipe: Recipe of the training.
         splits: Number of splits, from the first; all by default.
-        num_draws: Draws of a prediction.
+        num_draws: Number of draws of a prediction.
         facts: Record of the run, written to the JSON file.
         device: Device for training. Scores are computed on a CPU.
 
@@ -296,7 +296,7 @@ def run_setting(
 
 
 Report = Callable[[int, float], None]
-"""Told the step and the seconds until then."""
+"""Function called with a step and the seconds up to it."""
 
 
 def run_stored(
@@ -308,19 +308,20 @@ def run_stored(
     recipe: Recipe,
     work: Callable[[Path, Report], tuple[list[dict[str, float]], float]],
 ) -> list[dict[str, Any]]:
-    """Outcomes of the networks of all splits: trained now, or what an earlier run stored.
+    """Outcomes of the networks of all splits: trained now, or stored by an earlier run.
 
     Args:
-        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        folder: Folder for a `.jsonl` file with a line per split, a `.json` file with the record of the run, and a temporary
+            checkpoint.
         stem: Stem of the files' names.
         network: Data set, model, layers and width, for every line.
-        about: Settings, which those of an earlier run must equal.
+        about: Settings, which must equal those of an earlier run.
         facts: Record of the run, written to the JSON file.
-        recipe: How many steps there are.
-        work: From the file of a checkpoint and what is to be told of steps to scores by split and processor seconds.
+        recipe: Recipe, which has the number of steps.
+        work: Function from a checkpoint file and a `Report` to scores by split and processor seconds.
 
     Raises:
-        ValueError: If what an earlier run stored is of other settings.
+        ValueError: If an earlier run had other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.safetensors"
@@ -344,13 +345,13 @@ def run_stored(
 
 
 def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, report: Report) -> float:
-    """Train the network of each split by noisy K-FAC (`NoisyKFAC`), one after the other; seconds of the processor.
+    """Train the networks of the splits one after the other by noisy K-FAC (`NoisyKFAC`), and return processor seconds.
 
     Args:
-        networks: With `MatrixNormal` posteriors; changed in place.
+        networks: Networks with `MatrixNormal` posteriors; changed in place.
         rows: Rows of all splits.
-        recipe: Batch and number of steps, to whole epochs; the learning rate is 0.1 and falls along half a cosine, as in
-            `bayesify.compare`.
+        recipe: Recipe with the batch size and the number of steps, which is rounded to whole epochs. The learning rate is 0.1 and
+            falls along half a cosine, as in `bayesify.compare`.
         report: Function called after each network with its number of steps and the seconds of one network.
     """
     start = time.process_time()
@@ -365,13 +366,13 @@ def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Rec
 
 
 def corrected(score: str, dataset: str, model: str, theirs: Score | None) -> Score | None:
-    """A published score with what the authors' likelihood leaves out of their MNLL, `missing_nats` for each target.
+    """A published score. An MNLL gains the `missing_nats` per target that the authors' likelihood omits.
 
     Args:
-        score: `"rmse"`, `"mnll"`, or one over single draws.
-        dataset: Name.
-        model: The paper's; scores of NNG come from another paper and are as they should be.
-        theirs: Mean and standard deviation.
+        score: `"rmse"`, `"mnll"`, or one of these over single draws.
+        dataset: Name of the data set.
+        model: Name of the model in the paper. Scores of NNG come from another paper and need no correction.
+        theirs: Published mean and standard deviation.
     """
     paper = published("walsh_hadamard")
     if theirs is None or not score.startswith("mnll") or model not in paper["authors_models"]:

@@ -1,4 +1,4 @@
-"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+"""Results of the experiments as rows, next to the published numbers. Each reader takes the folder that an experiment wrote."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from bayesify_papers.walsh_hadamard.regression import corrected
 PAPER = published("walsh_hadamard")
 NETWORK_COLUMNS = ("dataset", "model", "hidden_layers", "width")
 REGRESSION_SCORES = ("rmse", "mnll", "rmse_draws", "mnll_draws")
-"""The last two over single draws, as the authors compute them."""
+"""Scores of regressions. The last two are over single draws, as the authors compute them."""
 
 
 def _splits(folder: Path) -> list[dict[str, Any]]:
@@ -52,17 +52,17 @@ def table9(folder: Path) -> list[Row]:
 
 
 def approximability(folder: Path) -> list[Row]:
-    """Distances of random matrices to the family, shown in a figure by the paper."""
+    """Distances of random matrices to the family, which the paper shows in a figure."""
     return grouped(read(folder / "approximability.json")["rows"], ["size"], ["median", "zero_matrix"])
 
 
 def random_features(folder: Path) -> list[Row]:
-    """Gaussian processes by random features, shown in a figure by the paper."""
+    """Gaussian processes by random features, which the paper shows in a figure."""
     keys = ("function", "system", "covariance", "block", "parameters")
     return grouped(read(folder / "random_features.json")["rows"], keys, ["rmse", "nll"])
 
 
 def transform_time(folder: Path) -> list[Row]:
-    """Time of the transform over that of a dense product, shown in a figure by the paper."""
+    """Time of the transform divided by the time of a dense product, which the paper shows in a figure."""
     found = grouped(read(folder / "transform_time.json")["rows"], ("by", "size", "batch"), ["ratio"])
     return [{**one, "timing": True} for one in found]

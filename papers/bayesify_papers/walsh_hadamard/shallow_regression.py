@@ -1,12 +1,12 @@
-"""Table 2: one hidden layer on eight UCI regressions, all splits of a data set side by side.
+"""Table 2: one hidden layer on eight UCI regressions, all splits of a data set at once.
 
     python -m bayesify_papers.walsh_hadamard.shallow_regression [--datasets yacht boston] [--models WHVI] [--out DIR] [--smoke]
 
-50 units, 100 for protein; batches of 64, Adam with the paper's decay, 500 steps with a fixed noise variance and 50,000 with a
-learned one, one draw a step, 64 draws for predictions (appendices D.1 and D.2). The standard splits: 20, 5 for protein. What
-the supplement leaves open (activation, biases, starting values) is in `DEFAULTS` and `CHOICES`; targets are standardized and
-the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under one noise, as in the paper.
-`--faithful` takes what is known of the authors' code for WHVI (`FAITHFUL_SETTING`).
+Networks have 50 units (100 for protein). Training has batches of 64 and Adam with the paper's decay: 500 steps with a fixed noise
+variance, then 50,000 with a learned one, one draw per step. Predictions have 64 draws (appendices D.1 and D.2). There are 20
+standard splits (5 for protein). The supplement leaves activation, biases and initial values open; ours are in `DEFAULTS` and
+`CHOICES`. Targets are standardized, and the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under
+one noise, as in the paper. `--faithful` uses the known settings of the authors' code for WHVI (`FAITHFUL_SETTING`).
 """
 
 import argparse
@@ -26,17 +26,17 @@ from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 PAPER = published("walsh_hadamard")
 DATASET_ORDER = ("yacht", "boston", "concrete", "energy", "power", "kin8nm", "naval", "protein")
-"""Data sets, the quick ones first."""
+"""Data sets, the fastest first."""
 
 CHOICES: dict[str, dict[str, Any]] = {
     "yacht": {"point_biases": False, "shrink": 1.0},
     "boston": {"prior_scale": 2.0, "init_scale": 2.0, "shrink": 1.0},
 }
-"""What WHVI changes by data set in `DEFAULTS`: boston's chosen on a tenth of the training rows (`validation`), yacht's those of
-the first run."""
+"""Changes to `DEFAULTS` for WHVI by data set. Those of boston were chosen on a tenth of the training rows (`validation`); those of
+yacht are from the first run."""
 
 DEFAULTS: dict[str, Any] = {"prior_scale": 1.0, "init_scale": 1.0, "point_biases": True, "shrink": 10.0}
-"""What the supplement leaves open, for WHVI; see `Setting`. Chosen on training rows of concrete that were set aside."""
+"""Settings of WHVI that the supplement leaves open; see `Setting`. They were chosen on held-out training rows of concrete."""
 
 FAITHFUL_SETTING: dict[str, Any] = {
     "activation": "tanh",
@@ -44,26 +44,26 @@ FAITHFUL_SETTING: dict[str, Any] = {
     "noise": math.exp(-1.5),
     "own_unit": True,
 }
-"""What the authors' code has in place of `DEFAULTS`, with Gaussian biases and the noise at a third of the learning rate. Not taken
-over: its starts of S and g, one q(g) for all blocks, and standard deviations that it reads as variances."""
+"""Settings of the authors' code, which replace `DEFAULTS`. Biases are Gaussian, and the noise has a third of the learning rate.
+Three traits of their code are not adopted: initial S and g, one q(g) for all blocks, and standard deviations used as variances."""
 
 SMOKE = Recipe(fixed_noise_steps=5, steps=15, batch=16)
 
 
 def setting(dataset: str, model: str, faithful: bool = False) -> Setting:
-    """What table 2 trains on a data set."""
+    """The setting of table 2 for a data set."""
     width = 100 if dataset == "protein" else 50
     ours = FAITHFUL_SETTING if faithful else {**DEFAULTS, **CHOICES.get(dataset, {})}
     return Setting(model, 1, width, **(ours if model == "WHVI" else {}))
 
 
 def add_options(program: Program) -> Program:
-    """What the programs of tables 2, 7, 8 and 9 take."""
+    """Add the options of the programs for tables 2, 7, 8 and 9."""
     return program.option("data", "splits", "table", steps=Recipe().steps, device="cpu")
 
 
 def load(chosen: argparse.Namespace) -> Iterator[uci.Table]:
-    """The data sets that were chosen, one after the other; none where only the table is asked for."""
+    """The chosen data sets, one after the other; none if only the table is printed."""
     if chosen.smoke and not chosen.table:
         yield synthetic()
     elif not chosen.table:

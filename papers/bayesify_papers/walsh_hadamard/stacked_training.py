@@ -20,12 +20,12 @@ class Recipe:
     r"""The schedule of appendix D.1: Adam with the learning rate $\lambda_0 (1 + \gamma t)^{-p}$ at step t.
 
     Args:
-        fixed_noise_steps: Steps before the noise variance is learned.
-        steps: Steps after that.
-        batch: Examples in a step, at most as many as there are.
-        learning_rate: $\lambda_0$.
-        decay: $\gamma$.
-        power: p.
+        fixed_noise_steps: Number of steps before the noise variance is learned.
+        steps: Number of steps with a learned noise variance.
+        batch: Number of examples per step; all examples if there are fewer.
+        learning_rate: Initial learning rate $\lambda_0$.
+        decay: Decay rate $\gamma$.
+        power: Exponent p.
         noise_rate: Factor on the learning rate of the noise variance; a third in the authors' code.
 
     Raises:
@@ -42,13 +42,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.fixed_noise_steps < 0 or self.steps < 0 or self.total < 1 or self.batch < 1:
-            raise ValueError(f"Recipe: {self}; give at least one step and one example a batch")
+            raise ValueError(f"Recipe: {self}; give at least one step and one example per batch")
         if not self.learning_rate > 0:
             raise ValueError(f"Recipe: learning_rate={self.learning_rate}; give a positive number")
 
     @property
     def total(self) -> int:
-        """Steps in all."""
+        """Total number of steps."""
         return self.fixed_noise_steps + self.steps
 
     def factor(self, step: int) -> float:
@@ -57,10 +57,10 @@ class Recipe:
 
 
 class _Following(Update):
-    """A recipe in `fit`: noise variances that are fixed for the first steps, and processor seconds.
+    """A recipe in `fit`. It keeps noise variances fixed for the first steps and counts processor seconds.
 
     Args:
-        recipe: Which of the steps are the first.
+        recipe: Recipe, which has the number of first steps.
         noises: Parameters of the noise variances.
     """
 
@@ -103,20 +103,20 @@ def train(
     every: int = 1000,
     report: Callable[[int, float], None] = lambda step, seconds: None,
 ) -> float:
-    """Train a stack by `fit`, from a checkpoint where there is one; its networks hold the result.
+    """Train a stack in place by `fit`, from a checkpoint if there is one.
 
     Args:
-        stack: Every network sees batches of its own data.
+        stack: Stack of networks. Each sees batches of its own data.
         x: Inputs, [R, N, inputs].
         y: Targets [R, N, O], or labels [R, N].
         recipe: Schedule.
-        checkpoint: File to go on from and to keep; removed by the caller when the result is stored.
+        checkpoint: File to resume from and to write. The caller removes it when the result is stored.
         seed: Seed of batches and noise.
-        every: Steps between checkpoints, at most; a divisor of the recipe's.
-        report: Called with step and seconds at each.
+        every: Largest number of steps between checkpoints; a divisor of the recipe's steps.
+        report: Function called with step and seconds at each checkpoint.
 
     Returns:
-        Processor seconds, those before an interruption included.
+        Processor seconds, including those before an interruption.
     """
     num_data, steps = x.shape[1], math.gcd(recipe.total, every)
     noises = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
@@ -126,7 +126,7 @@ def train(
         groups: list[dict[str, Any]] = [{"params": weights}]
         if noises:
             groups.append({"params": noises, "lr": recipe.noise_rate * recipe.learning_rate})
-        # `fit` divides the objective by N: with its epsilon divided likewise, Adam's step is that of the whole objective
+        # `fit` divides the objective by N; dividing Adam's epsilon by N too gives the step of the whole objective
         return torch.optim.Adam(groups, lr=recipe.learning_rate, eps=1e-8 / num_data, fused=True)
 
     def seconds(history: History) -> float:

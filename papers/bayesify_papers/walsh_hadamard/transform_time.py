@@ -1,9 +1,9 @@
-"""Time of the fast Walsh-Hadamard transform beside the dense product (appendix D.5, figure 8).
+"""Time of the fast Walsh-Hadamard transform compared with the dense product (appendix D.5, figure 8).
 
     python -m bayesify_papers.walsh_hadamard.transform_time [--measure] [--out DIR] [--smoke]
 
-Without `--measure` it prints the ratios that `python -m benchmarks.hadamard` left in benchmarks/results. With it, it measures
-here: by number of features D at batch 512, and by batch at D = 512, on the GPU if there is one.
+Without `--measure` the program prints the ratios that `python -m benchmarks.hadamard` wrote to benchmarks/results. With `--measure`
+it measures on this machine: by number of features D at batch 512, and by batch at D = 512, on the GPU if there is one.
 """
 
 import json
@@ -31,10 +31,10 @@ BENCHMARK_FOLDER = Path("benchmarks") / "results"
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the benchmark of the transform wrote for CPU and GPU, by file name.
+    """Results of the transform's benchmark on CPU and GPU, by file name.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no such file.
     """
     found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("hadamard_*.json"))}
     if not found:
@@ -45,7 +45,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def summarize_benchmarks(found: dict[str, dict[str, Any]]) -> str:
-    """The ratios of transform to dense product, a line for each size and machine."""
+    """A table with the ratios of transform to dense product, a line for each size and machine."""
     lines = []
     for content in found.values():
         hardware = content["hardware"]
@@ -55,14 +55,14 @@ def summarize_benchmarks(found: dict[str, dict[str, Any]]) -> str:
             if match is not None:
                 lines.append([match[1], number(value, 4), number(1 / value, 1), machine])
     title = (
-        "Time of the transform over that of the dense product, batch 512. The paper shows a figure without numbers: on its CPU "
-        "both meet near 512 to 1024 features, on its GPU the transform is always ahead."
+        "Time of the transform divided by the time of the dense product, batch 512. The paper shows a figure without numbers: on "
+        "its CPU both take equal time near 512 to 1024 features, on its GPU the transform is always faster."
     )
     return table(["D", "ratio", "times faster", "machine"], lines, title)
 
 
 def measure(sizes: Sequence[int], batches: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """Median milliseconds of both, a row for each size at `FIXED_BATCH_SIZE` and for each batch at `FIXED_SIZE`."""
+    """Median milliseconds of transform and product: rows for sizes at `FIXED_BATCH_SIZE` and for batches at `FIXED_SIZE`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     for kind, size, batch in [("features", size, FIXED_BATCH_SIZE) for size in sizes] + [
@@ -79,7 +79,7 @@ def measure(sizes: Sequence[int], batches: Sequence[int], seconds: float) -> lis
                 call()
             start = time.perf_counter()
             while len(times["dense"]) < 5 or time.perf_counter() - start < seconds:
-                for name, call in calls.items():  # one after the other, so that a slow moment hits both
+                for name, call in calls.items():  # alternate, so that a slow moment affects both
                     times[name].append(_milliseconds(call))
         row = {name: statistics.median(values) for name, values in times.items()}
         ratio = statistics.median(a / b for a, b in zip(times["transform"], times["dense"], strict=True))
@@ -88,7 +88,7 @@ def measure(sizes: Sequence[int], batches: Sequence[int], seconds: float) -> lis
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
-    """Of one call: of the processor where one thread does it all, so that other programs do not count, else of the wall clock."""
+    """Milliseconds of one call. With one thread, processor time excludes other programs; otherwise it is wall-clock time."""
     alone = not torch.cuda.is_available() and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     if torch.cuda.is_available():
@@ -101,7 +101,7 @@ def _milliseconds(call: Callable[[], Any]) -> float:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Time by features on the left, by batch on the right (figure 8)."""
+    """Plot the time by features on the left and by batch on the right (figure 8)."""
     with figures.panels(path, 1, 2, (8.0, 3.2)) as axes:
         kinds = (("features", "size", "features D"), ("batch", "batch", "batch"))
         for place, (kind, key, label) in zip(axes, kinds, strict=True):
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         show(
             read_rows(chosen.out),
-            "Time of the transform over that of the dense product; the paper shows a figure without numbers.",
+            "Time of the transform divided by the time of the dense product. The paper shows a figure without numbers.",
         )
     )
     return 0

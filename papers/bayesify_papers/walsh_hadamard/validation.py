@@ -1,9 +1,9 @@
-"""Choices that the supplement leaves open, compared on a tenth of the training rows of every split; test rows are not looked at.
+"""Choices that the supplement leaves open, compared on a tenth of the training rows of every split. Test rows are not used.
 
     python -m bayesify_papers.walsh_hadamard.validation --dataset boston --scales 1 2 3 [--point-biases] [--out DIR]
 
-All candidates and all splits of a data set train side by side. A candidate is a scale of the prior and of the starting weights
-(`--prior-scales` gives the prior's own) and a factor by which g is made smaller (`--shrink`, see `regression.rescale`).
+All candidates and all splits of a data set train at once. A candidate has one scale for the prior and the initial weights
+(`--prior-scales` sets the prior's separately) and a factor by which g is made smaller (`--shrink`, see `regression.rescale`).
 """
 
 import sys
@@ -27,11 +27,11 @@ Scores = list[dict[str, float]]
 
 
 def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: int | None = None) -> Scores:
-    """Train candidates of one shape on all splits side by side, and score them on the rows set aside.
+    """Train candidates of one shape on all splits at once, and score them on the rows set aside.
 
     Args:
         data: Data set.
-        candidates: They differ in what leaves the shape of parameters alone.
+        candidates: Settings whose parameters have the same shapes.
         recipe: Recipe of the training.
         splits: Number of splits, from the first.
     """
@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("dataset", DATASET_ORDER, "boston").choice("activation", ("relu", "tanh"), "relu")
     program.choice("covariance", ("diagonal", "full"), "diagonal").option("data", "splits", model="WHVI")
     program.option(scales=(1.0, 2.0), point_biases=False, steps=Recipe().steps, learning_rate=Recipe().learning_rate)
-    program.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")
-    program.add_argument("--shrink", nargs="+", type=float, help="one for each scale; with --point-biases")
+    program.add_argument("--prior-scales", nargs="+", type=float, help="prior scale for each scale")
+    program.add_argument("--shrink", nargs="+", type=float, help="factor for each scale; needs --point-biases")
     chosen = program.read(arguments)
     data = synthetic() if chosen.smoke else uci.load(chosen.dataset, chosen.data)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, learning_rate=chosen.learning_rate)

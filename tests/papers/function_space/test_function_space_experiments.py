@@ -105,7 +105,7 @@ def test_points_of_a_mixture_are_shared() -> None:
     context = trainings.make_context(job, torch.rand(10, 1, 4, 4))
     assert context.n == 5
     for wrong in ("mnist", "noise+mnist"):
-        with pytest.raises(ValueError, match="known: notmnist"):
+        with pytest.raises(ValueError, match="; choose notmnist, noise"):
             trainings.make_context(trainings.Training("fsvi", context=wrong, points=5), torch.rand(10, 1, 4, 4))
 
 

@@ -194,7 +194,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
     assert classification.main([*options, "deterministic"]) == 0
     before = json.loads((tmp_path / "run.json").read_text())["history"]["deterministic"]
     assert classification.main([*options, "deterministic", "ensemble_w"]) == 0
-    assert "Deterministic: its predictions are there already" in capsys.readouterr().out
+    assert "Deterministic: its predictions exist already" in capsys.readouterr().out
     after = json.loads((tmp_path / "run.json").read_text())
     assert after["history"]["deterministic"] == before
     assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["point-0", "point-1"]
@@ -256,7 +256,7 @@ def test_held_out_images_take_no_part_in_training():
 
 
 @pytest.mark.parametrize("found", [(), ("svhn",)])
-def test_strangers_of_the_paper_are_taken_where_they_are(tmp_path, monkeypatch, found):
+def test_out_of_distribution_sets_of_the_paper_are_used_if_available(tmp_path, monkeypatch, found):
     made = []
     monkeypatch.setattr(classification, "available", lambda names, _: [name for name in names if name in found])
     monkeypatch.setattr(classification, "run", lambda _, source, *__, **___: made.append(source))

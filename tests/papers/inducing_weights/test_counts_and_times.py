@@ -15,7 +15,7 @@ def test_counts_are_the_published_ones(smoke):
 
 
 def test_a_size_that_is_not_published():
-    with pytest.raises(ValueError, match="M=17 is not published; give some of 16"):
+    with pytest.raises(ValueError, match="no number for M=17; choose from 16"):
         parameters.rows([17])
 
 

@@ -62,7 +62,7 @@ def test_transform_time_smoke(smoke):
         ("batch", 512, 64),
     ]
     assert all(row["dense"] > 0 and row["transform"] > 0 for row in rows)
-    assert "over that of the dense product" in done.printed
+    assert "divided by the time of the dense product" in done.printed
 
 
 def test_transform_time_reads_the_benchmark(tmp_path, capsys):
