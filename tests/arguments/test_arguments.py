@@ -213,7 +213,8 @@ def review(found: list[list[str]]) -> None:
     """98 % of wrong calls end clearly, none goes on for ever, and what is taken is known."""
     known = {(call, word) for calls in ACCEPTED.values() for call, words in calls.items() for word in words}
     taken = [row[:3] for row in found if row[3] == "accepted"]
-    assert not [row for row in taken if (f"{row[0]}({row[1]})", row[2]) not in known]
+    new = [row for row in taken if (f"{row[0]}({row[1]})", row[2]) not in known]
+    assert not new, json.dumps(new)
     assert not [row[:3] for row in found if row[3] == "endless"]
     wrong = [row for row in found if row[3] != "accepted"]
     unclear = [row for row in wrong if row[3] != "clear"]
