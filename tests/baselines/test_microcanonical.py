@@ -161,3 +161,6 @@ def test_what_cannot_be_sampled_is_refused_with_a_remedy() -> None:
         microcanonical(linear(toy.linear(num_data=4, num_features=1)), data.x[:, :1], data.y)
     with pytest.raises(ValueError, match="one number per draw"):
         Chains(point.draw(3), likelihoods.Gaussian(), log_density=torch.zeros(2, 2))
+    for wrong in (torch.zeros(2), torch.tensor([math.nan])):
+        with pytest.raises(ValueError, match="one finite number per chain"):
+            Chains(point.draw(3), likelihoods.Gaussian(), acceptance=wrong)

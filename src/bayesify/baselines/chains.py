@@ -86,6 +86,11 @@ class Chains(FixedDraws):
             raise ValueError(
                 f"Chains: log_density is {list(self.log_density.shape)} for {len(draws)} draws; give one number per draw, [C, T]"
             )
+        for name, value in (("energy_error", self.energy_error), ("acceptance", self.acceptance)):
+            if value.shape != (chains,) or not value.isfinite().all():
+                raise ValueError(
+                    f"Chains: {name}={value.tolist()} for {chains} chains; give one finite number per chain, [C]"
+                )
 
     @property
     def num_chains(self) -> int:
