@@ -132,8 +132,8 @@ def times(rows: list[Row]) -> str:
 
 def truths_table(truths: dict[str, Any]) -> str:
     """Table of the references: how each was made, and whether it is proven."""
-    head = ["problem", "made by", "R-hat, largest", "effective draws, fewest", "R-hat of log density", "energy error, nats",
-            "accepted", "seconds", "proven"]  # fmt: skip
+    head = ["problem", "proven", "made by", "R-hat, largest", "effective draws, fewest", "R-hat of log density",
+            "energy error, nats", "accepted", "seconds"]  # fmt: skip
     lines = []
     for name, told in truths.items():
         made = ["closed form", *["-"] * 5]
@@ -141,7 +141,7 @@ def truths_table(truths: dict[str, Any]) -> str:
             made = [f"{told['chains']} chains of {told['trajectories']:,.0f} trajectories", f"{told['r_hat']:.3f}",
                     f"{told['effective_draws']:,.0f}", f"{told['log_density_r_hat']:.3f}", f"{told['energy_error']:.2f}",
                     f"{100 * told['acceptance']:.0f} %"]  # fmt: skip
-        lines.append([f"`{name}`", *made, f"{told['seconds']:,.0f}", "yes" if told["proven"] else "**no**"])
+        lines.append([f"`{name}`", "yes" if told["proven"] else "**no**", *made, f"{told['seconds']:,.0f}"])
     return table(head, lines)
 
 
@@ -208,9 +208,12 @@ def contents(stored: dict[str, Any]) -> str:
     seeds, total = len({row["seed"] for row in rows}), sum(row["seconds"] for row in stored["rows"])
     told = (
         f"{len(problems)} of 12 problems, {len(methods)} methods, up to {seeds} seeds: {len(stored['rows'])} of"
-        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core in total. The rank and the table of methods use"
-        f" the {len(common)} problems on which all ranked methods were run: {', '.join(common)}. The heat map has every run."
+        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core in total."
     )
+    if len(common) < len(problems):
+        told += (
+            f" The ranking uses the {len(common)} problems on which all ranked methods were run: {', '.join(common)}."
+        )
     made = Counter(row["cores"] for row in stored["rows"] if "cores" in row)
     if len(made) > 1:
         each = ", ".join(f"{count} on one of {cores} cores" for cores, count in made.most_common())
@@ -220,12 +223,6 @@ def contents(stored: dict[str, Any]) -> str:
     head = ["method", "all", *names, "spread inside", "spread outside", "seconds"]
     sections = [
         told,
-        "## Are the references right?",
-        truths_table(stored["truths"]),
-        "The noise floor of each distance:",
-        floors_table(rows, names),
-        *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text())), NUTS_TEXT] if NUTS.exists() else []),
-        *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED} else []),
         "## Every method",
         "![Distances](figures/truth-distances.svg)",
         "![Time](figures/truth-times.svg)",
@@ -233,6 +230,12 @@ def contents(stored: dict[str, Any]) -> str:
         " those of a training run. Click on the head of a column to sort the table.",
         table(head, lines),
         *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
+        *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED} else []),
+        *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text())), NUTS_TEXT] if NUTS.exists() else []),
+        "## Are the references right?",
+        truths_table(stored["truths"]),
+        "The noise floor of each distance:",
+        floors_table(rows, names),
     ]
     return "\n\n".join(sections)
 
