@@ -56,7 +56,9 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
     diagonal = features.at_positions(h.detach())
     products = diagonal.new_zeros(0, *diagonal.shape)
     if q is not None:
-        products = features.at_positions(q.detach()) * group_masks(features, likelihood).to(diagonal).unsqueeze(1)
+        products = features.at_positions(q.detach()).unsqueeze(0)
+        if features.outputs.shape[1:] != (features.channels,):  # several groups of classes, or positions
+            products = products * group_masks(features, likelihood).to(diagonal).unsqueeze(1)
     weights = None
     if batch.weights is not None:
         each = batch.weights.to(diagonal).reshape(-1, 1, 1)
@@ -102,9 +104,12 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
     if structure == "kronecker":
         inputs = (summed["inputs"] / summed["count"]).to(kind)
         return {f"inputs/{layer.name}": inputs, f"slopes/{layer.name}": summed["slopes"].to(kind)}
-    order = matrix_order(subset, layer).flatten().argsort().to(summed["curvature"].device)  # to that of the subset
-    found = summed["curvature"].to(kind).index_select(0, order)
-    return {"curvature": found.index_select(1, order) if structure == "full" else found}
+    found = summed["curvature"].to(kind)
+    if structure == "diagonal":
+        return {"curvature": subset.take(layer.from_matrix(found.reshape(layer.rows, -1)))}
+    places = matrix_order(subset, layer).flatten().to(found.device)
+    order = torch.empty_like(places).scatter_(0, places, torch.arange(len(places), device=places.device))
+    return {"curvature": found.index_select(0, order).index_select(1, order)}
 
 
 def matrix_order(subset: Subset, layer: Layer) -> Tensor:
