@@ -47,7 +47,14 @@ from bayesify.laplace.curvature import (
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
-from bayesify.laplace.leave_one_out import NUM_LEFT_OUT_ROWS, LeftOutRows, LinearModel, leave_out, nearest_good
+from bayesify.laplace.leave_one_out import (
+    MAX_DENSITY_LOSS,
+    NUM_LEFT_OUT_ROWS,
+    LeftOutRows,
+    LinearModel,
+    leave_out,
+    nearest_good,
+)
 from bayesify.laplace.linearized import (
     MAX_EXACT_OUTPUTS,
     MAX_QUIET_PASSES,
@@ -153,7 +160,8 @@ class Laplace(Drawable):
             so that predictions follow the targets' unit. For `"sampled"`, the default is a multiple of the curvature's diagonal,
             and `fit` finds the multiple by the evidence.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
-            The default is `"probit"` for one layer of several under a full covariance, otherwise `"mc"`.
+            The default is `"probit"` for one layer of several under a full covariance, otherwise `"mc"`. For all weights under a
+            full covariance, `fit` takes the probit if it predicts left-out training rows better.
         temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: Number K of random vectors per example that replace the matrix $H_n$ of its outputs. They are unbiased.
@@ -230,6 +238,7 @@ class Laplace(Drawable):
         self.num_samples, self.seed = num_samples, seed
         self.memory, self.output = parse_bytes(memory), output
         self._link, self.temperature = link, temperature
+        self._found_link: Link | None = None
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self._default = prior_precision is None  # until the weights are chosen
@@ -824,6 +833,8 @@ class Laplace(Drawable):
     def _leave_labels_out(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """Move the settled precision of all weights, for classes, if training rows are then predicted better when left out.
 
+        The same rows choose the link, if none was given: the probit where it is better by more than `MAX_DENSITY_LOSS`.
+
         Training rows alone do not show that a network is too sure of new rows. With their own effect on the network taken out
         (`leave_out`), they do.
         """
@@ -835,7 +846,8 @@ class Laplace(Drawable):
         batches = [batch for batch in cut(batches, NUM_LEFT_OUT_ROWS) if len(batch)]
         model = self._linear_model(loader, read_batch, 1.0, -2 * self.data.log_likelihood)
         factors = [*precisions.SETTLING_FACTORS[::2], *precisions.WIDE_FACTORS[1:]]
-        totals = torch.zeros(len(factors), dtype=torch.float64)
+        links: list[Link] = [self._link] if self._link else ["mc", "probit"]
+        totals = torch.zeros(len(links), len(factors), dtype=torch.float64)
         network, seed = self._linearized(), draw_seed(torch.Generator().manual_seed(0), 2**31)
         for batch in batches:
             start = 0
@@ -846,9 +858,13 @@ class Laplace(Drawable):
                 start += len(outputs)
                 spreads = [one.dense() if isinstance(one, Spread) else one for one in found]
                 for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
-                    made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True)
-                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
-        self.set_prior_factor(nearest_good(factors, sum_over_processes(totals).tolist(), posterior.factor))
+                    for row, link in enumerate(links):
+                        made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)
+                        totals[row, place] += part.counts @ made.log_prob(part.y).cpu().double()
+        densities = sum_over_processes(totals)
+        better = len(links) > 1 and float(densities[1].max() - densities[0].max()) > MAX_DENSITY_LOSS
+        self._found_link = links[int(better)]
+        self.set_prior_factor(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
         """Nats that predictions of training rows lose against the network's own, under factors on the precision."""
@@ -886,7 +902,7 @@ class Laplace(Drawable):
     @property
     def link(self) -> Link:
         """Approximation of the expected class probabilities."""
-        return self._link or ("probit" if self._is_one_layer else "mc")
+        return self._link or self._found_link or ("probit" if self._is_one_layer else "mc")
 
     @property
     def device(self) -> torch.device:
@@ -935,14 +951,16 @@ class Laplace(Drawable):
         mean, covariance = self._output_gaussian(x, budget)
         return self._closed_form(mean, covariance, seed)
 
-    def _closed_form(self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False) -> Predictive:
+    def _closed_form(
+        self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False, link: Link | None = None
+    ) -> Predictive:
         """The predictive from a Gaussian over outputs, with the covariance times the temperature."""
         scaled = (
             covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
         )
         axis = self.likelihood.logit_axis(mean.ndim)
         gaussian = OutputGaussian(mean, scaled, seed, axis, same_noise=same_noise)
-        return self.likelihood.closed_form(gaussian, self.link)
+        return self.likelihood.closed_form(gaussian, link or self.link)
 
     def _output_gaussian(self, x: Any, budget: int) -> tuple[Tensor, Covariance]:
         """Means and covariances of the outputs of a batch."""
