@@ -7,10 +7,10 @@ covariance and its default (last layer, Kronecker factors). For regression, prio
 `log_marginal_likelihood` by Adam, as its regression example does. For classes, `optimize_prior_precision(method="marglik")` chooses
 the prior precision, and predictions use its default link, the probit.
 
-The five networks of `REPORTED` chose no setting. Settings were chosen on those of `CHOOSING` (`--choosing`), which have other data,
-sizes and activations. Data are simulated or come with scikit-learn. Each network and seed is a file in `--folder`; after `--limit`
-seconds none is begun. A difference is ours minus theirs in the NLL of test rows, in nats per row, with the standard error of its
-mean over seeds.
+The five networks of `REPORTED` chose no setting. Settings were chosen on the networks of `CHOOSING` (`--choosing`), which have
+other data, sizes and activations. Data are simulated or come with scikit-learn. Each network and seed is a file in `--folder`.
+After `--limit` seconds no new cell starts, and the results cover the finished cells of the folder. A difference is ours minus
+theirs in the NLL of test rows, in nats per row, with the standard error of its mean over seeds.
 """
 
 import math
@@ -43,9 +43,9 @@ class Problem:
 
     Args:
         net: A function that makes the network.
-        data: A function from a generator to rows, of which the first are for training.
+        data: A function from a generator to all rows.
         num_train: Number of training rows; all others are test rows.
-        epochs: Epochs of Adam in batches of 64.
+        epochs: Number of epochs of Adam in batches of 64.
         rate: Learning rate.
         decay: Weight decay.
     """
@@ -110,7 +110,7 @@ def arm(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def wave(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A wave with noise that 120 points show, [N, 1]."""
+    """Noisy points on a wave, [N, 1]."""
     x = 4 * torch.rand(1120, 1, generator=generator) - 2
     return x, torch.sin(3 * x) + 0.3 * x + 0.2 * torch.randn(x.shape, generator=generator)
 
@@ -120,6 +120,12 @@ def products(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = torch.randn(1800, 5, generator=generator)
     y = torch.stack([x[:, 0] * x[:, 1], (x[:, 2] + x[:, 3]).tanh() + 0.5 * x[:, 4]], 1)
     return x, y + 0.4 * torch.randn(y.shape, generator=generator)
+
+
+def waves_and_line(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The sine of a product of two of five inputs, plus a third, with noise."""
+    x = torch.randn(2300, 5, generator=generator)
+    return x, torch.sin(x[:, :1] * x[:, 1:2]) + x[:, 2:3] + 0.2 * torch.randn(2300, 1, generator=generator)
 
 
 def mlp(*sizes: int, activation: type[nn.Module]) -> Callable[[], nn.Module]:
@@ -148,6 +154,12 @@ def residual_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), block, nn.LayerNorm(16), nn.Linear(16, 1))
 
 
+def three_classes(flipped: float) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+    """Rows of three classes, each with two clusters, and a share of random labels."""
+    kinds = {"n_features": 6, "n_informative": 4, "n_redundant": 0, "n_classes": 3, "n_clusters_per_class": 2}
+    return table("make_classification", n_samples=1600, flip_y=flipped, **kinds)
+
+
 REPORTED = {
     "diabetes_mlp": Problem(mlp(10, 30, 1, activation=nn.Tanh), table("load_diabetes"), 300, 150, 5e-3),
     "friedman2_residual": Problem(residual_net, table("make_friedman2", n_samples=2400, noise=100.0), 400, 100, 3e-3),
@@ -170,10 +182,21 @@ CHOOSING = {
         mlp(10, 24, 16, 1, activation=nn.GELU), table("make_friedman1", n_samples=2500, noise=1.0), 500, 100, 3e-3
     ),
     "products_mlp": Problem(mlp(5, 32, 2, activation=nn.ReLU), products, 800, 100, 5e-3, 1e-4),
+    "waves_and_line_short": Problem(mlp(5, 64, 1, activation=nn.GELU), waves_and_line, 800, 30, 5e-3),
+    "waves_and_line_long": Problem(mlp(5, 64, 1, activation=nn.GELU), waves_and_line, 800, 200, 5e-3),
+    "friedman1_short": Problem(
+        mlp(10, 48, 48, 1, activation=nn.ReLU), table("make_friedman1", n_samples=2000, noise=1.0), 400, 15, 1e-3
+    ),
+    "friedman1_memorized": Problem(
+        mlp(10, 48, 32, 1, activation=nn.ReLU), table("make_friedman1", n_samples=2000, noise=1.0), 400, 200, 3e-3
+    ),
     "wine_mlp": Problem(mlp(13, 16, 3, activation=nn.Tanh), table("load_wine"), 90, 60, 5e-3),
     "moons_mlp": Problem(
         mlp(2, 24, 24, 2, activation=nn.ReLU), table("make_moons", n_samples=2200, noise=0.3), 200, 150, 5e-3
     ),
+    "iris_mlp": Problem(mlp(4, 12, 12, 3, activation=nn.ReLU), table("load_iris"), 75, 80, 5e-3),
+    "three_classes_memorized": Problem(mlp(6, 32, 3, activation=nn.Tanh), three_classes(0.1), 300, 200, 5e-3),
+    "three_classes_short": Problem(mlp(6, 32, 3, activation=nn.ReLU), three_classes(0.02), 400, 15, 5e-3),
 }
 
 
@@ -278,7 +301,7 @@ def main() -> None:
         own = [row for (other, _), row in rows.items() if other == name]
         if own:
             figures[name] = compare(own)
-    strongest: list[float] = []  # on each network, the form of theirs with the lowest mean
+    strongest: list[float] = []  # against the form of theirs with the lowest mean on each network
     for name, found in figures.items():
         best = min((key for key in found if key.startswith("laplace-torch")), key=lambda key: found[key]["nll"])
         found["strongest"] = best

@@ -179,7 +179,8 @@ def leave_out(
     eye = (1 + MIN_LEFT_SHARE) * torch.eye(outputs.shape[1], dtype=torch.float64, device=outputs.device)
 
     def without(spread: Tensor) -> Tensor:
-        return torch.linalg.solve(eye - spread.double() @ fisher, spread.double())  # (I - C H)^-1 C
+        found: Tensor = torch.linalg.solve(eye - spread.double() @ fisher, spread.double())  # (I - C H)^-1 C
+        return found
 
     mean = outputs.double() - (without(spreads[0]) @ score.unsqueeze(-1)).squeeze(-1)
     for spread in spreads[1:]:
