@@ -324,7 +324,7 @@ def test_censored_outputs_of_a_gaussian(outputs: int) -> None:
         expected = stats.multivariate_normal(center[d], total[np.ix_(d, d)]).logpdf(y[0].numpy()[d]) if d.any() else 0.0
         if c.any():
             spread = total[np.ix_(c, c)] - gain @ total[np.ix_(d, c)]
-            expected += np.log(stats.multivariate_normal(gain @ gap[d], spread, abseps=1e-8, releps=1e-8).cdf(gap[c]))
+            expected += np.log(stats.multivariate_normal.cdf(gap[c], gain @ gap[d], spread, abseps=1e-8, releps=1e-8))
         predictive = law.closed_form(OutputGaussian(mean, covariance.unsqueeze(0), 0))
         assert isinstance(predictive, RegressionPredictive)
         found = float(predictive.censored_log_prob(y, mask.unsqueeze(0)))
