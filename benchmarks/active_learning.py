@@ -1,10 +1,10 @@
-"""Active learning on MNIST with every image three times: labels needed for 95 % of the accuracy with all labels.
+"""Active learning on MNIST with every image three times: labels needed for 95 % of the full accuracy.
 
-The pool is the first 5,000 training images, each three times with Gaussian noise of std 0.1 (Kirsch et al. 2019, section 4.2);
-accuracy is that on the test images. A convolutional network under MC dropout is trained from scratch on 20 labels, then on 10
-more each round, chosen at random, by predictive entropy, by BALD, or by BatchBALD. Full accuracy is that of the same network
-trained on all of the pool's labels. `--choose` scores the KL's weight with 20 and 150 random labels on 5,000 training images
-outside the pool, with seeds of its own. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
+The pool is the first 5,000 training images, each three times with Gaussian noise of std 0.1 (Kirsch et al. 2019, section 4.2).
+Accuracy is measured on the test images. A convolutional network under MC dropout is trained from scratch on 20 labels, then on 10
+more labels each round, chosen at random, by predictive entropy, by BALD, or by BatchBALD. The full accuracy is that of the same
+network trained on all labels of the pool. `--choose` scores the KL's weight with 20 and 150 random labels on 5,000 training images
+outside the pool, with separate seeds. Each round is appended to `--rounds`, and a killed run resumes from its file in `--folder`.
 
 python -m benchmarks.active_learning --workers 4                       # a GPU
 python -m benchmarks.active_learning --choose > kl-weights.jsonl
@@ -38,7 +38,7 @@ KL_WEIGHT = 1e-3
 
 
 def load(small: bool, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels of the pool, and of the test."""
+    """Images and labels of the pool and of the test set."""
     data = images.load("mnist", download=False).first(500 if small else 5_000, 500 if small else 10_000)
     x, test_x = (torch.from_numpy(part).to(device).float() / 255 for part in (data.train_images, data.test_images))
     y, test_y = (torch.from_numpy(part).to(device).long() for part in (data.train_labels, data.test_labels))
@@ -70,7 +70,7 @@ def accuracy(model: Any, x: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bool) -> None:
-    """One run over the pool; `full` is a training on all labels."""
+    """One run over the pool. The method `full` trains on all labels."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     x, y, test_x, test_y = load(small, device)

@@ -1,4 +1,4 @@
-"""Which aims this machine meets, and what other machines were measured to do.
+"""Report of the aims that this machine meets, and of the stored figures of other machines.
 
 python -m benchmarks.aims
 """
@@ -13,7 +13,7 @@ from benchmarks.run import commands
 from benchmarks.timing import MACHINE, RESULTS, folder_of, hardware
 
 MACHINES = {"ARM": "aarch64", "x86-64": "x86_64"}
-"""Processors whose figures are kept, by the name that people know."""
+"""Processors whose figures are stored, by their common name."""
 
 
 def aims() -> list[dict[str, Any]]:
@@ -23,18 +23,18 @@ def aims() -> list[dict[str, Any]]:
 
 
 def on_gpu(aim: dict[str, Any]) -> bool:
-    """Whether a figure is a GPU's."""
+    """Whether an aim is for a GPU."""
     return str(aim["file"]).endswith("_gpu")
 
 
 def stored(aim: dict[str, Any], machine: str, what: str = "figure") -> float | None:
-    """A figure of an aim, or its floor, as it was measured on a kind of processor; `None` where it was not."""
+    """The stored figure or floor of an aim on a kind of processor; `None` if it was not measured."""
     key = aim.get(what)
     return _find(_content(aim, machine).get("figures", {}), key) if isinstance(key, str) else key
 
 
 def run_of(aim: dict[str, Any], machine: str) -> dict[str, Any]:
-    """The run that a figure is from: its date, command, hardware and versions."""
+    """The run of a figure: its date, command, hardware and versions."""
     content = _content(aim, machine)
     later = [run for run in content.get("later_runs", []) if any(aim["figure"].startswith(row) for row in run["rows"])]
     return later[-1] if later else content
@@ -46,7 +46,7 @@ def _content(aim: dict[str, Any], machine: str) -> dict[str, Any]:
 
 
 def _find(figures: Any, key: str) -> Any:
-    """A figure by its key; after a colon a part of one, by name or by number."""
+    """A figure by its key. The text after a colon selects a part of the figure by name or number."""
     if isinstance(figures, list):
         return figures[int(key)]
     if key in figures or ":" not in key:
@@ -57,7 +57,7 @@ def _find(figures: Any, key: str) -> Any:
 
 
 def is_met(aim: dict[str, Any], figure: float) -> bool:
-    """Whether a figure, as the table shows it, is what was asked for."""
+    """Whether a figure, rounded as in the table, meets its aim."""
     shown = float(f"{figure:.3g}")
     return shown >= aim["aim"] if aim.get("more") else shown <= aim["aim"]
 
@@ -76,9 +76,9 @@ def main() -> None:
         least = "" if floor is None else f", floor {floor:.3g}"
         print(f"{verdict:12} {aim['what']}: {numbers}asked {aim['aim']:g}{least}{_origin(run) if run else ''}")
     print(
-        f"{counts['met']} of {counts['met'] + counts['missed']} aims that were measured on hardware like this are met"
+        f"{counts['met']} of {counts['met'] + counts['missed']} aims that were measured on this kind of hardware are met"
     )
-    print("In brackets: on other hardware. `make bench` measures again what stands under these commands:")
+    print("Brackets: other hardware. `make bench` measures the figures of these commands again:")
     print("  " + "; ".join(commands()))
 
 

@@ -1,11 +1,11 @@
-"""How often `fit` raises an alarm: 22 trainings that are healthy, and 22 that are broken on purpose, each in its own way.
+"""Rate of alarms of `fit` in 22 healthy training runs and in 22 runs that are broken on purpose, each in its own way.
 
     python -m benchmarks.alarms
 
-Digits and a regression of one output, with networks trained before where a case says so. A case counts as told if `fit` ends with a
-finding. A first run of these cases showed two faults, which were then mended: batches of the start and of the end were different
-rows, and the noise was found under dropout. So the cases have been used for choosing; the noise of the case "known noise" was set
-to the variance of its network's residuals after that run.
+The problems are digits and a regression with one output. Cases named "trained" start from a trained network. A case counts as
+reported if `fit` ends with a finding. A first run of these cases showed two faults, which were then mended: the first and last
+batches were different rows, and the noise was estimated under dropout. So the cases have been used for development. After that run,
+the noise of the case "known noise" was set to the variance of its network's residuals.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def trained(net: nn.Module, split: Split, epochs: int = 15) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """One training: a network, a posterior, a likelihood, and options of `fit`."""
+    """One training run: a network, a posterior, a likelihood, and options of `fit`."""
 
     label: str
     net: Callable[[], nn.Module]

@@ -1,9 +1,9 @@
-"""Bayesian optimization of botorch's test functions: simple regret of networks under posteriors beside a Gaussian process.
+"""Bayesian optimization of botorch's test functions: simple regret of Bayesian networks compared with a Gaussian process.
 
-30 evaluations of Branin, Hartmann 6 and Ackley 10: ten of a Sobol sequence, then five batches of four by qLogNEI (`--batch 1`:
-twenty of one). Every model is trained from scratch for each batch, on standardized values without noise. Networks have two
-layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3; they are trained by 250 full-batch steps, the
-Monte Carlo chains go on from the batch before. Runs are appended to `--runs` as they finish; those found there are not repeated.
+Branin, Hartmann 6 and Ackley 10 are evaluated 30 times: ten times at a Sobol sequence, then in five batches of four by qLogNEI
+(with `--batch 1`, in twenty batches of one). Every model is trained from scratch for each batch, on standardized values without
+noise. Networks have two layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3. They are trained by 250
+full-batch steps; the Monte Carlo chains continue from the previous batch. Finished runs are appended to `--runs` and not repeated.
 
 python -m benchmarks.bayesian_optimization --workers 5
 python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods gp ensemble --runs build/runs.jsonl
@@ -56,9 +56,9 @@ def network(dim: int) -> nn.Sequential:
 
 
 class Chains:
-    """Hamiltonian Monte Carlo over the weights of the network, eight chains side by side.
+    """Hamiltonian Monte Carlo over the weights of the network, with eight chains at once.
 
-    In whitened weights, z = w / prior std; 20 leapfrog steps each, whose size follows the rate of acceptance.
+    The chains move whitened weights, z = w / prior std, by 20 leapfrog steps, whose size adapts to the acceptance rate.
     """
 
     def __init__(self, dim: int, generator: torch.Generator) -> None:
@@ -114,7 +114,7 @@ class Chains:
 
 
 def train(method: str, x: Tensor, z: Tensor, seed: int, chains: Chains | None) -> Any:
-    """What draws functions, trained on points [N, D] and standardized values [N, 1], float32."""
+    """A model that draws functions, trained on points [N, D] and standardized values [N, 1], float32."""
     torch.manual_seed(seed)
     if method == "hmc":
         assert chains is not None

@@ -1,4 +1,4 @@
-"""Training through `fit` on a GPU beside a plain network in an ordinary eager loop: loaders and host copies included.
+"""Training by `fit` on a GPU compared with a plain network in an eager loop, including loaders and host copies.
 
 python -m benchmarks.captured_steps
 """
@@ -37,7 +37,7 @@ def plain_loop(net: nn.Module, loader, epochs: int, bf16: bool) -> float:
 
 
 class OnDevice:
-    """The same data on the GPU already: what the plain loop costs without its loader."""
+    """The same data, already on the GPU, to measure the plain loop without its loader."""
 
     def __init__(self, x, y) -> None:
         self.x, self.y = x.cuda(), y.cuda()

@@ -1,4 +1,4 @@
-"""How long `bayesify compare` takes on two cores: a table with texts, dates and missing cells, of any number of rows.
+"""Time of `bayesify compare` on two cores, for a table with texts, dates and missing cells and any number of rows.
 
 python benchmarks/compare_times.py --rows 500 --quick
 python benchmarks/compare_times.py --rows 20000
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--cores", type=int, default=2)
-    options, more = parser.parse_known_args()  # the others are compare's
+    options, more = parser.parse_known_args()  # other options go to `compare`
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     with tempfile.TemporaryDirectory() as folder:

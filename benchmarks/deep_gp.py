@@ -1,8 +1,8 @@
-"""A step of a deep Gaussian process here and in gpytorch, side by side: 2 layers, 100 inducing points, batch 256, 10 draws.
+"""A step of our deep Gaussian process compared with gpytorch's: 2 layers, 100 inducing points, batch 256, 10 draws.
 
-gpytorch's model is doubly stochastic variational inference as its documentation builds it: each of 8 hidden outputs has a kernel
-and inducing inputs of its own. `gpytorch_shared` gives its hidden outputs one kernel and one set of inducing inputs, as Salimbeni &
-Deisenroth's code and ours do. Both of gpytorch's run in float32, ours computes kernel matrices in float64.
+gpytorch's model is doubly stochastic variational inference as in its documentation: each of 8 hidden outputs has its own kernel and
+inducing inputs. In `gpytorch_shared`, all hidden outputs share one kernel and one set of inducing inputs, as in Salimbeni &
+Deisenroth's code and in ours. gpytorch's models run in float32; ours computes kernel matrices in float64.
 """
 
 import statistics
@@ -86,7 +86,7 @@ def main() -> None:
         f"deep_gp_{'gpu' if device == 'cuda' else 'cpu'}",
         figures,
         digits=3,
-        unit="time of an Adam step as a ratio to that of gpytorch's doubly stochastic model in the same run",
+        unit="time of an Adam step divided by the time of gpytorch's doubly stochastic model in the same run",
         versions_of_peers={"gpytorch": __import__("gpytorch").__version__},
     )
 

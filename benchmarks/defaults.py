@@ -1,21 +1,24 @@
-"""Every method with its default arguments on trained networks, beside the plain network, temperature scaling and an ensemble.
+"""Every method with its default arguments on trained networks, compared with the network, temperature scaling and an ensemble.
 
     python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...]
     python -m benchmarks.defaults --stored --methods laplace_last_layer
     python -m benchmarks.defaults --seeds 10 11 --variants prior=neal1 prior=neal4 prior=neal4,std=0.03 --name default_trials
 
-A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
-for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
-its strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the
-same digits with their pixels in another order, need none. `strided_cnn` and `mlp_6000` are as a user trained them, on fewer
-images, and no part of the table of the suite. Each network, seed and method is a file in `--folder`, so that a run that was
-interrupted goes on (after `--limit` seconds none is begun); once all are there they become `benchmarks/results/defaults.json`.
-With `--stored` what that file has besides stays. A seed chooses the training images, the network's start and the order of
-batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of
-standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`, `factor=` of Laplace's default
-precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, `swag=` its learning rate,
-`statistics=` of `bayesianize`, or `scratch=` epochs of a fresh network in place of the trained one, several with commas between
-them. Where batch statistics follow the draws, `nll_own_batch` is the NLL of draws that 500 test images at a time normalize.
+A network is trained by Adam, at a rate that falls along half a cosine, until more epochs change little (`--networks mlp@40` trains
+it for 40 epochs). Each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST
+and its out-of-distribution images, MNIST and notMNIST, come from the folder in BAYESIFY_DATA. scikit-learn's digits need no folder;
+their out-of-distribution images are the same digits with shuffled pixels. `strided_cnn` and `mlp_6000` are networks that a user
+trained on fewer images; the suite's table leaves them out.
+
+Each network, seed and method is a file in `--folder`, so that an interrupted run can resume. After `--limit` seconds no new cell
+starts. Complete results become `benchmarks/results/defaults.json`; with `--stored`, this file keeps its other rows. A seed sets the
+training images, the network's initial weights and the order of batches.
+
+Defaults were chosen with seeds from 10 on, by `--variants`. A variant is a list, separated by commas, of: `prior=` (one of
+`PRIORS`); `std=` (initial standard deviations as a share of the layer's root mean square); `rate=constant`; `epochs=`; `factor=`
+(on Laplace's default precision of each layer); `flat=` (share of this precision below which a weight's curvature counts as zero);
+`swag=` (learning rate of SWAG); `statistics=` (of `bayesianize`); `scratch=` (epochs of a fresh network that replaces the trained
+one). If batch statistics follow the draws, `nll_own_batch` is the NLL of draws that are normalized by 500 test images at a time.
 """
 
 import copy
@@ -50,39 +53,39 @@ from .timing import record, synchronize
 
 BATCH_SIZE = 64
 NUM_EPOCHS = 3
-"""That a method has after the trained network."""
+"""Number of epochs of a method after the network's training."""
 FIRST_TUNING_SEED = 10
-"""First seed of those by which defaults were chosen; results are reported for smaller ones."""
+"""First seed with which defaults were chosen. Results are reported for smaller seeds."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a method is given besides network and data: a seed, and what a variant says in place of defaults."""
+    """Arguments of a method in addition to network and data: a seed, and a variant's changes to the defaults."""
 
     seed: int
     epochs: int = NUM_EPOCHS
     prior: Any = None
     scheduler: str | None = None
     learning_rate: float | None = None
-    """Of SWAG; its own by default."""
+    """Learning rate of SWAG; its own default if `None`."""
     batch_statistics: str = "auto"
     own_epochs: int = 0
-    """Those that the plain network had."""
+    """Number of epochs of the plain network."""
     findings: list[str] = field(default_factory=list)
-    """Codes of what `fit` told."""
+    """Codes of the findings of `fit`."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Images [N, 1, H, W] and labels: for training, for a temperature, for the test; and images of strangers."""
+    """Images [N, 1, H, W] and labels for training, for a temperature and for the test; and out-of-distribution images."""
 
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    strangers: dict[str, Tensor]
-    """By kind, as many of each."""
+    outside: dict[str, Tensor]
+    """Out-of-distribution images by kind, equally many of each."""
     batch: int = BATCH_SIZE
-    """Examples of a step."""
+    """Number of examples per step."""
     likelihood: Callable[[], Any] = Categorical
 
     def loader(self, batch: int | None = None) -> DataLoader[Any]:
@@ -90,7 +93,7 @@ class Data:
 
 
 class Patches(nn.Module):
-    """A small transformer: an image's patches of 7 x 7 pixels as tokens, two layers, and the mean over tokens."""
+    """A small transformer with patches of 7 x 7 pixels as tokens, two layers, and the mean over tokens."""
 
     def __init__(self, side: int = 28, patch: int = 7, width: int = 64, classes: int = 10) -> None:
         super().__init__()
@@ -137,12 +140,12 @@ def normalized_cnn() -> nn.Module:
 
 
 OUTSIDE_SETS = {"digits": "mnist", "letters": "notmnist"}
-"""Digits are darker than clothes, letters brighter: one kind alone would measure that."""
+"""Out-of-distribution sets. Digits are darker than clothes and letters brighter, so one set alone would measure brightness."""
 
 
 @cache
 def fashion(seed: int, count: int = 10_000, batch: int = BATCH_SIZE) -> Data:
-    """Training images by the seed, 2,000 for a temperature, 5,000 test images and 1,000 strangers of each kind."""
+    """Training images of a seed, 2,000 for a temperature, 5,000 for the test, 1,000 out-of-distribution images of each kind."""
     own = images.load("fashion_mnist")
 
     def scaled(values: Any) -> Tensor:
@@ -152,8 +155,8 @@ def fashion(seed: int, count: int = 10_000, batch: int = BATCH_SIZE) -> Data:
     parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:count], order[count:][:2000])]
     parts.append((own.test_images[:5000], own.test_labels[:5000]))
     tensors = [(scaled(x), torch.from_numpy(y).long()) for x, y in parts]
-    strangers = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in OUTSIDE_SETS.items()}
-    return Data(tensors[0], tensors[1], tensors[2], strangers, batch)
+    outside = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in OUTSIDE_SETS.items()}
+    return Data(tensors[0], tensors[1], tensors[2], outside, batch)
 
 
 def few_fashion(seed: int) -> Data:
@@ -220,7 +223,7 @@ def _swag(net: nn.Module, data: Data, run: Run) -> Any:
     run.findings.extend(model.history.findings.codes)
     if not any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
         return model
-    draws = model.draw(32, loader=data.loader(500))  # each with statistics of its own
+    draws = model.draw(32, loader=data.loader(500))  # each draw has its own batch statistics
     return SimpleNamespace(predict=partial(model.predict, draws=draws))
 
 
@@ -229,12 +232,12 @@ def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
 
 
 def _ensemble(net: nn.Module, data: Data, run: Run) -> Any:
-    """Trained as long as the network was: all its members but the first start at random."""
+    """An ensemble with as many epochs as the network had. All members but the first start at random."""
     return _fit(bayesian(net, posteriors.Ensemble(), data, run), data, run, run.own_epochs)
 
 
 REFERENCE_METHODS: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
-"""What the methods are put beside, with the plain network."""
+"""Methods for comparison, in addition to the plain network."""
 METHODS: dict[str, Callable[..., Any]] = {
     "laplace_last_layer": _laplace(subset="last_layer"),
     "laplace_kronecker": _laplace(covariance="kronecker"),
@@ -252,7 +255,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "swag": _swag,
     "function_space": _function_space,
 }
-"""Each with default arguments, but for the sizes and starts that have to be chosen. `point` is the prior alone."""
+"""Methods with default arguments, except sizes and initial values that a user must choose. `point` has only a prior."""
 PRIORS: dict[str, Callable[[], Any]] = {
     "standard": priors.Standard,
     **{f"neal{scale}": partial(priors.Neal, float(scale)) for scale in (1, 2, 4, 8, 16, 32)},
@@ -267,7 +270,7 @@ def named(name: str) -> tuple[str, int]:
 
 
 def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module, Data, dict[str, Any]]:
-    """The network of a seed, trained once and then read, its data, and the plain network's scores."""
+    """The network of a seed (trained once, then read from its file), its data, and the plain network's scores."""
     network, epochs = named(name)
     make, load, _ = NETWORKS[network]
     data = load(seed)
@@ -292,16 +295,16 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
 
 
 def plain_network(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
-    """Trained by maximum likelihood: a point estimate without its prior."""
+    """A network trained by maximum likelihood: a point estimate without a prior."""
     bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=data.likelihood())
     bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, kl_weight=0.0, progress=False)
     return bnn.mean_network().eval()
 
 
 def scored_by(predict: Callable[[Tensor], Any], data: Data, device: str) -> dict[str, float]:
-    """Scores on test images, and on strangers, kind by kind and as means over the kinds."""
+    """Scores on test images and on out-of-distribution images, by kind and as means over kinds."""
     inside = predict(data.test[0].to(device))
-    kinds = {kind: scores(inside, predict(x.to(device)), data.test[1].to(device)) for kind, x in data.strangers.items()}
+    kinds = {kind: scores(inside, predict(x.to(device)), data.test[1].to(device)) for kind, x in data.outside.items()}
     found: dict[str, float] = next(iter(kinds.values())).copy()
     for key in ("auroc_entropy", "mutual_information_outside"):
         found[key] = round(fmean(part[key] for part in kinds.values()), 5)
@@ -311,7 +314,7 @@ def scored_by(predict: Callable[[Tensor], Any], data: Data, device: str) -> dict
 
 @torch.no_grad()
 def own_batches(model: Any, data: Data, device: str) -> dict[str, float]:
-    """The NLL of draws that are normalized by test images, where batch statistics of the network are averages over draws."""
+    """The NLL of draws that are normalized by test images, if the network's batch statistics are averages over draws."""
     if not isinstance(model, bayesify.BayesianNetwork) or model.frozen_statistics:
         return {}
     if model.num_distinct_draws or not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
@@ -343,7 +346,7 @@ def cell(job: Job) -> Path:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """One method on one network; an error is a result too."""
+    """One method on one network. An error is also a result."""
     name, seed, method, variant, folder, device = job
     net, data, _ = trained(name, seed, folder, device)
     torch.manual_seed(seed)
@@ -366,7 +369,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
-    """What stands in the place of defaults, while the method runs."""
+    """A variant's changes to the defaults, active while the method runs."""
     told = dict(part.split("=") for part in variant.split(",") if part)
     run = Run(seed, own_epochs=named(name)[1])
     if "prior" in told:
@@ -388,7 +391,7 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
 
 
 def begun(job: Job, end: float) -> dict[str, Any] | None:
-    """`measure`, or the plain network's scores, unless the time is over; what is there already is read."""
+    """Result of `measure`, or the plain network's scores, from the file if there is one; `None` if the time is over."""
     name, seed, method, _, folder, device = job
     if method == "network" and (time.time() < end or cell(job).exists()):
         return trained(name, seed, folder, device)[2]
@@ -396,7 +399,7 @@ def begun(job: Job, end: float) -> dict[str, Any] | None:
 
 
 def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows as figures of a file of results, by network and seed."""
+    """Rows as figures of a results file, by network, seed and method."""
     ordered = sorted(rows, key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
     return {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in ordered}
 
@@ -421,7 +424,7 @@ def main() -> None:
         rows += runs.many(begun, [(job, end) for job in part], given.workers)
     found = [row for row in rows if row is not None]
     if len(found) < len(rows):
-        raise SystemExit(f"{len(found)} of {len(rows)} results are there when the time is over")
+        raise SystemExit(f"only {len(found)} of {len(rows)} results were finished in time; run the command again")
     record(given.name, by_name(found), keep=given.stored)
 
 

@@ -1,11 +1,11 @@
-"""Tables under the estimator's defaults, by method.
+"""Scores of the estimator's defaults on tables, by method.
 
     python -m benchmarks.defaults_regression [--workers 4] [--splits 5] [--limit 300] [--methods ...] [--sets ...]
 
-UCI sets come from the folder that BAYESIFY_DATA names. Each method, set and split is a file in `--folder`, so that a run that was
-interrupted goes on; after `--limit` seconds none is begun. Each row of the results is a mean over splits: negative log-likelihood
-in the targets' unit, RMSE, the shares of targets in the intervals of 50 and 90 %, seconds on one core. What estimators gave before
-is stored as `defaults_regression_before.json`.
+UCI sets come from the folder in BAYESIFY_DATA. Each method, set and split is a file in `--folder`, so that an interrupted run can
+resume. After `--limit` seconds no new cell starts. Each row of the results is a mean over splits: negative log-likelihood in the
+targets' unit, RMSE, the shares of targets in the intervals of 50 and 90 %, and seconds on one core. Scores of an earlier version
+are in `defaults_regression_before.json`.
 """
 
 import statistics
@@ -44,7 +44,7 @@ def measure(method: str, name: str, index: int) -> Row:
 
 
 def stored(method: str, name: str, index: int, folder: Path, end: float) -> Row | None:
-    """`measure`, from its file if there is one."""
+    """Result of `measure`, from its file if there is one."""
     return cell(folder / f"{name}-{method}-{index}.json", lambda: measure(method, name, index), end)
 
 

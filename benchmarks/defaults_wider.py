@@ -33,13 +33,13 @@ from . import defaults, runs
 from .timing import record
 
 UNITS = (0.01, 1.0, 100.0)
-"""Of regression targets."""
+"""Units of the regression targets."""
 NUM_TEST = 2000
-"""Test rows of a regression."""
+"""Number of test rows of a regression."""
 MAX_ECE_RISE = 0.01
-"""Of a network whose own ECE is above 0.04: on 1,000 test rows two networks that are alike differ by as much."""
+"""Allowed rise of the ECE if the network's own ECE exceeds 0.04. On 1,000 test rows, two similar networks differ by as much."""
 POINTS = ("temperature", "point")
-"""Methods without uncertainty of the weights, of which none is asked."""
+"""Methods without uncertainty of the weights. Bounds on uncertainty do not apply to them."""
 
 
 class Residual(nn.Module):
@@ -54,7 +54,7 @@ class Residual(nn.Module):
 
 
 class VariableLengths(nn.Module):
-    """A GRU over packed sequences, [B, T, D + 1] -> [B, K]; the last feature is 1 at the steps that there are."""
+    """A GRU over packed sequences, [B, T, D + 1] -> [B, K]. The last feature is 1 at valid steps."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def segmenter() -> nn.Module:
 
 
 def _rows(seed: int, make: Callable[[int, torch.Generator], tuple[Tensor, Tensor]], far: float) -> defaults.Data:
-    """1,000, 200 and 2,000 rows of a regression, and inputs `far` times as large as those outside of the data."""
+    """1,000, 200 and 2,000 rows of a regression, and inputs outside the data, which are `far` times as large."""
     generator = torch.Generator().manual_seed(1000 + seed)
     parts = [make(count, generator) for count in (1000, 200, NUM_TEST)]
     return defaults.Data(parts[0], parts[1], parts[2], {"far": far * parts[2][0][:500]}, likelihood=Gaussian)
@@ -174,25 +174,25 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], defaults.Data
     "segmenter": (segmenter, shapes, 30),
     "variable_gru": (partial(VariableLengths, 1, 24, 4), processes, 60),
 }
-"""Network, data and epochs of Adam by name; the first three are regressions."""
+"""Network, data and epochs of Adam by name. The first three are regressions."""
 METHODS = {**defaults.REFERENCE_METHODS, **defaults.METHODS}
 
 
 def in_unit(net: nn.Sequential, data: defaults.Data, unit: float) -> defaults.Data:
-    """The data with targets in another unit; the network's last layer is changed with them."""
+    """The data with targets in another unit. The network's last layer is rescaled to match."""
     with torch.no_grad():
         for parameter in net[-1].parameters():
             parameter.mul_(unit)
     train, held_out, test = ((x, unit * y) for x, y in (data.train, data.held_out, data.test))
-    return defaults.Data(train, held_out, test, data.strangers, data.batch, data.likelihood)
+    return defaults.Data(train, held_out, test, data.outside, data.batch, data.likelihood)
 
 
 def scored(predict: Callable[[Tensor], Any], data: defaults.Data) -> dict[str, float]:
-    """Scores on test data: of classes those of the suite, of numbers in the unit of the targets."""
+    """Scores on test data: the suite's scores for classes; for numbers, scores in the unit of the targets."""
     if data.likelihood is not Gaussian:
         row = defaults.scored_by(predict, data, "cpu")
         return row | {"nll": round(row["nll"] / data.test[1][0].numel(), 5)}
-    inside, (far,) = predict(data.test[0]), data.strangers.values()
+    inside, (far,) = predict(data.test[0]), data.outside.values()
     found = metrics.evaluate(inside, data.test[1])
     row = {key: round(found[key], 5) for key in ("nll", "rmse", "coverage_50", "coverage_90")}
     spread = [float(part.epistemic.mean()) for part in (inside, predict(far))]
@@ -200,7 +200,7 @@ def scored(predict: Callable[[Tensor], Any], data: defaults.Data) -> dict[str, f
 
 
 def measure(name: str, seed: int, method: str, unit: float, folder: Path) -> runs.Row:
-    """One method on one network; an error is a result too."""
+    """One method on one network. An error is also a result."""
     make, load, epochs = NETWORKS[name]
     data = load(seed)
     torch.manual_seed(seed)
@@ -227,7 +227,7 @@ def measure(name: str, seed: int, method: str, unit: float, folder: Path) -> run
 
 
 def _fitted(net: nn.Module, method: str, data: defaults.Data, run: defaults.Run) -> Any:
-    """The method's predictor; the plain network is a point estimate at its own weights, whose noise is that of its residuals."""
+    """The method's predictor. The plain network is a point estimate at its own weights with the noise of its residuals."""
     if method != "network":
         return METHODS[method](net, data, run)
     bnn = defaults.bayesian(net, posteriors.Point(), data, run)
@@ -238,13 +238,13 @@ def _fitted(net: nn.Module, method: str, data: defaults.Data, run: defaults.Run)
 
 
 def stored(name: str, seed: int, method: str, unit: float, folder: Path, end: float) -> runs.Row | None:
-    """`measure`, from its file if there is one."""
+    """Result of `measure`, from its file if there is one."""
     path = folder / f"{name}-{seed}-{method}-{unit:g}.json"
     return runs.cell(path, lambda: measure(name, seed, method, unit, folder), end)
 
 
 def misses(row: runs.Row, plain: runs.Row) -> list[str]:
-    """The bounds that a method does not keep next to the plain network, by name."""
+    """Names of the bounds that a method misses compared with the plain network."""
     if "error" in row:
         return ["error"]
     if "rmse" in row:
@@ -279,7 +279,7 @@ def main() -> None:
     ]
     rows = [row for row in runs.many(stored, jobs, given.workers) if row is not None]
     if len(rows) < len(jobs):
-        raise SystemExit(f"{len(rows)} of {len(jobs)} results are there when the time is over")
+        raise SystemExit(f"only {len(rows)} of {len(jobs)} results were finished in time; run the command again")
     plain = {(row["network"], row["seed"], row["unit"]): row for row in rows if row["method"] == "network"}
     figures = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Draws of mean-field weights on a GPU: 124 million of them in bfloat16, a transformer of GPT-2's shape, a captured step of an MLP.
+"""Draws of mean-field weights on a GPU: 124 million weights in bfloat16, a transformer of GPT-2's shape, a captured MLP step.
 
 python -m benchmarks.draws_gpu
 """
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """GPT-2 (124 million weights) without its library; embedding and head are one weight."""
+    """GPT-2 (124 million weights) without its library. Embedding and head share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
 
 def least_ms(run: Callable[[], Any], times: int = 20) -> float:
-    """Milliseconds of a call among many in a row, the least of five."""
+    """Milliseconds per call of many calls in a row, the smallest of five measurements."""
 
     def many() -> None:
         for _ in range(times):
@@ -58,7 +58,7 @@ def least_ms(run: Callable[[], Any], times: int = 20) -> float:
 
 
 def copy_ms(count: int) -> float:
-    """What memory alone takes: two float32 numbers are read and one of bfloat16 is written for each weight."""
+    """Milliseconds of the memory traffic alone: for each weight, two float32 numbers are read and one bfloat16 is written."""
     left, right = torch.zeros(2, count, device="cuda")
     out = torch.empty(count, dtype=torch.bfloat16, device="cuda")
     return least_ms(lambda: torch.add(left, right, out=out))
@@ -83,7 +83,7 @@ def transformer_figures(seconds: float) -> dict[str, float]:
 
 
 def captured_step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """A step by Adam as a CUDA graph; it keeps what the graph was captured from, whose memory it reads."""
+    """A step by Adam as a CUDA graph. It keeps the captured objects alive because the graph reads their memory."""
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-4, fused=True, capturable=True)
 
     def step() -> None:
@@ -118,7 +118,7 @@ def step_figures() -> dict[str, float]:
 
 
 def peak_of_steps(make: Callable[[], tuple[nn.Module, Callable[[], Tensor]]]) -> int:
-    """Most bytes that a network and its training by Adam hold at a time."""
+    """Peak bytes of a network and its training by Adam."""
     before = torch.cuda.memory_allocated()
     step = adam_step(*make())
     step()

@@ -1,4 +1,4 @@
-"""What a draw, a prediction and a training step cost next to a deterministic network, on the CPU."""
+"""Cost of a draw, a prediction and a training step compared with a deterministic network, on the CPU."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from .runs import parser
 from .timing import adam_step, elbo_step, passes, ratios, record, small_cnn
 
 WITHOUT_KERNELS = {"rank_one": posteriors.RankOne, "dropout": posteriors.Dropout}
-"""Posteriors whose noise is vectors: what their draws cost beside passes, the passes left out."""
+"""Posteriors whose noise consists of vectors. Their draws are timed without the forward passes."""
 
 
 def mlp_figures(seconds: float) -> dict[str, float]:

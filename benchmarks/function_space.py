@@ -1,6 +1,6 @@
-"""What a step of function-space inference costs next to a mean-field step: 10 context inputs, diagonal form, batch 128.
+"""Cost of a step of function-space inference compared with a mean-field step: 10 context inputs, diagonal form, batch 128.
 
-On a CPU the MLP 784-256-256-10 and the three-layer convolutional network; on a GPU ResNet-18.
+The networks are the MLP 784-256-256-10 and a three-layer convolutional network on a CPU, and ResNet-18 on a GPU.
 """
 
 import torch
@@ -36,7 +36,7 @@ def step_ratios(
 
 
 def peak_memory(net: nn.Module, shape: tuple[int, ...], memory: int) -> float:
-    """Bytes in GiB that one KL and its gradient take on the GPU at most, above what was there, under a budget."""
+    """Peak memory in GiB that one KL and its gradient add on the GPU, under a memory budget."""
     bnn = bayesify.bayesianize(net, posteriors.MeanField(init_std=1e-2)).cuda().eval()
     space = bayesify.FunctionSpaceVI(bnn, context=bayesify.Box(0.0, 1.0, POINTS), memory=memory)
     x = torch.rand(POINTS, *shape, device="cuda")
@@ -52,7 +52,7 @@ def peak_memory(net: nn.Module, shape: tuple[int, ...], memory: int) -> float:
 def main() -> None:
     seconds = parser(__doc__, seconds=10.0).parse_args().seconds
     torch.manual_seed(0)
-    unit = "time of an Adam step as a ratio to that of a mean-field step of the same network in the same run"
+    unit = "time of an Adam step divided by the time of a mean-field step of the same network in the same run"
     both = ("all", "last")
     if torch.cuda.is_available():
         net = models.resnet18()

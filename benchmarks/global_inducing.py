@@ -1,4 +1,4 @@
-"""What a training step with global inducing points costs next to a mean-field step on as many images.
+"""Cost of a training step with global inducing points compared with a mean-field step on equally many images.
 
 On a GPU: seconds of an epoch of 50,000 images of CIFAR-10's size through `fit`, captured, in bfloat16 and in float32.
 """
@@ -26,7 +26,7 @@ def step(posterior: posteriors.Posterior, images: int, device: str) -> Callable[
 
 
 def figures(seconds: float, device: str) -> dict[str, float]:
-    """Ratios to a mean-field step on 132 images: the inducing images and the batch, since that many pass through the net."""
+    """Ratios to a mean-field step on 132 images, which is the number of inducing images and batch images together."""
     torch.manual_seed(0)
     inducing = posteriors.GlobalInducing(torch.randn(POINTS, 1, SIDE, SIDE), torch.randint(CLASSES, (POINTS,)))
     found = ratios(
@@ -41,8 +41,10 @@ def figures(seconds: float, device: str) -> dict[str, float]:
 
 
 def epochs(device: str) -> dict[str, float]:
-    """Seconds of an epoch of 100 steps, the least of several: the 32-channel network without convolution biases, 500 inducing
-    images, batches of 500 random images."""
+    """Seconds of an epoch of 100 steps, the smallest of several measurements.
+
+    The 32-channel network has no convolution biases, 500 inducing images and batches of 500 random images.
+    """
     found = {}
     for precision in ("bf16", "float32"):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The Walsh-Hadamard transform next to the dense product, and a layer that uses it next to a mean-field one."""
+"""The Walsh-Hadamard transform compared with the dense product, and a Walsh-Hadamard layer with a mean-field layer."""
 
 import statistics
 from collections.abc import Callable
@@ -20,7 +20,7 @@ BATCH_SIZE = 512
 
 @torch.no_grad()
 def transform_on_cpu(seconds: float) -> dict[str, float]:
-    """Time of the transform over that of the dense product, by size."""
+    """Time of the transform divided by the time of the dense product, by size."""
     found = {}
     for size in (512, 4096, 16384):
         x, dense = torch.randn(BATCH_SIZE, size), torch.randn(size, size)
@@ -30,7 +30,7 @@ def transform_on_cpu(seconds: float) -> dict[str, float]:
 
 
 def layer_on_cpu(seconds: float, width: int = 4096, batch: int = 128) -> dict[str, float]:
-    """Time of one fresh draw, forward and backward pass of a mean-field layer over that of a Walsh-Hadamard one."""
+    """Time of one fresh draw, forward and backward pass of a mean-field layer divided by a Walsh-Hadamard layer's."""
     net, x = nn.Linear(width, width), torch.randn(batch, width)
 
     def step(posterior: posteriors.Posterior) -> Callable[[], Any]:
@@ -47,7 +47,7 @@ def layer_on_cpu(seconds: float, width: int = 4096, batch: int = 128) -> dict[st
 
 
 def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batch: int = 32) -> dict[str, float]:
-    """Time of a convolution by transformed patches over that with its kernel materialized, forward and backward."""
+    """Time of a convolution by transformed patches divided by the time with a materialized kernel, forward and backward."""
     net, x = nn.Conv2d(channels, channels, 3, padding=1), torch.randn(batch, channels, side, side, requires_grad=True)
     bnn = bayesify.bayesianize(net, posteriors.WalshHadamard())
     part: Any = bnn.posterior
@@ -69,7 +69,7 @@ def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batc
 
 @torch.no_grad()
 def transform_on_gpu() -> dict[str, float]:
-    """The same on a GPU with tf32 products, calls in a row timed by events, and inside a captured graph."""
+    """Time of the transform on a GPU divided by the dense product's with tf32: calls timed by events, and in a captured graph."""
     torch.backends.cuda.matmul.allow_tf32 = True
     found = {}
     for size in (512, 4096, 16384):
@@ -120,7 +120,7 @@ def _milliseconds(run: Callable[[], None]) -> float:
 
 def main() -> None:
     given = parser(__doc__, seconds=8.0, threads=torch.get_num_threads()).parse_args()
-    torch.set_num_threads(given.threads)  # on a busy machine 1 gives steady ratios
+    torch.set_num_threads(given.threads)  # one thread gives steady ratios on a busy machine
     torch.manual_seed(0)
     if torch.cuda.is_available():
         unit = f"time as a ratio to the dense product with tf32, batch {BATCH_SIZE}, float32"

@@ -1,4 +1,4 @@
-"""What an inducing ResNet-18 costs next to the deterministic one on the CPU: four draws, and a training step."""
+"""Cost of an inducing ResNet-18 compared with the deterministic network on the CPU: four draws, and a training step."""
 
 import copy
 import statistics
@@ -15,7 +15,7 @@ from .timing import adam_step, clock, elbo_step, passes, record
 
 
 def alternate(baseline: Callable[[], None], candidate: Callable[[], None], rounds: int) -> float:
-    """Median over rounds of the candidate's time over the baseline's, after one call of each."""
+    """Median over rounds of the candidate's time divided by the baseline's, after one warm-up call of each."""
     baseline()
     candidate()
     times = [(clock(baseline), clock(candidate)) for _ in range(rounds)]
@@ -23,7 +23,7 @@ def alternate(baseline: Callable[[], None], candidate: Callable[[], None], round
 
 
 def main() -> None:
-    rounds = parser(__doc__, rounds=3).parse_args().rounds  # one takes about 20 seconds
+    rounds = parser(__doc__, rounds=3).parse_args().rounds  # a round takes about 20 seconds
     torch.manual_seed(0)
     net = models.resnet18().eval()
     bnn = bayesify.bayesianize(net, posteriors.InducingWeights(rows=64, cols=64), likelihood="categorical")

@@ -1,4 +1,4 @@
-"""A subnetwork of a ResNet-18 on the CPU: time and peak memory to choose, to fit and to predict."""
+"""A Laplace subnetwork of a ResNet-18 on the CPU: time and peak memory of selection, fit and prediction."""
 
 import resource
 
@@ -11,7 +11,7 @@ from .timing import clock, record
 
 
 def peak() -> float:
-    """Largest memory of this process so far, in GiB."""
+    """Peak memory of this process so far in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

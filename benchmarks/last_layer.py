@@ -1,4 +1,4 @@
-"""Laplace of a last layer with many classes: fitting and predicting in passes of the network, decompositions timed apart.
+"""Last-layer Laplace with many classes: time of fit and prediction in network passes; decompositions are timed separately.
 
 python -m benchmarks.last_layer            # ResNet-50, 1,000 classes, 224 x 224, on a GPU
 python -m benchmarks.last_layer --small    # ResNet-18, 300 classes, 64 x 64, 32 images, on a CPU

@@ -2,7 +2,7 @@
 
 python -m benchmarks.last_layer_peers --site FOLDER    # FOLDER: laplace-torch by `pip install --target`, if it is not installed
 
-Each cell is a process of its own with a limit of memory and of time. The network is a ResNet-18 of width 16 on images of 32 x 32,
+Each cell is a separate process with a limit of memory and of time. The network is a ResNet-18 of width 16 on images of 32 x 32,
 64 to fit and 32 to predict. Calls have default arguments (laplace-torch: linearized predictions with the probit link). Seconds are
 CPU time on one thread.
 """
@@ -58,7 +58,7 @@ def peak() -> float:
 
 
 def run(library: str, structure: str, classes: int, options: Any) -> Row:
-    """Run a cell in a process of its own, and keep its error message if it fails."""
+    """Run a cell in a separate process, and keep its error message if it fails."""
     command = [
         sys.executable,
         "-W",

@@ -1,17 +1,18 @@
-"""Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
+"""Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors of the adapter's weights.
 
-A language model of bytes is trained from scratch on source of Python's standard library and of torch. Adapters of rank 8 beside
-its attention maps then learn from 256 snippets of four other folders of torch which of them each is from. All else is frozen,
-so that what is trained is what is Bayesian. Settings were chosen (`--choose`) with other seeds, on files that the table does
-not use.
+A language model of bytes is trained from scratch on the source code of Python's standard library and of torch. Adapters of rank 8
+on its attention maps then learn to classify snippets of four other folders of torch by folder, from 256 examples. All other weights
+are frozen, so the posterior covers exactly the trained weights. Settings were chosen (`--choose`) with other seeds, on files that
+the table does not use.
 
 python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
 python -m benchmarks.lora --choose --file build/choices.jsonl                       # settings, on other files
 python -m benchmarks.lora --cost                                                    # time and memory of a step, a GPU
 python -m benchmarks.lora --model NAME_OR_PATH --data TABLE.csv --file build/mine.jsonl  # your model; columns text and label
 
-Rows that the file has are not run again. At the end the table goes to benchmarks/results/lora.json; what that holds of other
-methods and seeds, and the other of table and choices, stays. Of several processes (`--part`) each writes all that the file has.
+Rows in the file are not run again. At the end, the table goes to benchmarks/results/lora.json. This file keeps its rows of other
+methods and seeds; the table and the choices do not replace each other. With several processes (`--part`), each writes all rows of
+the file.
 """
 
 import copy
@@ -48,14 +49,14 @@ NUM_DRAWS, NUM_MEMBERS = 32, 5
 
 @dataclass(frozen=True)
 class Setting:
-    """How a method trains.
+    """Training settings of a method.
 
     Args:
-        posterior: Of the adapter's weights, given to `bayesianize_lora`.
-        epochs: Passes over the examples.
+        posterior: Posterior of the adapter's weights, given to `bayesianize_lora`.
+        epochs: Number of passes over the examples.
         rate: Learning rate.
         kl_weight: Factor on the KL.
-        first: Passes as plain LoRA, at a rate of 1e-3, before the posterior takes over.
+        first: Number of passes as plain LoRA, at a rate of 1e-3, before the training of the posterior.
     """
 
     posterior: Any
@@ -91,10 +92,10 @@ class LoraProblem:
     """A model with fresh adapters for each seed, and examples.
 
     Args:
-        make: The model, by seed.
-        train: Examples to learn from, by seed.
-        test: Inputs and labels to judge by.
-        more: Globs of weights beside the adapter's that are under the posterior.
+        make: Function from a seed to the model.
+        train: Function from a seed to the training examples.
+        test: Inputs and labels of the test examples.
+        more: Globs of further weights under the posterior, in addition to the adapter's.
     """
 
     make: Callable[[int], nn.Module]
@@ -104,7 +105,7 @@ class LoraProblem:
 
 
 def base_model(folder: Path, width: int, depth: int, length: int, steps: int, batch: int, device: str) -> Decoder:
-    """The language model, trained once and kept in a file."""
+    """The language model, trained once and stored in a file."""
     torch.manual_seed(0)
     decoder = Decoder(width, depth, width // 64 or 1, length).to(device)
     text = python_text()
@@ -132,7 +133,7 @@ def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, 
 
 
 def user_problem(model: str, data: Path, count: int, length: int, device: str) -> LoraProblem:
-    """A model of transformers with peft's adapters; of a table a fifth tests, and `count` rows of the rest, by seed, train."""
+    """A model of transformers with peft's adapters. A fifth of the table is for testing, `count` others for training."""
     transformers = load("transformers", extra="lora", owner="benchmarks.lora")
     peft = load("peft", extra="lora", owner="benchmarks.lora")
     with data.open(newline="") as lines:
@@ -177,7 +178,7 @@ def trained(problem: LoraProblem, setting: Setting, seed: int) -> bayesify.Bayes
     for step in (*steps, setting):
         bnn = bayesianize_lora(model, step.posterior, names=("*lora_*", *problem.more))
         options: dict[str, Any] = {"learning_rate": step.rate, "kl_weight": step.kl_weight}
-        # members one by one: torch 2.11's fused attention refuses the gradient of several at once on a GPU
+        # Train members one by one: torch 2.11's fused attention has no gradient for several at once on a GPU.
         fit = fit_members if isinstance(step.posterior, posteriors.Ensemble) else bayesify.fit
         fit(bnn, loader, epochs=step.epochs, **options, seed=seed, progress=False)
         model = bnn.mean_network() if step is not setting else model
@@ -197,9 +198,9 @@ def judged(bnn: bayesify.BayesianNetwork, test: tuple[Any, Tensor]) -> dict[str,
 def curved(
     model: nn.Module, subset: Any, options: dict[str, Any], evidence: bool, problem: LoraProblem, seed: int
 ) -> dict[str, Any]:
-    """Laplace over some of a trained model's weights: variance without training."""
+    """Laplace over some weights of a trained model."""
     if isinstance(model, Decoder):
-        model.head.requires_grad_(True)  # Laplace leaves out what is frozen
+        model.head.requires_grad_(True)  # Laplace leaves out frozen weights
     laplace = Laplace(model, "categorical", subset, **options, memory="4GiB")
     laplace.fit(DataLoader(problem.train(seed), batch_size=32))
     factor = laplace.tune_prior_precision() if evidence else 1.0
@@ -215,7 +216,7 @@ def run(
     parts: int,
     known: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """One share of the table's rows, one for each method and seed, less those that are known."""
+    """One share of the table's rows (one per method and seed), without the rows that are already known."""
     plain: dict[int, nn.Module] = {}
     done = {identity(row) for row in known}
     for seed, method in list(itertools.product(seeds, methods))[part::parts]:
@@ -235,7 +236,7 @@ def run(
 
 
 def narrow(name: str, **options: Any) -> list[dict[str, Any]]:
-    """Scales of a fourth and of nearly all of a fresh A's, and small shares of the KL, of 384 weights for each example."""
+    """Settings with scales of a quarter and of almost all of a fresh A's, and small KL weights. An example has 384 weights."""
     return [
         {"posterior": {"name": name, "init_std": std, **options}, "kl_weight": weight, "rate": 1e-3}
         for std, weight in itertools.product((0.01, 0.03), (1e-3, 1e-2))
@@ -252,7 +253,7 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
 
 
 def identity(row: dict[str, Any]) -> tuple[str, int, str]:
-    """What a row is of: method, seed, and the change of settings."""
+    """Identity of a row: method, seed, and changed settings."""
     return row["method"], row["seed"], json.dumps(row.get("change", {}))
 
 
@@ -264,7 +265,7 @@ def choices(
     parts: int,
     known: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """One share of the settings, judged, less those that are known."""
+    """Scores of one share of the settings, without those that are already known."""
     done = {identity(row) for row in known}
     grids = [(method, CHOICES[method]) for method in methods if method in CHOICES]
     tried = [(seed, method, change) for seed in seeds for method, grid in grids for change in grid]
@@ -279,7 +280,7 @@ def choices(
 
 
 def choose(lines: Iterable[str]) -> None:
-    """Take over what did best: plain LoRA, dropout and ensemble by accuracy, all others by NLL, over the seeds tried."""
+    """Adopt the best settings over the tried seeds: by accuracy for plain LoRA, dropout and ensemble, by NLL for all others."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for entry in map(json.loads, lines):
         found.setdefault(entry["method"], {}).setdefault(json.dumps(entry["change"]), []).append(entry)
@@ -297,7 +298,7 @@ def choose(lines: Iterable[str]) -> None:
 def cost(
     device: str, width: int = 768, depth: int = 12, length: int = 512, batch: int = 16, vocabulary: int = 32_000
 ) -> Any:
-    """Time and memory of a step on a decoder of GPT-2's shape, and, where packages are there, on GPT-2 with peft's adapters."""
+    """Time and memory of a step on a decoder of GPT-2's shape and, if its packages are installed, on GPT-2 with adapters."""
     torch.manual_seed(0)
     tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
     x, y = tokens[:, :-1], tokens[:, 1:]
@@ -317,7 +318,7 @@ def cost(
 
 
 def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
-    """Milliseconds and peak memory of a step in bfloat16 by autocast, posteriors in turn with plain LoRA."""
+    """Milliseconds and peak memory of a step in bfloat16 by autocast. Steps of posteriors and of plain LoRA alternate."""
 
     def plain() -> Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -339,7 +340,7 @@ def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
     for place in range(25):
         for method, step in steps.items():
             seconds = clock(step)
-            times[method] += [seconds] if place >= 5 else []  # the first make the optimizers' state
+            times[method] += [seconds] if place >= 5 else []  # the first steps create the optimizers' state
     figures: dict[str, Any] = {}
     for method, step in steps.items():
         figures[method] = {"ms": round(1e3 * statistics.median(times[method]), 3)}
@@ -358,14 +359,14 @@ def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
 
 
 def numbers(bnn: bayesify.BayesianNetwork) -> float:
-    """Trained numbers, those of point estimates included, for each weight that plain LoRA trains."""
+    """Trained parameters, including point estimates, per weight that plain LoRA trains."""
     point = sum(value.numel() for value in bnn.network.parameters() if value.requires_grad)
     weights = sum(weight.numel for weight in bnn.weights.values())
     return round(bayesify.count_parameters(bnn) / (point + weights), 4)
 
 
 def flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Numbers of nested dicts with the keys that lead to them."""
+    """Numbers of nested dicts with their paths of keys."""
     if not isinstance(figures, dict):
         yield path, figures
         return
@@ -374,7 +375,7 @@ def flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def summarize(rows: list[dict[str, Any]], part: str) -> None:
-    """Put rows, or choices, into the committed results, in the place of the same ones there."""
+    """Write rows or choices to the committed results, replacing entries of the same identity."""
     found = json.loads((RESULTS / "lora.json").read_text())["figures"]
     merged = {identity(row): row for row in (*found.get(part, []), *rows)}
     found[part] = sorted(merged.values(), key=lambda row: (METHODS.index(row["method"]), row["seed"]))
@@ -382,7 +383,7 @@ def summarize(rows: list[dict[str, Any]], part: str) -> None:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The guide's table, in Markdown: means over the seeds that were run, ECE of each."""
+    """The guide's table in Markdown: means over the finished seeds, and each seed's ECE."""
     seeds = sorted({entry["seed"] for entry in figures["rows"]})
     rows = []
     for method in METHODS:
@@ -398,14 +399,14 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def cost_table(figures: dict[str, float]) -> str:
-    """The guide's second table: steps beside plain LoRA's, in Markdown."""
+    """The guide's second table in Markdown: steps compared with plain LoRA's."""
     keys = ("time", "memory", "numbers per weight")
     lines = [
         [f"{model}, {method}", *(f"{figures[f'{model}, {method}, {key}']:.2f}" for key in keys)]
         for model in ("GPT-2", "decoder")
         for method in ("mean-field", "k-tied", "inducing")
     ]
-    return markdown.table(["step beside plain LoRA's", "time", "memory", "numbers per adapter weight"], lines)
+    return markdown.table(["step compared with plain LoRA's", "time", "memory", "numbers per adapter weight"], lines)
 
 
 def main() -> None:
@@ -420,10 +421,10 @@ def main() -> None:
     options = parser(__doc__, "part", "small", "no_summary", device=device, seeds=3, first_seed=0, **files, **sizes)
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options.add_argument("--choose", action="store_true")
-    options.add_argument("--chosen", type=Path, help="a file that --choose has written, whose best settings are used")
+    options.add_argument("--chosen", type=Path, help="file that --choose wrote; its best settings are used")
     options.add_argument("--cost", action="store_true")
-    options.add_argument("--model", help="a name or path that transformers loads")
-    options.add_argument("--data", type=Path, help="a CSV file with columns text and label")
+    options.add_argument("--model", help="name or path of a model for transformers")
+    options.add_argument("--data", type=Path, help="CSV file with columns text and label")
     given = options.parse_args()
     torch.set_float32_matmul_precision("high")
     if given.cost:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 CLASSES = ("distributed", "distributions", "nn", "onnx")
-"""Folders of torch: the task is to tell from a snippet of code which one it is from."""
+"""Folders of torch. The task is to find the folder of a snippet of code."""
 
 SPLITS = {"train": range(12), "choice": range(12, 16), "test": range(16, 20)}
-"""Files of a class by their place modulo 20: settings are chosen on files that the table does not use."""
+"""Files of a class by their index modulo 20. Settings are chosen on files that the table does not use."""
 
 
 class Rows(Dataset[Any]):
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal transformer: bytes [B, T] to logits [B, T, vocabulary], or, pooled over positions, to those of classes, [B, C]."""
+    """A causal transformer from bytes [B, T] to logits [B, T, vocabulary], or to class logits [B, C] by pooling over positions."""
 
     def __init__(self, width: int, depth: int, heads: int, length: int, vocabulary: int = 256) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A linear map that stays as it is, and beside it an update: W x + (alpha / r) B A x, A at random and B at 0."""
+    """A fixed linear map plus an update, W x + (alpha / r) B A x. A starts at random, B at 0."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class LowRank(nn.Module):
 
 
 def with_adapters(decoder: Decoder, rank: int, alpha: float, classes: int | None = None) -> Decoder:
-    """The decoder, frozen, with low-rank updates of attention maps, in place; for classes its head keeps the rows of letters."""
+    """The decoder, frozen in place, with low-rank updates of attention maps. For classes, its head keeps the rows of letters."""
     decoder.requires_grad_(False)
     for block in decoder.blocks:
         attention = block.attention
@@ -106,7 +106,7 @@ def with_adapters(decoder: Decoder, rank: int, alpha: float, classes: int | None
 
 
 def python_text(limit: int = 16_000_000) -> Tensor:
-    """Source of Python's standard library, and of torch but the folders of the task, as bytes, at most `limit` of them."""
+    """At most `limit` bytes of source code of Python's standard library and of torch, without the folders of the task."""
     skipped = {
         "site-packages",
         "dist-packages",
@@ -128,7 +128,7 @@ def python_text(limit: int = 16_000_000) -> Tensor:
 
 
 def snippets(split: str, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Windows of torch's source that start at a line, [N, length], and the classes, [N], equally often."""
+    """Snippets of torch's source code that start at a line, [N, length], and their classes, [N], which are equally frequent."""
     root, draw = Path(torch.__file__).parent, random.Random(f"{split} {seed}")
     texts: dict[int, list[bytes]] = {}
     for label, name in enumerate(CLASSES):
@@ -146,7 +146,7 @@ def snippets(split: str, count: int, length: int, seed: int) -> tuple[Tensor, Te
 
 
 def pretrain(decoder: Decoder, text: Tensor, steps: int, batch: int, length: int, seed: int = 0) -> list[float]:
-    """Train by next bytes with Adam and a falling rate; the loss in nats per byte, every tenth of the way."""
+    """Train on next bytes by Adam with a falling rate, and return ten values of the loss in nats per byte."""
     device = next(decoder.parameters()).device
     text, generator = text.to(device), torch.Generator(device).manual_seed(seed)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-3, weight_decay=0.01, fused=True)

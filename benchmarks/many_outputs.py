@@ -1,8 +1,8 @@
-"""Laplace of a network with 1,000 classes: the last layer from its features, and a subnetwork by sampled vectors.
+"""Laplace for a network with 1,000 classes: the last layer from its features, and a subnetwork by sampled vectors.
 
 python -m benchmarks.many_outputs            # ResNet-50 at 224 on a GPU
 python -m benchmarks.many_outputs --small    # a small ResNet-18 with 50 classes on a CPU
-python -m benchmarks.many_outputs --peers    # the last layer only, beside laplace-torch and curvlinops
+python -m benchmarks.many_outputs --peers    # the last layer only, compared with laplace-torch and curvlinops
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from benchmarks.timing import clock, record
 
 
 def seconds(run) -> tuple[float, Any]:
-    """Of a call, the device's work included, and what it gives."""
+    """Seconds of a call, including the device's work, and its result."""
     given = []
     took = clock(lambda: given.append(run()))
     return took, given[0]
 
 
 class Told(dict):
-    """Results that are printed and stored as they come: what is done stays if a run is cut."""
+    """Results that are printed and stored immediately, so that they survive an interruption."""
 
     def __init__(self, name: str, classes: int) -> None:
         super().__init__(classes=classes)
@@ -36,7 +36,7 @@ class Told(dict):
 
 
 def beside(results: Told, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Factors of the last layer of the same images by other libraries, the second call of each."""
+    """Time of other libraries for the last layer's factors on the same images, in the second call of each."""
     from curvlinops import KFACLinearOperator
     from laplace import Laplace as Theirs
 
@@ -47,7 +47,7 @@ def beside(results: Told, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
     def factors(fisher: str, samples: int) -> None:
         loss = torch.nn.CrossEntropyLoss()
         settings = {"fisher_type": fisher, "mc_samples": samples, "check_deterministic": False}
-        KFACLinearOperator(net, loss, last, list(loader), **settings) @ vector  # they are computed when they are needed
+        KFACLinearOperator(net, loss, last, list(loader), **settings) @ vector  # the factors are computed lazily
 
     def theirs() -> None:
         Theirs(net, "classification", subset_of_weights="last_layer", hessian_structure="kron").fit(loader)
@@ -72,13 +72,13 @@ def main() -> None:
         net, size, classes = models.resnet50("imagenet", 1000), 224, 1000
     net = net.to(device).eval()
     x = torch.randn(256, 3, size, size, device=device)
-    with torch.no_grad():  # features that differ between examples, as those of a trained network do
+    with torch.no_grad():  # features must differ between examples, as in a trained network
         for module in net.train().modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.momentum = 1.0
         net(x[:64])
         net.eval()
-        # as certain as a trained network: half of the probability in a few classes
+        # Outputs are as certain as a trained network's: a few classes have half of the probability.
         centered = net(x[:64]) - net(x[:64]).mean(0)
         net.fc.weight.mul_(3 / centered.std())
         net.fc.bias.copy_(-net(x[:64]).mean(0))
@@ -92,7 +92,7 @@ def main() -> None:
 
     with torch.no_grad():
         results["forward pass, 256 images"] = min(seconds(lambda: [net(x) for x, _ in batches])[0] for _ in range(3))
-    laplace("last_layer", "kronecker", batches[:1])  # kernels are chosen
+    laplace("last_layer", "kronecker", batches[:1])  # the first call selects kernels
     for memory in ("1GiB", "8GiB"):
         results[f"last layer, Kronecker, 256 images, {memory}"], last = seconds(
             lambda memory=memory: laplace("last_layer", "kronecker", batches, memory)

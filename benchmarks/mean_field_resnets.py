@@ -1,10 +1,10 @@
-"""What training under `MeanField` does to a trained ResNet with BatchNorm: `fit` by default, fast scales, a cap, IVON.
+"""Effect of `MeanField` training on a trained ResNet with BatchNorm: `fit` by default, fast scales, a cap, IVON.
 
     python -m benchmarks.mean_field_resnets [--seeds 4 5]
 
-A ResNet-18 of width 8 (175,000 weights) on 1,000 noisy digits of scikit-learn; scores on the other 797. Settings were chosen
-on seed 0. `scales at 2e-2` lets Adam's rate for the scales be 20 times as high: their logarithms then move in 320 steps as far
-as in 6,400 steps of the default rate. Takes some three minutes a seed on one core.
+A ResNet-18 of width 8 (175,000 weights) is trained on 1,000 noisy digits of scikit-learn and scored on the other 797. Settings were
+chosen on seed 0. `scales at 2e-2` gives the scales a learning rate 20 times as high, so their logarithms move in 320 steps as far
+as in 6,400 steps at the default rate. A seed takes about three minutes on one core.
 """
 
 import argparse
@@ -29,7 +29,7 @@ RELATIVE_CAP = 0.15
 
 
 def digits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Noisy digits, [N, 1, 8, 8], and their labels: training rows and the others."""
+    """Noisy digits, [N, 1, 8, 8], and their labels: training rows and test rows."""
     from sklearn.datasets import load_digits
 
     images, labels = (torch.tensor(part) for part in (load_digits().images, load_digits().target))
@@ -41,7 +41,7 @@ def digits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def train(bnn: Any, loader: DataLoader[Any], scale_rate: float, rate: float = 1e-3, **options: Any) -> None:
-    """Train by Adam with a rate of their own for the scales, under a cosine."""
+    """Train by Adam with a cosine schedule and a separate rate for the scales."""
     scales = [value for name, value in bnn.named_parameters() if "raw_std" in name]
     others = [value for name, value in bnn.named_parameters() if "raw_std" not in name]
     groups = [{"params": others, "lr": rate}] + ([{"params": scales, "lr": scale_rate}] if scales else [])
@@ -52,7 +52,7 @@ def train(bnn: Any, loader: DataLoader[Any], scale_rate: float, rate: float = 1e
 
 
 def systems(net: nn.Module, loader: DataLoader[Any]) -> Iterator[tuple[str, Callable[[Any], object], Any]]:
-    """Names, trainings and networks."""
+    """Names, training functions and networks."""
 
     def bayesian(max_std: float | None = None) -> Any:
         return bayesify.bayesianize(net, posteriors.MeanField(max_std=max_std), likelihood=likelihoods.Categorical())

@@ -1,9 +1,9 @@
-"""Many small models at once: a step of all of them together against a step of each, one after the other, in one process.
+"""Many small models at once: a joint step of all models compared with steps of each model in turn, in one process.
 
-An ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates: a `ModelStack` whose members have batches
-of their own, and an `Ensemble` by `fit`'s objective, whose members share batches,
-all against ten networks with ten optimizers; and ten epochs of the `Ensemble` by `fit` against `fit` of each network.
-Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
+The first problem is an ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates. A `ModelStack`, whose
+members have their own batches, and an `Ensemble` by `fit`'s objective, whose members share batches, are compared with ten networks
+with ten optimizers. Ten epochs of the `Ensemble` by `fit` are compared with `fit` of each network. The second problem is stacks of
+20 networks 13-50-50-1 under several posteriors. Times are processor times, because the machine may do other work.
 """
 
 import copy
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Callable[[], posteriors.Posterior]] = {
 
 
 def make(count: int, posterior: Callable[[], posteriors.Posterior], sizes: list[int]) -> list[Any]:
-    """Networks with different starts."""
+    """Networks with different initial weights."""
     made = []
     for seed in range(count):
         torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def step(model: Trainable, batch: Batch, num_draws: int = 1) -> Callable[[], Non
 
 
 def milliseconds(functions: list[Callable[[], None]], rounds: int) -> list[float]:
-    """Median over rounds, which alternate between the functions, of the processor time of a call."""
+    """Median processor time of a call of each function, over rounds that alternate between the functions."""
     found: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
@@ -75,7 +75,7 @@ def milliseconds(functions: list[Callable[[], None]], rounds: int) -> list[float
 
 
 def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: int) -> dict[str, float]:
-    """A stack against its models one after the other."""
+    """A stack compared with its models one after the other."""
     models = make(count, FAMILIES[family], sizes)
     x, y = torch.randn(count, batch_size, sizes[0]), torch.randn(count, batch_size, 1)
     stack = ModelStack(copy.deepcopy(models))
@@ -95,7 +95,7 @@ def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: 
 
 
 def trainings(count: int, sizes: list[int], batch_size: int, epochs: int = 10) -> dict[str, float]:
-    """An `Ensemble` by `fit` against its members as networks of their own, one after the other; the better of two runs each."""
+    """An `Ensemble` by `fit` compared with its members as separate networks, one after the other; the better of two runs each."""
     x = torch.randn(NUM_ROWS, sizes[0])
     batches = list(zip(x.split(batch_size), x[:, :1].sin().split(batch_size), strict=True))
     seconds: dict[str, list[float]] = {"ensemble_s": [], "one_by_one_s": []}

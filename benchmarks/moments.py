@@ -1,12 +1,12 @@
-"""One pass of means and variances beside 256 and 1,000 draws, on networks of the suite of defaults.
+"""One pass of means and variances compared with 256 and 1,000 draws, on networks of the suite of defaults.
 
     python -m benchmarks.moments [--device cuda] [--networks cnn mlp] [--seeds 0 1 2]    # distances and scores
     python -m benchmarks.moments --times                                                 # on this machine's processor, one thread
 
-Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
-each result is a line in `--rows`, and those found there are not repeated; the committed results keep what was not run again.
-Distances are means over examples of half the sum of absolute differences between probabilities. Times are ratios to a pass of the
-mean network with its softmax, in processor time, for batches of 500 and of 1; `draws_16` are fresh.
+Networks and posteriors are trained as in `benchmarks.defaults`, with its data (BAYESIFY_DATA) and its folder of trained networks.
+Each result is a line in `--rows` and is not repeated. The committed results keep rows that were not run again. Distances are means
+over examples of half the sum of absolute differences between probabilities. Times are processor times divided by the time of a pass
+of the mean network with its softmax, for batches of 500 and of 1. The draws of `draws_16` are fresh.
 """
 
 import itertools
@@ -34,7 +34,7 @@ NUM_IMAGES, NUM_OUTSIDE = 1000, 50
 
 
 def trained(network: str, seed: int, method: str, folder: Path, device: str) -> tuple[Any, defaults.Data]:
-    """The posterior, trained once and then read, and its data."""
+    """The posterior (trained once, then read from its file) and its data."""
     net, data, _ = defaults.trained(network, seed, folder, device)
     path = folder / f"{network}-{seed}-{method}.safetensors"
     if not path.exists():
@@ -44,10 +44,10 @@ def trained(network: str, seed: int, method: str, folder: Path, device: str) -> 
 
 
 def measure(network: str, seed: int, method: str, folder: Path, device: str, images: int) -> dict[str, Any]:
-    """Scores on test images of each way to predict, distances to 1,000 draws, and mutual information, of strangers too."""
+    """Scores of each way to predict, distances to 1,000 draws, and mutual information, also on out-of-distribution images."""
     bnn, data = trained(network, seed, method, folder, device)
     x, y = (part[:images].to(device) for part in data.test)
-    outside = torch.cat([part[:NUM_OUTSIDE] for part in data.strangers.values()]).to(device)
+    outside = torch.cat([part[:NUM_OUTSIDE] for part in data.outside.values()]).to(device)
     generator = torch.Generator().manual_seed(seed)
     many, few = (bnn.draw(count, generator=generator).detach() for count in (1000, 256))
     row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x), "revision": revision()}
@@ -75,7 +75,7 @@ def distance(probs: Tensor, others: Tensor) -> float:
 
 
 def times(network: str, seed: int, method: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Passes of the mean network that a prediction takes, on the processor."""
+    """Time of a prediction on the CPU, in passes of the mean network."""
     bnn, data = trained(network, seed, method, folder, "cpu")
     mean, found = bnn.mean_network().eval(), {}
     for count in (500, 1):
@@ -110,7 +110,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def times_table(by_machine: dict[str, dict[str, Any]]) -> str:
-    """The guide's second table: passes of the mean network, in Markdown, from the figures of each kind of processor."""
+    """The guide's second table in Markdown: times in passes of the mean network, by kind of processor."""
     lines = []
     for network in NETWORKS:
         cells = []
@@ -145,7 +145,7 @@ def main() -> None:
             add_row(given.rows, row)
             print(json.dumps(row), flush=True)
     if not given.no_summary:
-        rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # those of other cells stay
+        rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # rows of other cells stay
         rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items() if cell in cells}
         kept = {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows}
         note = "Command, hardware and revision of the last run; rows that it did not run were kept."

@@ -1,13 +1,13 @@
-"""Moments of one pass against draws, on generated networks.
+"""Moments of one pass compared with draws, on generated networks.
 
     python -m benchmarks.moments_programs [--count 2000] [--first 0] [--part 0 2]
 
-Each number makes a network of the operations that `bayesify.moments` knows, and some that it refuses: layers, pooling,
+Each number makes a network of operations that `bayesify.moments` supports, and some that it refuses: layers, pooling,
 normalization, activations, residual sums, products, views, operations in place, aliases, a layer used twice, attention, embeddings
 with repeated tokens; with a posterior over all layers or some, and inputs that are rough, smooth or positive. Outputs count as
-within bounds when their mean is within 0.2 standard deviations of that of draws, and their standard deviation within a factor of
-1.35. Numbers from 100,000 on have further steps of tokens: `unbind`, the largest of tokens, attention of units with themselves, and
-attention weights. Where three standard errors of 1,000 draws could change the answer, 8,000 are made.
+within bounds if their mean is within 0.2 standard deviations of the draws' mean, and their standard deviation within a factor of
+1.35. Numbers from 100,000 on have further steps of tokens: `unbind`, the maximum over tokens, attention of units with themselves,
+and attention weights. If three standard errors of 1,000 draws could change the answer, 8,000 draws are made.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .timing import record
 
 MAX_MEAN_GAP, MAX_STD_RATIO = 0.2, 1.35
 STAGES = (1000, 8000)
-"""Numbers of draws, the next where the one before leaves doubt."""
+"""Numbers of draws. The second is used if the first leaves doubt."""
 
 LATER = ("largest", "largest", "unbind", "heads", "itself", "weights")
 FIRST_WITH_LATER = 100_000
-"""Steps of tokens and words that networks from this number on have too; those before stay what they were."""
+"""First number whose network may have the later steps. Networks of smaller numbers stay unchanged."""
 
 Step = Callable[[Tensor], Tensor]
 
 
 class Program(nn.Module):
-    """Steps one after the other, with the layers they use."""
+    """A sequence of steps with their layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ SELF: dict[str, Step] = {
 
 @dataclass
 class Maker:
-    """Chooses steps and knows the current shape.
+    """Builder of a program, which chooses steps and tracks the current shape.
 
     Args:
-        program: What is made.
-        choice: Random choices.
+        program: Program to build.
+        choice: Source of the random choices.
         shape: Shape of the units of an example.
-        more: Whether steps that came later are among the choices.
+        more: Whether the later steps are among the choices.
     """
 
     program: Program
@@ -142,7 +142,7 @@ class Maker:
     more: bool = False
 
     def add(self, name: str, step: Callable[..., Tensor], *layers: nn.Module) -> None:
-        """A step that is called with the units and its layers."""
+        """Add a step, which is called with the units and its layers."""
         names = [f"layer{len(self.program.layers) + index}" for index in range(len(layers))]
         self.program.layers.update(dict(zip(names, layers, strict=True)))
         self.program.steps.append((name, step, tuple(names)))
@@ -346,7 +346,7 @@ class Maker:
             self._over_tokens(kind, width)
 
     def _over_tokens(self, kind: str, width: int) -> None:
-        """Steps that mix tokens or take some."""
+        """Add a step that mixes tokens or selects some."""
         length, size = self.shape
         if kind == "difference" and length > 2:
             self.add("difference of tokens", lambda x: x[:, 1:] - x[:, :-1])
@@ -376,7 +376,7 @@ class Maker:
             self._later(kind, width)
 
     def _later(self, kind: str, width: int) -> None:
-        """Parts by `unbind`, the largest of tokens, attention of units with themselves, and its weights."""
+        """Add a later step: `unbind`, the maximum over tokens, attention of units with themselves, or attention weights."""
         length, size = self.shape
         if kind == "largest":
             self.add("max of tokens", lambda x: F.adaptive_max_pool1d(x.transpose(1, 2), 1).squeeze(-1))
@@ -405,7 +405,7 @@ KINDS = ("vector", "maps", "tokens", "words")
 
 
 def generate(seed: int, kind: str) -> Program:
-    """The network of a number; its weights are torch's defaults by the same number."""
+    """The network of a number. Its weights are torch's defaults with this number as seed."""
     choice = random.Random(seed)
     torch.manual_seed(seed)
     program = Program()
@@ -434,7 +434,7 @@ def generate(seed: int, kind: str) -> Program:
 
 
 def inputs_of(seed: int, kind: str) -> Tensor:
-    """Four examples: rough, smooth or positive."""
+    """Four examples that are rough, smooth or positive."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "words":
         return torch.randint(7, (4, 6), generator=generator)
@@ -453,7 +453,7 @@ def inputs_of(seed: int, kind: str) -> Tensor:
 
 
 def bayesian(seed: int, kind: str) -> Any:
-    """The network under a posterior over all layers, some, or the biases."""
+    """The network under a posterior of all layers, some layers, or the biases."""
     program, choice = generate(seed, kind), random.Random(seed + 1)
     std = choice.choice((0.02, 0.05, 0.1, 0.2, 0.3))
     one: Any = posteriors.MeanField(init_std=std) if choice.random() < 0.85 else posteriors.KTied(init_std=std)
@@ -471,19 +471,19 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _drawn(bnn: Any, x: Tensor, count: int, seed: int) -> Tensor:
-    """Outputs of draws, by `vmap` where that can run the network, which takes a tenth of the time of a loop for so small ones."""
+    """Outputs of draws, by `vmap` if possible, which takes a tenth of a loop's time for such small networks."""
     draws = bnn.draw(count, generator=torch.Generator().manual_seed(seed)).detach()
     net = bnn.mean_network().eval()
     weights = {name: value.detach() for name, value in draws.materialize().weights.items()}
     fixed = {name: value.detach() for name, value in (*net.named_parameters(), *net.named_buffers())}
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # torch's fused kernels of attention have no rule for `vmap`
+    torch.backends.mha.set_fastpath_enabled(False)  # `vmap` does not support torch's fused attention kernels
     try:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             outputs = torch.func.vmap(lambda drawn: torch.func.functional_call(net, fixed | drawn, (x.clone(),)))(
                 weights
             )
-    except RuntimeError:  # writes of a draw into a tensor that all draws share
+    except RuntimeError:  # a draw writes into a tensor that all draws share
         outputs = draws(x.clone())
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -508,7 +508,9 @@ def check(seed: int, stages: tuple[int, ...] = STAGES) -> dict[str, Any]:
         std = outputs.std(0)
         fixed = std < 1e-5 * (1 + outputs.mean(0).abs())  # outputs that are not random
         centered = (outputs - outputs.mean(0)) / std.masked_fill(fixed, 1)
-        error = ((centered.pow(4).mean(0) - 1).clamp_min(2) / (4 * count)).sqrt()  # of the deviation, relative
+        error = (
+            (centered.pow(4).mean(0) - 1).clamp_min(2) / (4 * count)
+        ).sqrt()  # relative error of the standard deviation
         gap = ((found.mean - outputs.mean(0)).abs() / std.masked_fill(fixed, 1)).masked_fill(fixed, 0)
         ratio = (found.epistemic.sqrt() / std.masked_fill(fixed, 1)).masked_fill(fixed, 1)
         off = torch.maximum(ratio, 1 / ratio.clamp_min(1e-12))

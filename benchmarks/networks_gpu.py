@@ -1,4 +1,4 @@
-"""Draws and training steps of whole networks on a GPU, each next to the plain network: ViT-B/16, GPT-2's shape, ResNets, an MLP.
+"""Draws and training steps of whole networks on a GPU compared with the plain network: ViT-B/16, GPT-2's shape, ResNets, an MLP.
 
 python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...] [--profile: kernels too, into profiles_networks_gpu]
 """
@@ -21,7 +21,7 @@ from benchmarks.timing import adam_step, clock, ratios, record
 
 Figures = dict[str, float]
 Runs = dict[str, Callable[[], Any]]
-"""What is timed: the plain network first."""
+"""Functions to time by name, the plain network first."""
 
 POSTERIORS: dict[str, Callable[[], Any]] = {
     "mean_field": posteriors.MeanField,
@@ -123,7 +123,7 @@ def captured(make: Callable[[], Any], kind: str, half: bool = False) -> Runs:
 
 
 def measure(runs: Runs, seconds: float, passes: int) -> Figures:
-    """Ratios to the plain network's time, and that time; a CUDA graph's is the least of many, for it is short."""
+    """Ratios to the plain network's time, and this time. For a CUDA graph, which is short, it is the smallest of many."""
     plain, *others = runs.values()
     if passes:
         found = ratios(plain, *others, seconds=seconds)
@@ -136,7 +136,7 @@ def measure(runs: Runs, seconds: float, passes: int) -> Figures:
 
 
 TimedRow = tuple[Callable[[], Runs], int]
-"""What is run, and passes of the plain network in it; 0 for a CUDA graph."""
+"""Function that makes the runs, and number of plain passes in a run; 0 for a CUDA graph."""
 
 LARGE_NETWORKS = [(gpt2, "mean_field"), (gpt2, "inducing")] + [
     (vit, kind) for kind in ("mean_field", "inducing", "walsh_hadamard")
@@ -171,13 +171,13 @@ ROWS: dict[str, TimedRow] = {
 
 
 def selected(rows: dict[str, Any], patterns: list[str]) -> dict[str, Any]:
-    """The rows whose names fit a pattern."""
+    """The rows whose names match a pattern."""
     return {name: row for name, row in rows.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
 
 
 def main() -> None:
     options = parser(__doc__, seconds=1.5, rows=["*"], profile=False).parse_args()
-    from benchmarks.profiles import accounts  # which takes its runs from here
+    from benchmarks.profiles import accounts  # imported late because `profiles` imports this module
 
     torch.manual_seed(0)
     figures: Figures = {}
@@ -192,7 +192,7 @@ def main() -> None:
             print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
             if options.profile:
                 profiles[name] = accounts(runs, max(passes, 1), 6)
-        except Exception as error:  # one row must not take the others with it
+        except Exception as error:  # one failing row must not stop the others
             print(name, repr(error)[:300], flush=True)
         runs = {}
         torch.cuda.empty_cache()

@@ -1,15 +1,15 @@
-"""A posterior of ResNet-18 in one ONNX file that draws: size, calibration beside torch's, and time beside the plain network's.
+"""A posterior of ResNet-18 in one ONNX file that makes its own draws: size, calibration compared with torch's, and time.
 
     python -m benchmarks.onnx_sampling train FOLDER [--device cuda]      inducing weights on Fashion-MNIST, stored in FOLDER
     python -m benchmarks.onnx_sampling calibrate FOLDER [--device cuda]  scores by the file's numbers and by torch's, on all images
     python -m benchmarks.onnx_sampling measure FOLDER                    export and run it on a CPU; needs the extra `onnx`
     python -m benchmarks.onnx_sampling int8 FOLDER                       the same draw in float32 and in int8
 
-`calibrate` makes draws from the normal numbers that the file makes (`normals`), by the graph that is in the file, and runs them in
-torch. `measure` runs the files in ONNX Runtime itself: times of one image on one thread first, then scores beside torch's; it keeps
-predictions in FOLDER, so that a run that was cut goes on.
+`calibrate` makes draws by the file's graph from the file's normal numbers (`normals`) and runs them in torch. `measure` runs the
+files in ONNX Runtime: first times of one image on one thread, then scores next to torch's. It keeps predictions in FOLDER, so that
+an interrupted run can resume.
 
-The aims: a file of at most 30 % of the network's own, and an expected calibration error within 0.005 of torch's.
+The aims are a file of at most 30 % of the network's size and an expected calibration error within 0.005 of torch's.
 """
 
 import itertools
@@ -59,7 +59,7 @@ def train(folder: Path, device: str, epochs: int) -> None:
 
 
 def calibrate(folder: Path, device: str, images_used: int) -> None:
-    """Scores of 16 draws each by three seeds of the file's normal numbers, and of torch's own."""
+    """Scores of 16 draws for three seeds of the file's normal numbers and of torch's."""
     from concurrent.futures import ThreadPoolExecutor
 
     from bayesify import Draws
@@ -92,7 +92,7 @@ def calibrate(folder: Path, device: str, images_used: int) -> None:
 
 
 def measure(folder: Path, images_used: int, threads: int) -> None:
-    """Sizes and times of the files, then scores with each of them and with torch; a run that was cut goes on."""
+    """Sizes and times of the files, then scores of each file and of torch. An interrupted run resumes."""
     import onnxruntime
 
     bnn = bayesify.load(folder / "inducing.safetensors", network()).eval()
@@ -125,7 +125,7 @@ def measure(folder: Path, images_used: int, threads: int) -> None:
 
 
 def measure_int8(folder: Path, images_used: int) -> None:
-    """Scores of one and the same draw by a file in float32 and by one in int8."""
+    """Scores of the same draw by a file in float32 and by a file in int8."""
     from bayesify.adapters import export_onnx
 
     bnn = bayesify.load(folder / "inducing.safetensors", network()).eval()
@@ -143,7 +143,7 @@ def measure_int8(folder: Path, images_used: int) -> None:
 
 
 def scores(kind: str, probs: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
-    """Of class probabilities [B, K], by names that begin with a kind."""
+    """Scores of class probabilities [B, K], by names that begin with a kind."""
     found = likelihoods.Categorical().predictive(Outputs(kept=probs.log().unsqueeze(0)))
     return {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
 
@@ -216,7 +216,7 @@ def int8_table(figures: dict[str, float]) -> str:
 
 
 def main() -> None:
-    options = parser(__doc__, "device", epochs=3, images=10_000, threads=1)  # threads of the scores; times are on one
+    options = parser(__doc__, "device", epochs=3, images=10_000, threads=1)  # threads for scores; times use one thread
     options.add_argument("stage", choices=["train", "calibrate", "measure", "int8"])
     options.add_argument("folder", type=Path)
     given = options.parse_args()

@@ -1,9 +1,9 @@
-"""A subnetwork posterior here and in laplace-torch, side by side: the same covariance, time and memory of fit and predict.
+"""A subnetwork posterior compared with laplace-torch: equal covariances, and time and memory of fit and predict.
 
     make bench-peers
 
-runs it in an environment of its own, since laplace-torch asks for packages that the library does not want. Its time for a ResNet-18
-leaps between two images and three, so both sides of the leap are measured.
+runs this benchmark in a separate environment, because laplace-torch needs packages that conflict with the library's. Its time for a
+ResNet-18 jumps between two and three images, so both sides of the jump are measured.
 """
 
 import json
@@ -24,10 +24,10 @@ from .timing import clock, record
 
 SUBNETWORK_SIZE = 500
 CASES = {"mlp": ("mlp", 100), "resnet18": ("resnet18", 4), "resnet18_two_images": ("resnet18", 2)}
-"""Networks, and examples that a posterior is fitted to and that are predicted."""
+"""Network and number of examples of each case, for the fit and for the prediction."""
 
 MAX_SECONDS = 60.0
-"""Seconds after which nothing is measured again."""
+"""Seconds after which no measurement is repeated."""
 
 
 def problem(case: str) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
@@ -116,7 +116,7 @@ def main() -> None:
     record(
         "peers_laplace_cpu",
         figures,
-        unit=f"laplace-torch's time over ours for a subnetwork of {SUBNETWORK_SIZE} weights, and our added peak memory over theirs",
+        unit=f"laplace-torch's time / ours for a subnetwork of {SUBNETWORK_SIZE} weights, and our added peak memory / theirs",
         examples={case: size for case, (_, size) in CASES.items()},
     )
 

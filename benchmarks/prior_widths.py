@@ -1,20 +1,20 @@
-"""How wide the default prior is to be: methods with a prior over weights, under `Neal` of four widths.
+"""Choice of the width of the default prior: methods with a prior over weights, under `Neal` of four widths.
 
     python -m benchmarks.prior_widths [--device cuda] [--workers 8] [--limit 300] [--decide]
 
-On the suite's networks and on two that are not of it (`benchmarks.defaults`), with seeds that nothing is reported for. Cells are
-files in `--folder`, as there; none is begun that would probably end after `--limit` seconds. What there is becomes
-`benchmarks/results/default_prior_widths.json`; once it is complete, the width that the rule chooses is written to the folder's
-`chosen`. With `--decide` it is written as soon as all pairs after 3 epochs are complete and the time is over: pairs after 30 epochs
-then count as far as the run came in its order, which was fixed before it.
+The networks are the suite's and two others (`benchmarks.defaults`), with seeds that no reported result uses. Cells are files in
+`--folder`, as in the suite. No cell starts that would probably end after `--limit` seconds. Finished cells become
+`benchmarks/results/default_prior_widths.json`. Once they are complete, the width that the rule chooses is written to the folder's
+`chosen`. With `--decide`, it is written as soon as all pairs after 3 epochs are complete and the time is over. Then only the
+finished pairs after 30 epochs count; their order was fixed before the run.
 
-The rule, written before the run. A pair is a method on a network after 3 epochs, or one of two methods after 30; its scores are
-means over the seeds. A pair can keep the six bounds of the suite; an error keeps none. A difference of up to two bounds counts as
-none.
+The rule was written before the run. A pair is a method on a network after 3 epochs, or one of two methods after 30 epochs. Its
+scores are means over the seeds. A pair can keep the six bounds of the suite; an error keeps none. A difference of up to two bounds
+counts as no difference.
 
-1. A width is out under which the suite's own networks, after 3 epochs, keep over two bounds fewer in all than under `Neal(4)`.
-2. Of the others, those count whose number of kept bounds, over all pairs, is at most two below the largest.
-3. Of these, the one with the lowest NLL less the plain network's, mean over all pairs, is chosen.
+1. A width is rejected if the suite's own networks, after 3 epochs, keep in total over two bounds fewer than under `Neal(4)`.
+2. Among the other widths, those remain whose number of kept bounds, over all pairs, is at most two below the largest.
+3. Among these, the width with the lowest mean, over all pairs, of the NLL minus the plain network's is chosen.
 """
 
 import json
@@ -35,19 +35,19 @@ WIDTHS = (CURRENT_WIDTH, 8, 16, 32)
 SEEDS = (FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1)
 OUTSIDE_NETWORKS, SUITE_NETWORKS = ("strided_cnn", "mlp_6000"), ("cnn", "mlp", "gru", "transformer")
 METHODS = ("mean_field", "dropout", "k_tied", "matrix_normal", "rank_one", "inducing", "walsh_hadamard")
-"""SWAG and function space have no prior over weights by default."""
+"""Methods with a prior over weights by default, which SWAG and function space do not have."""
 LONG_METHODS = METHODS[:2]
-"""After 30 epochs too, in which wide priors have the time to overfit."""
+"""Methods that are also run for 30 epochs, in which wide priors have time to overfit."""
 LONG_SUFFIX = ",epochs=30"
 MAX_EQUAL_BOUNDS = 2
-"""Bounds by which two widths may differ as if they did not."""
+"""Largest difference in kept bounds between two widths that count as equal."""
 
 Pair = tuple[str, str, str]
-"""Network, method and what its variant has besides the width."""
+"""Network, method, and the variant's settings other than the width."""
 
 
 def pairs() -> list[Pair]:
-    """In the order of the run, so that one that is cut leaves whole pairs: networks of the suite and others in turn."""
+    """Pairs in the order of the run, so that an interrupted run leaves whole pairs. Networks of the suite and others alternate."""
     networks = ("strided_cnn", "cnn", "mlp_6000", "mlp", "gru", "transformer")
     short = [(network, method, "") for network in networks for method in METHODS]
     return short + [(network, method, LONG_SUFFIX) for network in networks for method in LONG_METHODS]
@@ -58,7 +58,7 @@ def variant(width: int, more: str) -> str:
 
 
 def jobs(folder: Path, device: str) -> tuple[list[Job], list[Job]]:
-    """Plain networks, those that take long first, and all cells."""
+    """Jobs of the plain networks, the longest first, and jobs of all cells."""
     networks = ("gru", "transformer", "cnn", *OUTSIDE_NETWORKS, "mlp")
     plain: list[Job] = [(name, seed, "network", "", folder, device) for name in networks for seed in SEEDS]
     cells: list[Job] = [
@@ -71,7 +71,7 @@ def jobs(folder: Path, device: str) -> tuple[list[Job], list[Job]]:
 
 
 def judged(rows: Sequence[Row]) -> dict[Pair, dict[int, Row]]:
-    """Scores by pair and width, where all widths and seeds of a pair are there."""
+    """Scores by pair and width, for pairs with all widths and seeds."""
     found, counts = means(rows), [(row["network"], row["method"]) for row in rows]
     complete = {}
     for network, method, more in pairs():
@@ -82,12 +82,12 @@ def judged(rows: Sequence[Row]) -> dict[Pair, dict[int, Row]]:
 
 
 def kept(row: Row) -> int:
-    """How many bounds a pair keeps."""
+    """Number of bounds that a pair keeps."""
     return 0 if "error" in row else len(BOUNDS) - len(missed(row))
 
 
 def totals(found: dict[Pair, dict[int, Row]]) -> dict[int, dict[str, float]]:
-    """By width: bounds that are kept, those of the suite's own networks after 3 epochs, and NLL less the plain network's."""
+    """Totals by width: kept bounds, kept bounds of the suite's networks after 3 epochs, and NLL minus the plain network's."""
     sums: dict[int, dict[str, float]] = {}
     fine = [pair for pair, rows in found.items() if not any("error" in row for row in rows.values())]
     for width in WIDTHS:
@@ -101,7 +101,7 @@ def totals(found: dict[Pair, dict[int, Row]]) -> dict[int, dict[str, float]]:
 
 
 def choose(sums: dict[int, dict[str, float]]) -> int:
-    """The width that the rule above takes."""
+    """The width that the rule above chooses."""
     able = {
         width: row for width, row in sums.items() if row["suite"] >= sums[CURRENT_WIDTH]["suite"] - MAX_EQUAL_BOUNDS
     }
@@ -111,7 +111,7 @@ def choose(sums: dict[int, dict[str, float]]) -> int:
 
 
 def _begin(job: Job, end: float) -> dict[str, Any] | None:
-    """A cell, unless it would end too late: processes that share a GPU are not to be killed at work."""
+    """A cell, or `None` if it would end too late. Processes that share a GPU must not be killed at work."""
     told, expected = job[3], 0.0
     short = cell((*job[:3], told.removesuffix(LONG_SUFFIX), *job[4:]))
     if told.endswith(LONG_SUFFIX) and short.exists():

@@ -1,4 +1,4 @@
-"""Where the time goes beside the plain network's: on a GPU kernels by group and idle time, on a CPU the parts of a step.
+"""Profiles compared with the plain network: on a GPU kernels by group and idle time, on a CPU the parts of a step.
 
 python -m benchmarks.networks_gpu --profile                       # rows of that benchmark, with its figures
 python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]  # rows of other benchmarks
@@ -41,7 +41,7 @@ GROUPS = {
     "reductions": r"reduce_kernel|softmax|nll_loss",
     "entry by entry": r"elementwise|multi_tensor_apply|index",
 }
-"""Kernels by what their names hold, the first that fits."""
+"""Patterns of kernel names by group. The first match counts."""
 
 
 def group_of(kernel: str) -> str:
@@ -50,7 +50,7 @@ def group_of(kernel: str) -> str:
 
 
 def trace(run: Callable[[], Any]) -> dict[str, Any]:
-    """Kernels of a call, their milliseconds by group, the longest by name, and the longest calls of the driver."""
+    """Number of kernels of a call, their milliseconds by group, the longest kernels, and the longest driver calls."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         run()
         synchronize()
@@ -59,7 +59,7 @@ def trace(run: Callable[[], Any]) -> dict[str, Any]:
     for event in found.events() or ():
         if event.device_type != DeviceType.CUDA:
             calls[event.name] += event.cpu_time_total / 1e3
-        elif not event.name.startswith("Optimizer."):  # that is an annotation
+        elif not event.name.startswith("Optimizer."):  # this event is an annotation
             groups[group_of(event.name)] += event.device_time_total / 1e3
             names[event.name[:110]] += event.device_time_total / 1e3
             count += 1
@@ -69,19 +69,19 @@ def trace(run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def accounts(runs: networks_gpu.Runs, passes: int = 1, repeats: int = 12) -> dict[str, Any]:
-    """Milliseconds of calls, of the processor until all is launched, and of kernels by group; per pass, taken in turns.
+    """Milliseconds per pass of calls, of the host until all kernels are launched, and of kernels by group. Calls alternate.
 
-    What the device waits is a call's time less its kernels'.
+    The waiting time of the device is a call's time minus its kernels' time.
     """
     for run in runs.values():
-        for _ in range(repeats // 2):  # the sixth call is a recording's
+        for _ in range(repeats // 2):  # a graph is recorded in the sixth call
             run()
     turns = [{key: timed(run) for key, run in runs.items()} for _ in range(repeats)]
     return {key: account(run, [turn[key] for turn in turns], passes) for key, run in runs.items()}
 
 
 def account(run: Callable[[], Any], times: list[tuple[float, float]], passes: int) -> dict[str, Any]:
-    """See `accounts`; of one call, from its times in seconds."""
+    """The account of one call, from its times in seconds; see `accounts`."""
     found = trace(run)
     whole, host = (1e3 * min(part) for part in zip(*times, strict=True))
     total = sum(found["groups"].values())
@@ -96,7 +96,7 @@ def account(run: Callable[[], Any], times: list[tuple[float, float]], passes: in
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of a call, and those until all its kernels are launched."""
+    """Seconds of a call, and seconds until all its kernels are launched."""
     synchronize()
     start = time.perf_counter()
     run()
@@ -106,7 +106,7 @@ def timed(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def one_draw() -> networks_gpu.Runs:
-    """A draw of 124 million weights alone, beside what its memory takes."""
+    """A draw of 124 million weights, and its memory traffic alone."""
     net, *_ = networks_gpu.gpt2()
     bnn = bayesify.bayesianize(net.bfloat16().eval(), posteriors.MeanField()).eval()
     left, right = torch.zeros(2, sum(weight.numel for weight in bnn.weights.values()), device="cuda")
@@ -116,7 +116,7 @@ def one_draw() -> networks_gpu.Runs:
 
 
 def curvature() -> networks_gpu.Runs:
-    """Laplace of 1,000 weights of ResNet-50 with 1,000 classes by 16 vectors, beside a pass of the network."""
+    """Laplace of 1,000 weights of a ResNet-50 with 1,000 classes by 16 vectors, and a pass of the network."""
     net = models.resnet50("imagenet", 1000).cuda().eval()
     x, y = torch.randn(64, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")
 
@@ -139,7 +139,7 @@ def images(network: str, kind: str, half: bool = False) -> networks_gpu.Runs:
 
 
 def one_pass() -> networks_gpu.Runs:
-    """One pass of GPT-2's shape, with a draw that exists and with a fresh one, as in `benchmarks.draws_gpu`."""
+    """One pass of GPT-2's shape, with an existing draw and with a fresh draw, as in `benchmarks.draws_gpu`."""
     net, text, _ = networks_gpu.gpt2()
     bnn = bayesify.bayesianize(
         net.bfloat16().eval(), posteriors.MeanField(), likelihood=likelihoods.Categorical()
@@ -166,7 +166,7 @@ SLOW: dict[str, networks_gpu.TimedRow] = {"resnet50/laplace/fit": (curvature, 1)
 
 
 def least(run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, times: int = 40) -> float:
-    """Milliseconds of a call of what was prepared, the least of many; on one thread those of this process alone."""
+    """Milliseconds of a call after `prepare`, the smallest of many. With one thread, only the time of this process counts."""
     timer = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
     for _ in range(times):
@@ -237,7 +237,7 @@ def inducing_on_cpu() -> dict[str, Any]:
 
 
 def hadamard_on_cpu(size: int = 4096) -> dict[str, Any]:
-    """The transform of `benchmarks.hadamard` beside a dense product and a copy of what it reads and writes."""
+    """The transform of `benchmarks.hadamard`, a dense product, and a copy of the transform's input and output."""
     x, dense = torch.randn(512, size), torch.randn(size, size)
     out = torch.empty_like(x)
     with torch.no_grad():
@@ -268,7 +268,7 @@ ON_CPU = {
 
 
 def operations(run: Callable[[], Any], repeats: int = 20, most: int = 12) -> dict[str, float]:
-    """Milliseconds of a call, shared out over the operations of torch as they take time in a profile, the longest by name."""
+    """Milliseconds of a call, divided among torch's operations in proportion to their time in a profile, the longest first."""
     for _ in range(3):
         run()
     with profile(activities=[ProfilerActivity.CPU]) as found:
@@ -290,7 +290,7 @@ def main() -> None:
         for name, look in networks_gpu.selected(ON_CPU, options.rows).items():
             try:
                 figures |= look()
-            except ImportError as error:  # gpytorch is not everywhere
+            except ImportError as error:  # gpytorch may be missing
                 print(name, error)
             record("profiles_cpu", figures, keep=options.rows != ["*"])
         return
@@ -301,7 +301,7 @@ def main() -> None:
             continue
         try:
             found[name] = accounts(make(), max(passes, 1), 1 if name in SLOW else 12)
-        except Exception as error:  # one row must not take the others with it
+        except Exception as error:  # one failing row must not stop the others
             print(name, repr(error)[:300], flush=True)
         torch.cuda.empty_cache()
         record("profiles_gpu", found, keep=options.rows != ["*"], quiet=True)

@@ -1,4 +1,4 @@
-"""What draws and training steps of Bayesian ResNets cost next to the deterministic networks, on a GPU."""
+"""Cost of draws and training steps of Bayesian ResNets compared with the deterministic networks, on a GPU."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ POSTERIORS: dict[str, Callable[[], Any]] = {
 
 
 def draw_calls(net: nn.Module, posterior: Any, x: Tensor, num_draws: int) -> list[Callable[[], Any]]:
-    """Passes of the deterministic network, draws with their passes, together and one at a time, and passes of draws that exist."""
+    """Passes of the deterministic network; draws with their passes, together and one at a time; and passes of existing draws."""
     bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).eval()
     net.eval()
 
@@ -36,7 +36,7 @@ def draw_calls(net: nn.Module, posterior: Any, x: Tensor, num_draws: int) -> lis
 
 
 def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds: float) -> dict[str, float]:
-    """One draw and its forward pass over one deterministic forward pass."""
+    """Time of one draw and its forward pass, in deterministic forward passes."""
     together, alone, given = ratios(*draw_calls(net, posterior, x, num_draws), seconds=seconds)
     return {f"{num_draws}_draws": together, "one_at_a_time": alone, "existing_draws": given}
 

@@ -1,4 +1,4 @@
-"""All benchmarks that this machine can run: those on the CPU, and those on a GPU where there is one."""
+"""All benchmarks that this machine can run: on the CPU and, if there is one, on a GPU."""
 
 import subprocess
 import sys
@@ -27,11 +27,11 @@ ON_GPU = [
     "benchmarks.profiles",
 ]
 WITH_PACKAGES = {"benchmarks.deep_gp": "gpytorch"}
-"""Those beside a package that is not one of ours."""
+"""Benchmarks that compare with another package."""
 
 
 def commands() -> list[str]:
-    """What runs here; `make bench-peers` and `benchmarks.lora` have environments of their own."""
+    """Commands that run here. `make bench-peers` and `benchmarks.lora` have separate environments."""
     beside = [command for command, package in WITH_PACKAGES.items() if find_spec(package)]
     return ON_CPU + beside + (ON_GPU if torch.cuda.is_available() else [])
 

@@ -1,4 +1,4 @@
-"""Command lines of benchmarks, and runs of many cells: in processes, up to a time, going on from what is stored."""
+"""Command lines of benchmarks, and runs of many cells in processes, with a time limit, resumed from stored results."""
 
 import argparse
 import json
@@ -14,25 +14,25 @@ from bayesify.storage import write_file
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"default": "cpu"},
-    "limit": {"type": float, "default": float("inf"), "help": "seconds after which nothing is begun"},
+    "limit": {"type": float, "default": float("inf"), "help": "seconds after which no new cell starts"},
     "no_summary": {"action": "store_true", "help": "do not overwrite the committed results"},
-    "part": {"type": int, "nargs": 2, "default": (0, 1), "help": "which of how many shares of the rows"},
+    "part": {"type": int, "nargs": 2, "default": (0, 1), "help": "number of the share of rows, and number of shares"},
     "seconds": {"type": float, "default": 6.0, "help": "time of each comparison"},
     "small": {"action": "store_true", "help": "a small problem, on a CPU"},
     "workers": {"type": int, "default": 1, "help": "processes"},
 }
-"""Options that several benchmarks have."""
+"""Options that several benchmarks share."""
 
 Row = dict[str, Any]
 
 
 def parser(doc: str | None, *shared: str, **defaults: Any) -> argparse.ArgumentParser:
-    """The options of a benchmark: those of `OPTIONS` by name, and others of the type of their default; lists take several.
+    """The options of a benchmark: those in `OPTIONS` by name, others by their default, which sets their type. Lists take several.
 
     Args:
-        doc: `__doc__` of the module, shown by `--help` as it is.
+        doc: `__doc__` of the module, which `--help` shows.
         shared: Names of `OPTIONS`.
-        defaults: By name; an option of `OPTIONS` gets another default.
+        defaults: Defaults by name. For an option of `OPTIONS`, it replaces the default.
     """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in shared:
@@ -53,14 +53,14 @@ def _flag(name: str) -> str:
 
 
 def many(work: Callable[..., Row | None], jobs: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Row | None]:
-    """What jobs give, in their order, each in a process with one thread."""
+    """Results of jobs in their order. Each job runs in a process with one thread."""
     with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
         started = [pool.apply_async(work, job) for job in jobs]
         yield from (one.get() for one in started)
 
 
 def cell(path: Path, make: Callable[[], Row], end: float = float("inf")) -> Row | None:
-    """The row in a file: read, or else made, written and printed, unless the time `end` is over."""
+    """The row in a file. If there is no file, the row is made, written and printed, unless the time `end` is over."""
     if not path.exists():
         if time.time() > end:
             return None
@@ -72,12 +72,12 @@ def cell(path: Path, make: Callable[[], Row], end: float = float("inf")) -> Row 
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, one a line; none where there is no file."""
+    """The rows of a file, one per line; none if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def add_row(path: Path, row: Row) -> None:
-    """Append a row to a file at once."""
+    """Append a row to a file immediately."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lines:
         lines.write(json.dumps(row) + "\n")

@@ -1,13 +1,13 @@
-"""Sampled linearized Laplace over all weights, next to last layer, Kronecker factors and a subnetwork.
+"""Sampled linearized Laplace over all weights compared with the last layer, Kronecker factors and a subnetwork.
 
-python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on CIFAR-10, which BAYESIFY_DATA names
+python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on CIFAR-10, from the folder in BAYESIFY_DATA
 python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, synthetic images: seconds and memory
 python -m benchmarks.sampled_laplace --out DIR --small           # all of it in a small setting on a CPU
 
 `--weights FILE` takes the network from a file of `torch.save`. `--seconds` is the time of the minibatch steps.
 
 DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, which gives the deterministic network of the seed. Without it
-the network is trained. An interrupted run continues with the same command. Results are written when all cells of DIR are there.
+the network is trained. An interrupted run continues with the same command. Results are written when all cells of DIR are finished.
 """
 
 import json
@@ -43,11 +43,11 @@ RECIPE = Recipe(
 )
 SMALL_RECIPE = Recipe(epochs=2, batch=50, depth=1, width=4)
 GROUP, NUM_GROUPS = 10, 2000
-"""Images whose labels are predicted together, drawn from two test images each (Osband et al. 2022), and how often."""
+"""Number of images whose labels are predicted jointly, drawn from two test images (Osband et al. 2022), and number of groups."""
 
 
 class Timed:
-    """Batches in a fixed order; the seconds between the starts of passes add up in a file, over several slices."""
+    """Batches in a fixed order. A file sums the seconds between the starts of passes over several slices."""
 
     def __init__(self, x: Tensor, y: Tensor, batch: int, path: Path) -> None:
         self._batches = list(zip(x.split(batch), y.split(batch), strict=True))
@@ -60,7 +60,7 @@ class Timed:
         self._last = now
 
     def seconds(self) -> float:
-        """So far."""
+        """Seconds so far."""
         return float(self._path.read_text()) if self._path.exists() else 0.0
 
 
@@ -82,7 +82,7 @@ def scores(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> dict[st
 
 
 def trained_network(options: Any, problem: ImageProblem) -> nn.Module:
-    """The network of a file of weights, the deterministic network of a folder, or one that is trained now."""
+    """The network of a weights file, the deterministic network of a folder, or a network that is trained now."""
     if options.weights and Path(options.weights).exists():
         return read_weights(Path(options.weights)).to(problem.device).eval()
     recipe, folder = SMALL_RECIPE if options.small else RECIPE, Path(options.trained or options.out)
@@ -101,7 +101,7 @@ def trained_network(options: Any, problem: ImageProblem) -> nn.Module:
 
 
 def read_weights(path: Path) -> nn.Module:
-    """A ResNet-18 of ours from a file of `torch.save`: a module, its state, or a dictionary with the state."""
+    """Our ResNet-18 from a file of `torch.save`: a module, its state, or a dictionary with the state."""
     found = torch.load(path, map_location="cpu", weights_only=False)
     if isinstance(found, nn.Module):
         return found
@@ -115,7 +115,7 @@ def read_weights(path: Path) -> nn.Module:
 
 @torch.no_grad()
 def scaling(net: nn.Module, problem: ImageProblem, source: Source) -> Callable[[Any, Any], Tensor]:
-    """The scaling of pixels under which a network classifies training images best: it is not stored with the weights."""
+    """The scaling of pixels with which a network classifies training images best. It is not stored with the weights."""
     mean, std = ((torch.tensor(v).view(3, 1, 1)) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
 
     def usual(images: Any, device: Any) -> Tensor:
@@ -129,11 +129,11 @@ def scaling(net: nn.Module, problem: ImageProblem, source: Source) -> Callable[[
 
 
 def draw_options(options: Any, out: Path) -> Sampled:
-    """Options of the draws; on a GPU as many steps as fit into the seconds, by the speed of pushes, and the same in each slice."""
+    """Options of the draws. On a GPU, the speed of pushes sets the number of steps that fit into the seconds, for all slices."""
     kept = out / "steps.txt"
     if not kept.exists():
         pushed = json.loads((out / "kronecker.json").read_text())["predict_500_s"]
-        each = 2.6 * pushed * options.minibatch / 500  # a step pushes all draws and pulls them back
+        each = 2.6 * pushed * options.minibatch / 500  # a step pushes all draws forward and pulls them back
         kept.write_text(str(20 if options.small else min(max(int(options.seconds / each), 150), 1000)))
     return Sampled(
         num_draws=options.draws,
@@ -165,7 +165,7 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
             took = max(took, batches.seconds())
         else:
             took = clock(lambda: laplace.fit(batches))
-        laplace.predict(x[:500], options.draws, method="linearized_mc")  # the first call looks for kernels
+        laplace.predict(x[:500], options.draws, method="linearized_mc")  # the first call selects kernels
         predict_s = clock(lambda: laplace.predict(x[:500], options.draws, method="linearized_mc").outputs)
 
         def outputs(part: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
         return found
 
     def unnarrowed(laplace: bayesify.Laplace, outputs: Callable[[Tensor], Tensor]) -> Row:
-        """The same without what training rows ask for."""
+        """The row without the narrowing by training rows."""
         posterior = laplace.fitted()[1]
         assert isinstance(posterior, SampledCovariance)
         laplace.temperature = 1 / posterior.narrowed
@@ -206,7 +206,7 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
 
 
 class Held:
-    """Batches on the CPU; notes the most memory that a GPU holds when it asks for the next one, without activations."""
+    """Batches on the CPU. They record the peak GPU memory between batches, which excludes activations."""
 
     def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
         self._batches, self.bytes = list(zip(x.split(batch), y.split(batch), strict=True)), 0
@@ -219,13 +219,13 @@ class Held:
 
 
 def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
-    """Seconds and memory with 1,000 classes: copies of the network that the draws take, and the peak of all."""
+    """Seconds and memory with 1,000 classes: memory of the draws in copies of the network, and total peak memory."""
     classes, size, count = (20, 32, 16) if options.small else (1000, 224, 256)
     torch.manual_seed(0)
     net = models.resnet18("cifar", classes, width=4) if options.small else models.resnet50("imagenet", classes)
     net = net.to(options.device).eval()
     x, y = torch.randn(count, 3, size, size), torch.randint(classes, (count,))
-    with torch.no_grad():  # features that differ between examples, as those of a trained network do
+    with torch.no_grad():  # features must differ between examples, as in a trained network
         for module in net.train().modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 1.0

@@ -1,8 +1,8 @@
-"""A single request: one example, 16 draws that exist already, against 16 passes of the plain network.
+"""A single request: one example and 16 existing draws compared with 16 passes of the plain network.
 
     python -m benchmarks.single_request [--output NAME]
 
-The aim is at most 1.5 on a CPU; fresh draws, whose random numbers cost more than the passes, are beside it.
+The aim is at most 1.5 on a CPU. Fresh draws, whose random numbers cost more than the passes, are measured too.
 """
 
 from collections.abc import Callable

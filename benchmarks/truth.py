@@ -1,12 +1,12 @@
-"""How far each method is from the exact posterior: reference posteriors as files, and distances from them.
+"""Distance of each method from the exact posterior: reference posteriors as files, and distances from them.
 
-    python -m benchmarks.truth sample --problem gap --part 0 --seconds 480     # chains of one problem on one core; again: go on
+    python -m benchmarks.truth sample --problem gap --part 0 --seconds 480     # chains of one problem on one core; resumes
     python -m benchmarks.truth collect                                         # chains and closed forms to benchmarks/results/truth
     python -m benchmarks.truth run --workers 2                                 # all methods on all problems, three seeds
     python -m tools.truth_page                                                 # the page from the results
 
-`sample` keeps its chains in build/truth/PROBLEM-PART.pt; parts of a problem are chains with other seeds, for other cores. `collect`
-writes PROBLEM.npz: draws of functions at fixed inputs, which are all that `run` needs. Networks, priors and likelihoods are in
+`sample` keeps its chains in build/truth/PROBLEM-PART.pt. Parts of a problem are chains with other seeds, for other cores. `collect`
+writes PROBLEM.npz, which has draws of functions at fixed inputs; `run` needs nothing else. Networks, priors and likelihoods are in
 `benchmarks.truth_problems`.
 """
 
@@ -47,39 +47,39 @@ from benchmarks.truth_distances import distances, floors, spread_ratios
 from benchmarks.truth_problems import PROBLEMS, Problem
 
 TRUTHS = Path(__file__).parent / "results" / "truth"
-"""The reference posteriors."""
+"""Folder of the reference posteriors."""
 FOLDER = Path("build/truth")
-"""Chains, and rows of single runs."""
+"""Folder of chains and of rows of single runs."""
 STORED_DRAWS = 400
-"""Draws of functions in a file, half of which make the noise floor."""
+"""Number of draws of functions in a file. Half of them determine the noise floor."""
 MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
-"""Chains of a part, epochs of the training before, and trajectories of the warm-up."""
+"""Number of chains of a part, of epochs of the training before, and of trajectories of the warm-up."""
 SKIPPED_SHARE = 0.2
-"""Share of the trajectories after the warm-up that are left out, as burn-in."""
+"""Share of the trajectories after the warm-up that are dropped as burn-in."""
 EPOCHS, SLOW_SHARE, LEARNING_RATE, STEP_DRAWS = 1000, 4, 0.05, 4
-"""Full-batch epochs, after a quarter as many of a MAP phase; divisor for slow methods; the first rate of Adam; draws of a step."""
+"""Full-batch epochs (after a MAP phase of a quarter as many), divisor for slow methods, initial rate of Adam, draws per step."""
 APART = ("deep_gp", "function_space")
-"""Methods whose prior is not the network's, which have no rank."""
+"""Methods whose prior is not the network's. They have no rank."""
 SECONDS_BETWEEN_FILES = 30.0
 LIMIT_R_HAT = 1.05
 MAX_KEPT = 1_500_000
-"""Numbers that the file of a part holds at most."""
+"""Largest count of numbers in the file of a part."""
 KEPT, TOLD = ("functions", "densities"), ("energy_error", "acceptance", "step", "length")
-"""What a part stores of its chains."""
+"""Values and diagnostics of its chains that a part stores."""
 
 
 class Part:
     """Chains of one problem in one process, and their file.
 
-    Functions are kept after every `thin` trajectories. When they are too many for a small file, every other one goes and `thin`
-    doubles.
+    Functions are kept after every `thin` trajectories. When they are too many for a small file, every other function is dropped
+    and `thin` doubles.
 
     Args:
         problem: The problem.
         part: Number of the part, the seed of its chains.
         folder: Folder of the file.
-        members: Chains of the part.
-        warmup: Trajectories of the warm-up.
+        members: Number of chains of the part.
+        warmup: Number of trajectories of the warm-up.
     """
 
     def __init__(self, problem: Problem, part: int, folder: Path, members: int = MEMBERS, warmup: int = WARMUP) -> None:
@@ -105,7 +105,7 @@ class Part:
             self.seconds, self.thin, self.trajectories = stored["seconds"], stored["thin"], stored["trajectories"]
 
     def advance(self) -> None:
-        """One trajectory of each chain, with the functions after it; every fourth has a third of the step, for narrow places."""
+        """Run one trajectory of each chain and store its functions. Every fourth has a third of the step, for narrow regions."""
         tuned = self.sampler.step
         if self.trajectories % 4 == 3:
             self.sampler.step = tuned / 3
@@ -122,7 +122,7 @@ class Part:
             self.functions, self.densities, self.thin = self.functions[1::2], self.densities[1::2], 2 * self.thin
 
     def write(self) -> None:
-        """Store the chains so that they can go on."""
+        """Store the chains so that they can be resumed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"functions": torch.stack(self.functions, 1), "densities": torch.stack(self.densities, 1)}
         told = {
@@ -157,7 +157,7 @@ def functions_at(inputs: Tensor, runner: Runner, shapes: dict[str, tuple[int, ..
 def sample(
     problem: Problem, part: int, seconds: float, folder: Path, members: int = MEMBERS, warmup: int = WARMUP
 ) -> None:
-    """Make or continue the chains of a part for a number of seconds."""
+    """Start or continue the chains of a part for a number of seconds."""
     end = time.monotonic() + seconds
     chains = Part(problem, part, folder, members, warmup)
     print(problem.name, part, f"step {chains.sampler.step:.4f}, length {chains.sampler.length:.3f}", flush=True)
@@ -174,7 +174,7 @@ def sample(
 
 
 def joined(name: str, folder: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Functions [C, T, I, O] and log densities [C, T] of all parts of a problem, and what the parts say."""
+    """Functions [C, T, I, O] and log densities [C, T] of all parts of a problem, and the parts' diagnostics."""
     parts = [torch.load(path) for path in sorted(folder.glob(f"{name}-*.pt"))]
     thin = max(part["thin"] for part in parts)
     kept = [{key: part[key][:, thin // part["thin"] - 1 :: thin // part["thin"]] for key in KEPT} for part in parts]
@@ -186,7 +186,7 @@ def joined(name: str, folder: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 
 def compared(problem: Problem, functions: Tensor) -> Tensor:
-    """Functions as they are compared: class probabilities in place of logits."""
+    """Functions to compare: class probabilities instead of logits."""
     return functions.softmax(-1) if problem.is_classification else functions
 
 
@@ -218,7 +218,7 @@ def collect(folder: Path, names: list[str], where: Path = TRUTHS) -> None:
         elif any(folder.glob(f"{name}-*.pt")):
             found = joined(name, folder)
             told, every = diagnose(problem, *found), found[0]
-            count = STORED_DRAWS // len(every) + 1  # of each chain, at equal distances
+            count = STORED_DRAWS // len(every) + 1  # draws of each chain, equally spaced
             chosen = torch.linspace(0, every.shape[1] - 1, count).round().long()
             mixed = torch.randperm(count * len(every), generator=torch.Generator().manual_seed(0))[:STORED_DRAWS]
             functions = every[:, chosen].flatten(0, 1)[mixed]
@@ -232,12 +232,12 @@ def collect(folder: Path, names: list[str], where: Path = TRUTHS) -> None:
 
 
 def competitors() -> list[str]:
-    """Methods by name; chains are references."""
+    """Names of the methods to compare. Chains are references and left out."""
     return [name for name, method in all_methods().items() if not method.is_chain]
 
 
 def train(problem: Problem, method: Method, seed: int, epochs: int) -> Predictor:
-    """A method with the options that suit small networks, trained in full batches."""
+    """A method with options for small networks, trained in full batches."""
     loader, count = [(problem.x, problem.y)], len(problem.y)
     if method.fit is not None:
         given = {"prior": problem.prior, "num_data": count, "epochs": epochs, "seed": seed}
@@ -256,7 +256,7 @@ def train(problem: Problem, method: Method, seed: int, epochs: int) -> Predictor
 
 
 def draws_of(model: Predictor, inputs: Tensor, seed: int) -> Tensor:
-    """Outputs of functions of a model at the inputs, [S, I, O]; the same functions at all of them."""
+    """Outputs of a model's functions at the inputs, [S, I, O], with the same functions at all inputs."""
     count = min(STORED_DRAWS, model.num_distinct_draws or STORED_DRAWS)
     generator = torch.Generator().manual_seed(seed)
     linear = {"method": "linearized_mc"} if isinstance(model, Laplace) else {}
@@ -266,13 +266,13 @@ def draws_of(model: Predictor, inputs: Tensor, seed: int) -> Tensor:
 
 @functools.cache
 def floors_of(name: str, truths: Path) -> dict[str, float]:
-    """Noise floors of a problem, once in a process."""
+    """Noise floors of a problem, computed once per process."""
     functions = torch.from_numpy(np.load(truths / f"{name}.npz")["functions"])
     return {key: round(value, 5) for key, value in floors(PROBLEMS[name](), functions).items()}
 
 
 def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -> Row:
-    """One method on one problem with one seed; what goes wrong is told in `note`."""
+    """One method on one problem with one seed. `note` has the error if it fails."""
     problem, method = PROBLEMS[name](), get_method(method_name)
     stored = np.load(truths / f"{name}.npz")
     truth = torch.from_numpy(stored["functions"])
@@ -289,7 +289,7 @@ def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -
         found = draws_of(model, problem.inputs, seed)
         row["distances"] = rounded(distances(problem, found, wanted, held_out), 5)
         row["spread"] = rounded(spread_ratios(problem, found, wanted), 4)
-    except Exception as error:  # the other rows are worth having
+    except Exception as error:  # a failure must not stop the other rows
         seconds = round(time.process_time() - start, 2)
         row |= {"seconds": seconds, "distances": {}, "note": f"{type(error).__name__}: {error}"[:300]}
     return {
@@ -300,7 +300,7 @@ def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -
 
 
 def stored_row(name: str, method: str, seed: int, epochs: int, truths: Path, folder: Path, end: float) -> Row | None:
-    """`measure`, from its file if there is one."""
+    """Result of `measure`, from its file if there is one."""
     torch.set_num_threads(1)
     path = folder / "rows" / f"{name}-{method}-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ def stored_row(name: str, method: str, seed: int, epochs: int, truths: Path, fol
 
 
 def run(options: argparse.Namespace) -> None:
-    """All methods on all problems that have a truth, and the file of results."""
+    """Run all methods on all problems that have a truth, and write the results file."""
     names = [name for name in options.problems if (options.truths / f"{name}.npz").exists()]
     place = (options.epochs, options.truths, options.folder, time.time() + options.limit)
     every = itertools.product(names, options.methods, range(options.seeds))

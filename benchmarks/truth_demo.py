@@ -1,4 +1,4 @@
-"""The exact answers of the demonstration, from chains of `benchmarks.truth` that go on for a while.
+"""The exact answers of the demonstration, from continued chains of `benchmarks.truth`.
 
 python -m benchmarks.truth_demo          # needs build/truth/gap-0.pt and moons-0.pt; writes src/bayesify/demo/exact.npz
 """
@@ -19,11 +19,11 @@ from benchmarks.truth import FOLDER, Part, functions_at, joined
 from benchmarks.truth_problems import PROBLEMS
 
 CURVE_DRAWS, MAP_ROUNDS, MAP_THIN = 2000, 25, 16
-"""Stored draws of the curve; rounds of the chains of two moons and trajectories between them."""
+"""Number of stored draws of the curve; number of rounds of the chains of two moons, and trajectories between rounds."""
 
 
 def curves_at(inputs: Tensor, folder: Path) -> Tensor:
-    """Draws [S, I, 1] of the curve, between the inputs of its problem by lines."""
+    """Draws [S, I, 1] of the curve, linearly interpolated between the inputs of its problem."""
     functions, _, _ = joined("gap", folder)
     known, flat = PROBLEMS["gap"]().inputs[:, 0].numpy(), functions.flatten(0, 1)[..., 0]
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))[:CURVE_DRAWS]
@@ -32,7 +32,7 @@ def curves_at(inputs: Tensor, folder: Path) -> Tensor:
 
 
 def logits_at(inputs: Tensor, folder: Path) -> Tensor:
-    """Draws [S, I, 2] of two moons at other inputs than the stored, from chains that go on where they ended."""
+    """Draws [S, I, 2] of two moons at inputs that are not stored, from chains that continue where they ended."""
     part = Part(PROBLEMS["moons"](), 0, folder, len(torch.load(folder / "moons-0.pt")["functions"]))
     found: list[Tensor] = []
     for _ in range(MAP_ROUNDS):

@@ -1,7 +1,7 @@
-"""log p(y, w) of the networks of `benchmarks.truth_problems` and its slope, written out for many weights at once.
+"""log p(y, w) of the networks of `benchmarks.truth_problems` and its gradient, written out for many weights at once.
 
-All are linear in fixed features, or of one form: rows or patches of the input, a linear map, tanh, a linear map. Without autograd a
-slope costs a fraction of the time, and it is a second opinion on the densities of the samplers.
+All networks are linear in fixed features or have one form: rows or patches of the input, a linear map, tanh, a linear map. Without
+autograd, a gradient takes a fraction of the time. It is also an independent check of the samplers' densities.
 """
 
 import math
@@ -18,7 +18,7 @@ Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def slope_of(problem: Problem, scale: Tensor) -> Slope:
-    """Positions z [C, P], weights in units of `scale` [P], to log p(z, y) [C] without constants, and its slope [C, P]."""
+    """Function from positions z [C, P], weights in units of `scale` [P], to log p(z, y) [C] without constants and its gradient."""
     if problem.features is not None:
         return _linear_slope(problem, problem.features(problem.x).to(scale), scale)
     first, *_, last = problem.network(0)  # type: ignore[misc]
@@ -56,7 +56,7 @@ def _linear_slope(problem: Problem, features: Tensor, scale: Tensor) -> Slope:
 
 
 def _data_term(problem: Problem, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(y | outputs [C, N, O]) up to a constant, [C], and its slope by the outputs, [C, N, O]."""
+    """log p(y | outputs [C, N, O]) up to a constant, [C], and its gradient with respect to the outputs, [C, N, O]."""
     if problem.is_classification:
         known = F.one_hot(problem.y, outputs.shape[-1]).to(outputs)
         logs = outputs.log_softmax(-1)

@@ -1,8 +1,8 @@
-"""Distances between two sets of function draws at the same inputs; each is 0 for equal distributions and grows with the difference.
+"""Distances between two sets of function draws at the same inputs. Each is 0 for equal distributions and grows with the difference.
 
-Functions are outputs [S, I, O] of a network. What is compared is the predictive distribution of targets (`wasserstein`,
-`total_variation`, `disagreement`, `log_density`) and the functions themselves (`epistemic_inside`, `epistemic_outside`,
-`correlation`): network outputs, or class probabilities.
+Functions are outputs [S, I, O] of a network. Some distances compare the predictive distributions of targets (`wasserstein`,
+`total_variation`, `disagreement`, `log_density`), others the functions themselves (`epistemic_inside`, `epistemic_outside`,
+`correlation`), which are network outputs or class probabilities.
 """
 
 import math
@@ -13,11 +13,11 @@ from torch import Tensor
 from benchmarks.truth_problems import Problem
 
 GRID_POINTS = 128
-"""Points of the integral of distribution functions."""
+"""Number of grid points of the integral of distribution functions."""
 NUM_SPLITS = 8
-"""Ways to cut the truth in halves for its noise floor."""
+"""Number of random splits of the truth into halves, for its noise floor."""
 BLOCK_INPUTS, NUM_BLOCKS, MAX_JUDGED = 5, 24, 60
-"""Inputs whose targets are judged together, how many such groups, and of how many held-out draws."""
+"""Number of inputs whose targets are judged jointly, number of such groups, and number of held-out draws."""
 
 
 def distances(problem: Problem, found: Tensor, truth: Tensor, held_out: Tensor) -> dict[str, float]:
@@ -27,7 +27,7 @@ def distances(problem: Problem, found: Tensor, truth: Tensor, held_out: Tensor) 
         problem: The problem.
         found: Draws of a method, [S, I, O].
         truth: Draws of the truth, [S', I, O].
-        held_out: Other draws of the truth, which make the targets that are judged, [S'', I, O].
+        held_out: Other draws of the truth, from which the judged targets are sampled, [S'', I, O].
     """
     inside = problem.inside
     values, wanted = functions_of(problem, found), functions_of(problem, truth)
@@ -50,7 +50,7 @@ def distances(problem: Problem, found: Tensor, truth: Tensor, held_out: Tensor) 
 
 
 def floors(problem: Problem, draws: Tensor) -> dict[str, float]:
-    """Distances between two halves of the truth, the largest over `NUM_SPLITS` ways to cut it: what cannot be told from 0."""
+    """Noise floors: the largest distance between two halves of the truth over `NUM_SPLITS` random splits."""
     generator = torch.Generator().manual_seed(0)
     splits = [draws[torch.randperm(len(draws), generator=generator)].chunk(2) for _ in range(NUM_SPLITS)]
     each = [distances(problem, first, second, first) for first, second in splits]
@@ -63,19 +63,19 @@ def floors(problem: Problem, draws: Tensor) -> dict[str, float]:
 
 
 def spread_ratios(problem: Problem, found: Tensor, truth: Tensor) -> dict[str, float]:
-    """Epistemic standard deviation of the method by that of the truth, inside and outside of the data."""
+    """Epistemic standard deviation of the method divided by the truth's, inside and outside the data."""
     ours, exact = (functions_of(problem, each).std(0, correction=0).mean(-1) for each in (found, truth))
     parts = {"inside": problem.inside, "outside": ~problem.inside}
     return {name: float(ours[part].mean() / exact[part].mean()) for name, part in parts.items()}
 
 
 def functions_of(problem: Problem, outputs: Tensor) -> Tensor:
-    """Outputs as they are compared, in float64: class probabilities in place of logits."""
+    """Functions to compare, in float64: outputs, or class probabilities for a classification."""
     return outputs.double().softmax(-1) if problem.is_classification else outputs.double()
 
 
 def correlations(values: Tensor) -> Tensor:
-    """Correlation of functions between inputs, [O, I, I]; 0 where a function does not vary."""
+    """Correlation of functions between inputs, [O, I, I]; 0 if a function does not vary."""
     centered = values - values.mean(0)
     covariance = torch.einsum("sio,sjo->oij", centered, centered)
     scale = covariance.diagonal(dim1=1, dim2=2).sqrt()
@@ -86,7 +86,7 @@ def correlations(values: Tensor) -> Tensor:
 
 
 def _wasserstein_of_samples(first: Tensor, second: Tensor) -> float:
-    """Mean 1-Wasserstein distance of each number's draws, [S, ...] and [S', ...]."""
+    """Mean 1-Wasserstein distance between the draws of each number, [S, ...] and [S', ...]."""
     levels = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
 
     def quantiles(values: Tensor) -> Tensor:
@@ -120,10 +120,10 @@ def components_of(problem: Problem, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_density(problem: Problem, draws: Tensor, held_out: Tensor) -> float:
-    """Mean log density, per input, of targets in groups of inputs that held-out functions make.
+    """Mean log density per input of targets in groups of inputs, sampled from held-out functions.
 
-    Classes are judged under the mixture of the draws, and other targets under the Gaussian with the mean and covariance of the
-    draws, since a mixture of a few hundred draws in five dimensions mostly measures how many there are.
+    Classes are judged under the mixture of the draws. Other targets are judged under the Gaussian with the mean and covariance of
+    the draws, because a mixture of a few hundred draws in five dimensions would mostly measure their number.
     """
     generator = torch.Generator().manual_seed(0)
     num_inputs, held_out = draws.shape[1], held_out[:MAX_JUDGED]

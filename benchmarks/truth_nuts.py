@@ -1,9 +1,9 @@
-"""The No-U-Turn sampler on the smallest problems of `benchmarks.truth`: a second opinion on their references, and its price.
+"""The No-U-Turn sampler on the smallest problems of `benchmarks.truth`: an independent check of their references, and its cost.
 
     python -m benchmarks.truth_nuts sample --problem gap --seconds 480     # chains of one problem on one core, in build/truth
     python -m benchmarks.truth_nuts compare                                # with the chains of `benchmarks.truth`: truth_nuts.json
 
-Both samplers start from the same kind of trained members and have the same densities, slopes and units of weights.
+Both samplers start from the same kind of trained members and have the same densities, gradients and units of weights.
 """
 
 import json
@@ -32,7 +32,7 @@ SECONDS_BETWEEN_FILES = 30.0
 
 
 class _Density(torch.autograd.Function):
-    """-log p(z, y) with a slope that is known."""
+    """-log p(z, y) with a known gradient."""
 
     @staticmethod
     def forward(ctx: Any, position: Tensor, slope: Any, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
@@ -47,7 +47,7 @@ class _Density(torch.autograd.Function):
 
 
 def sample(problem: Problem, seconds: float, folder: Path, chains: int = CHAINS, warmup: int = WARMUP) -> None:
-    """Chains by turns for a number of seconds; what there is of them is stored every half a minute."""
+    """Run chains in turn for a number of seconds, and store them every half minute."""
     infer: Any = import_module("pyro.infer")
     end, told, start = time.monotonic() + seconds, time.monotonic(), time.process_time()
     part = Part(problem, 100, folder, members=chains, warmup=0)
@@ -89,8 +89,10 @@ def _write(folder: Path, problem: Problem, functions: list[Tensor], seconds: flo
 
 
 def compare(folder: Path, name: str) -> dict[str, Any]:
-    """Distances between the draws of the two samplers, their noise floors, those between an earlier and a later half of the
-    No-U-Turn chains, and effective draws a second of each."""
+    """Distances between the two samplers' draws and between two halves of the No-U-Turn chains, with noise floors and speeds.
+
+    The halves are the earlier and the later draws. The speed is the number of effective draws per second of each sampler.
+    """
     problem, stored = PROBLEMS[name](), torch.load(folder / f"nuts-{name}.pt")
     theirs = stored["functions"][:, int(SKIPPED_SHARE * stored["functions"].shape[1]) :]
     functions, densities, told = joined(name, folder)
@@ -117,14 +119,14 @@ def compare(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _some(functions: Tensor, count: int) -> Tensor:
-    """So many draws [S, I, O] of chains [C, T, I, O], spread over all of them, in random order."""
+    """`count` draws [S, I, O] of chains [C, T, I, O], spread over all chains, in random order."""
     flat = functions.flatten(0, 1)
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
     return flat[order[:count]]
 
 
 def _effective(problem: Problem, functions: Tensor) -> float:
-    """Median effective draws of the functions at the inputs."""
+    """Median number of effective draws of the functions over the inputs."""
     return float(effective_sample_size(compared(problem, functions).flatten(2)).median())
 
 

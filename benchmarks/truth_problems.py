@@ -1,10 +1,10 @@
-"""Twelve problems whose exact posterior is known, in closed form or by long chains: network, prior, likelihood, data and inputs.
+"""Twelve problems whose exact posterior is known in closed form or from long chains: network, prior, likelihood, data and inputs.
 
 | problem | network | prior std of a weight | likelihood | data |
 | --- | --- | --- | --- | --- |
 | gap | 1-32-1 tanh | 4 / sqrt(fan-in) | Gaussian, variance 0.01 | 60 points in two clusters on a cosine (the demonstration's) |
 | heteroscedastic | 1-20-2 tanh | 2 / sqrt(fan-in) | Gaussian, log variance by the network | 80 points, noise grows with x |
-| extrapolation | 1-32-1 tanh | 4 / sqrt(fan-in) | Gaussian, variance 0.01 | 40 points on [-1, 1], asked on [-3, 3] |
+| extrapolation | 1-32-1 tanh | 4 / sqrt(fan-in) | Gaussian, variance 0.01 | 40 points on [-1, 1], predicted on [-3, 3] |
 | small_noise | 1-20-1 tanh | 3 / sqrt(fan-in) | Gaussian, variance 0.0004 | 24 points on a sine |
 | yacht, boston, energy, concrete | D-20-1 tanh | 2 / sqrt(fan-in) | Gaussian, variance `UCI_NOISE` | split 0, scaled, `UCI_ROWS` |
 | moons | 2-32-2 tanh | 4 / sqrt(fan-in) | categorical | 200 points of two half circles (the demonstration's) |
@@ -29,9 +29,9 @@ from bayesify.priors import Neal, Prior
 from bayesify.running.generators import own_generators
 
 UCI_NOISE = {"yacht": 0.01, "boston": 0.1, "energy": 0.01, "concrete": 0.06}
-"""Noise variance in units of the target's variance, about the error that networks have on test rows."""
+"""Noise variance in units of the target's variance, about the squared error of networks on test rows."""
 UCI_ROWS = {"concrete": 200}
-"""Training rows that are used; with all 927 of concrete each chain stays in its own mode: R-hat 1.4 after 2,700 trajectories."""
+"""Number of training rows. With all 927 of concrete, each chain stays in its own mode: R-hat is 1.4 after 2,700 trajectories."""
 DIGITS, DIGIT_ROWS = 5, 150
 INSIDE_ROWS, OUTSIDE_ROWS = 80, 40
 
@@ -40,7 +40,7 @@ class Cosines(nn.Module):
     """Fixed random features sqrt(2 / M) cos(w x + b), whose inner products tend to a squared exponential kernel.
 
     Args:
-        num_features: M.
+        num_features: Number of features M.
         lengthscale: Lengthscale of the kernel.
     """
 
@@ -61,15 +61,16 @@ class Problem:
     """One problem.
 
     Args:
-        name: Its name.
-        make: The network, with the weights of torch's global generator.
+        name: Name of the problem.
+        make: Function that makes the network, with weights from torch's global generator.
         prior: p(weights).
         likelihood: p(y | outputs), with nothing to learn.
         x: Inputs of the training data, [N, ...].
         y: Targets of the inputs.
-        inputs: Where functions are compared, [I, ...].
-        inside: Which of the inputs lie where the data are, [I].
-        features: Inputs to the features of a linear model with equal prior standard deviations 1: there is a closed form then.
+        inputs: Inputs at which functions are compared, [I, ...].
+        inside: Mask of the inputs that lie within the data, [I].
+        features: Function from inputs to the features of a linear model with prior standard deviations 1. Such a problem has a
+            closed form.
     """
 
     name: str

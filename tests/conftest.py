@@ -11,30 +11,30 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Torch says once that a projected LSTM takes its slower path; that is no fault of a test.
+    """Ignore torch's warning that a projected LSTM takes its slower path, which is no fault of a test.
 
-    Torch is set up where tests run: the process that only hands them to workers does not load it.
-    Ctrl-C works in tests even where the run was started with the signal ignored, as shells do for background jobs.
+    Torch is set up only in processes that run tests. The process that distributes tests to workers does not load torch.
+    Ctrl-C works in tests even if the run was started with the signal ignored, as shells do for background jobs.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
-    # Copies of modules would look again for each OrderedDict, 3 % of the time of tests that copy networks.
+    # Without this cache, copies of modules would search for each OrderedDict again, 3 % of the time of tests that copy networks.
     copyreg._slotnames = cache(copyreg._slotnames)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         import torch
 
         torch.set_num_threads(1)
-        # With an accelerator it seeds that too; without one it would still write down the call stack for each kind, 1 ms a call.
+        # With an accelerator, it seeds the accelerator too. Without one, it would still record the call stack, 1 ms per call.
         if not torch.accelerator.is_available():
             torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
         torch.utils.data.TensorDataset.__getitems__ = (
-            rows_at_once  # one by one, rows take a third of the time of small steps
+            rows_at_once  # fetching rows one by one takes a third of the time of small steps
         )
 
 
 def rows_at_once(dataset: Any, places: list[int]) -> list[Any]:
-    """The rows of a batch, which a loader asks for at once where it can; of other kinds of data sets one by one."""
+    """The rows of a batch, fetched at once if the data set allows it, otherwise one by one."""
     import torch
 
     if type(dataset) is not torch.utils.data.TensorDataset:
@@ -45,7 +45,7 @@ def rows_at_once(dataset: Any, places: list[int]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> Iterator[None]:
-    """Every test starts from the same global seed and leaves the global generator as it found it."""
+    """Start every test from the same global seed, and restore the global generator after it."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -55,7 +55,7 @@ def fixed_seed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def settings_left_alone() -> Iterator[None]:
-    """No test leaves a setting of torch behind, which would change the results of the tests that follow in its process."""
+    """Assert that a test restores torch's settings, which would change the results of later tests in the process."""
     before = torch_settings()
     yield
     assert torch_settings() == before, "the test changed a setting of torch; set it back in a `finally`"
@@ -81,7 +81,7 @@ def torch_settings() -> dict[str, object]:
 
 @pytest.fixture
 def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
-    """Adds a method to the list for one test."""
+    """A function that adds a method to the list for one test."""
     from bayesify.methods import METHODS
 
     def add(method: Any) -> Any:
@@ -93,7 +93,7 @@ def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def one_round() -> Iterator[None]:
-    """The noise is settled by one training in place of five to ten: where results are compared, not judged."""
+    """Estimate the noise by one training run instead of five to ten, for tests that compare results and do not judge them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bayesify.sklearn.settling.MAX_ROUNDS", 1)
         patch.setattr("bayesify.sklearn.settling.DOUBTFUL_LEVERAGE", 1.0)
@@ -102,7 +102,7 @@ def one_round() -> Iterator[None]:
 
 @pytest.fixture
 def few_kept_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fit` keeps eight draws of networks with BatchNorm: their statistics take longer than the few steps of a test."""
+    """Let `fit` keep only eight draws of networks with BatchNorm, because their statistics take longer than a test's few steps."""
     from bayesify.training import loop
 
     monkeypatch.setattr(loop, "num_draws_within", lambda model: 8)
@@ -110,7 +110,7 @@ def few_kept_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def garbage_left_alone() -> Iterator[None]:
-    """For tests that parse the package: looking through its trees for garbage takes longer than to parse them."""
+    """Disable garbage collection in tests that parse the package, because it takes longer than the parsing."""
     gc.disable()
     try:
         yield
@@ -120,7 +120,7 @@ def garbage_left_alone() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def operators_looked_up_once() -> Iterator[None]:
-    """Exports to ONNX share the registry of the exporter's operators, which it makes for each file in a second."""
+    """Share the exporter's registry of operators between exports to ONNX, because making it takes a second per file."""
     registry = pytest.importorskip("torch.onnx._internal.exporter._registration").ONNXRegistry
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "from_torchlib", staticmethod(cache(registry.from_torchlib)))
@@ -128,7 +128,7 @@ def operators_looked_up_once() -> Iterator[None]:
 
 
 def case_numbers(item: pytest.Item, seen: dict[Any, list[tuple[int, ...]]]) -> Iterator[int]:
-    """Which of the values of each of its parametrizations a case has; `seen` are those of the cases before."""
+    """Index of a case's value in each of its parametrizations. `seen` has the values of earlier cases."""
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0] if isinstance(marker.args[0], str) else ",".join(marker.args[0])
         value = tuple(id(item.callspec.params[name.strip()]) for name in names.split(","))  # type: ignore[attr-defined]
@@ -140,9 +140,9 @@ def case_numbers(item: pytest.Item, seen: dict[Any, list[tuple[int, ...]]]) -> I
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases that a test is thinned by are slow: what is left of two or more parameters meets each value of each of them.
+    """Mark the cases that a test is thinned by as slow. The rest still covers each value of each parameter.
 
-    Exports to ONNX come first, so that what the exporter loads and looks up in seconds stays with one worker.
+    Exports to ONNX come first, so that one worker loads the exporter, which takes seconds.
     """
     seen: dict[Any, list[tuple[int, ...]]] = {}
     for item in items:
@@ -154,11 +154,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Modules and tests stay to the end: looking through them for garbage takes a fifth of the collection's time."""
+    """Freeze collected modules and tests, because searching them for garbage takes a fifth of the collection's time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(20_000, 20, 20)  # looking for garbage at the usual pace takes 3 % of the tests' time
+        gc.set_threshold(20_000, 20, 20)  # garbage collection at the usual rate takes 3 % of the tests' time

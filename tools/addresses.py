@@ -1,12 +1,12 @@
-"""The addresses of the site and of the repository, for the site: a hook of mkdocs.
+"""Hook of mkdocs that gives the site its own address and the address of the repository.
 
-Both are set in one place, `[project.urls]` of pyproject.toml, which PyPI shows as well:
+Both are set in one place, `[project.urls]` of pyproject.toml, which PyPI also shows:
 
     [project.urls]
     Documentation = "https://..."
     Repository = "https://..."
 
-While they are not set, the site has no link to the repository.
+Until they are set, the site has no link to the repository.
 """
 
 import tomllib
@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def addresses(project: dict[str, Any]) -> dict[str, str]:
-    """Settings of mkdocs from the table of the project."""
+    """Settings of mkdocs from the project's table."""
     urls = project.get("urls", {})
     keys = {"site_url": "Documentation", "repo_url": "Repository"}
     return {setting: urls[name] for setting, name in keys.items() if name in urls}

@@ -1,4 +1,4 @@
-"""The drawing of the architecture page, from the package's real imports; run it after imports between rooms changed.
+"""The drawing of the architecture page, made from the package's imports. Run this program after imports between rooms changed.
 
 python -m tools.architecture_drawing
 """
@@ -20,25 +20,25 @@ WIDTH, LABEL_WIDTH, MARGIN = 880, 150, 12
 ROW_HEIGHT, BOX_HEIGHT = 48, 26
 LETTER_WIDTH, BOX_PADDING, GAP = 7.3, 9, 16
 LINE_SPACE = 9
-"""Width that an arrow takes where it passes a row between two boxes."""
+"""Width of an arrow that passes a row between two boxes."""
 STRAIGHTNESS = (1.0, 2.0, 12.0)
-"""How much a piece of an arrow pulls its ends together: between two boxes, a box and a row that it passes, and two such rows."""
+"""Force by which a segment of an arrow pulls its ends together: between two boxes, a box and a passed row, and two passed rows."""
 SWEEPS = 120
 COLORS = ("#e8eef9", "#f6f2e6")
 
 Node = tuple[str, ...]
-"""A room, `(room,)`, or the place where an arrow passes a row, `(importer, imported, row)`."""
+"""A room, `(room,)`, or the point at which an arrow passes a row, `(importer, imported, row)`."""
 
 
 def main() -> None:
-    """Bring the drawing up to date."""
+    """Update the drawing."""
     DRAWING.write_text(drawing())
 
 
 def drawing() -> str:
     """The drawing as SVG: boxes are rooms, bands are layers, and an arrow points from a room to a room that it imports.
 
-    An arrow that follows from others, as from A to C where A imports B and B imports C, is left out.
+    Arrows that follow from others are left out: if A imports B and B imports C, there is no arrow from A to C.
     """
     edges = reduced({name: others - {""} for name, others in room_graph().items() if name})
     rows = rows_of(edges)
@@ -48,7 +48,7 @@ def drawing() -> str:
 
 
 def reduced(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Edges of a graph without circles that follow from no others."""
+    """Edges of an acyclic graph that do not follow from other edges."""
 
     def reached(name: str) -> set[str]:
         return edges[name].union(*(reached(other) for other in edges[name]))
@@ -57,7 +57,7 @@ def reduced(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def rows_of(edges: Mapping[str, set[str]]) -> list[list[str]]:
-    """Rooms of each row from bottom to top: those of a layer in as many rows as it takes to have all arrows point down."""
+    """Rooms of each row from bottom to top. A layer has as many rows as needed for all arrows to point down."""
     rows: list[list[str]] = []
     for rooms in LAYERS.values():
         height: dict[str, int] = {}
@@ -79,7 +79,7 @@ def path_of(upper: str, lower: str, rows: Sequence[Sequence[str]]) -> list[Node]
 
 
 def placed(rows: Sequence[Sequence[str]], lines: Mapping[tuple[str, str], Sequence[Node]]) -> dict[Node, float]:
-    """The middle of each node, with few crossings and arrows as straight as the boxes allow."""
+    """Horizontal center of each node, with few crossings and nearly straight arrows."""
     nodes: list[list[Node]] = [[(name,) for name in names] for names in rows]
     neighbors: dict[Node, list[Node]] = {}
     for line in lines.values():
@@ -105,7 +105,7 @@ def placed(rows: Sequence[Sequence[str]], lines: Mapping[tuple[str, str], Sequen
                 pull = [_pull(node, other) for other in known]
                 mean = fsum(map(mul, pull, [place[other] for other in known])) / sum(pull) if known else place[node]
                 wanted[node] = mean, max(sum(pull), 0.1)
-            if sweep <= SWEEPS // 2:  # the order is found in the first half, exact places in the second
+            if sweep <= SWEEPS // 2:  # the first half finds the order, the second half the exact positions
                 nodes[index].sort(key=lambda node: (wanted[node][0], node))
             place |= _spread(nodes[index], wanted)
         if sweep <= SWEEPS // 2 and (not best or _crossings(lines, place, row) < _crossings(lines, best, row)):
@@ -117,7 +117,7 @@ def placed(rows: Sequence[Sequence[str]], lines: Mapping[tuple[str, str], Sequen
 
 
 def _spread(names: Sequence[Node], wanted: Mapping[Node, tuple[float, float]]) -> dict[Node, float]:
-    """The places nearest to the wanted ones, each with its weight, that keep order and distances: an isotonic regression."""
+    """Positions nearest to the wanted ones (weighted) that keep order and distances, by isotonic regression."""
     offsets = [0.0]
     for one, other in itertools.pairwise(names):
         offsets.append(offsets[-1] + (_width(one) + _width(other)) / 2 + GAP * (len(one) == 1 or len(other) == 1))
@@ -158,7 +158,7 @@ def _label(room: str) -> str:
 
 
 def _middle(rows: Sequence[Sequence[str]], index: int) -> float:
-    """Height of a row of boxes on the page; the bottom row is the last."""
+    """Vertical center of a row of boxes on the page. The bottom row is the last."""
     return MARGIN + (len(rows) - index - 0.5) * ROW_HEIGHT
 
 
@@ -227,7 +227,7 @@ def _arrows(
 def _ends(
     lines: Mapping[tuple[str, str], Sequence[Node]], place: Mapping[Node, float]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """Where arrows leave their box and reach the other one: side by side, in the order of where they come from."""
+    """Points at which arrows leave and reach boxes. Arrows at one box are side by side, ordered by their other ends."""
     leaves: dict[str, list[tuple[float, tuple[str, str]]]] = {}
     arrives: dict[str, list[tuple[float, tuple[str, str]]]] = {}
     for key, line in lines.items():

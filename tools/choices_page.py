@@ -1,4 +1,4 @@
-"""The tables of docs/choices.md, from files of benchmarks/results; run it after those benchmarks."""
+"""The tables of docs/choices.md, made from files of benchmarks/results. Run this program after these benchmarks."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ Row = dict[str, float]
 
 
 def mean_rows(rows: list[tuple[Row, Row]]) -> list[str]:
-    """Accuracy and NLL less the network's, ECE and mutual information, means over pairs of a method's scores and the network's."""
+    """Means over pairs of a method's and its network's scores: differences of accuracy and NLL, ECE, and mutual information."""
     accuracy, nll, ece, information = (
         fmean(row[key] - (network[key] if key in ("accuracy", "nll") else 0.0) for row, network in rows)
         for key in SCORES
@@ -48,7 +48,7 @@ def laplace() -> str:
 
 
 def defaults() -> str:
-    """Every method with its default arguments, and with other priors where they were tried."""
+    """Table of every method with its default arguments, and with other priors if they were tried."""
     path = RESULTS / "defaults.json"
     if not path.exists():
         return "The suite of defaults (`python -m benchmarks.defaults`) has no committed run yet."
@@ -64,7 +64,7 @@ def defaults() -> str:
 
 
 def widths() -> str:
-    """NLL and ECE of two methods under priors of several widths, on a network with many weights for its images; two seeds."""
+    """Table of NLL and ECE of two methods under priors of several widths. The network has many weights per image; two seeds."""
     rows = list(json.loads((RESULTS / "default_prior_widths.json").read_text())["figures"].values())
 
     def cell(method: str) -> str:
@@ -83,7 +83,7 @@ PARTS = {"laplace": laplace, "defaults": defaults, "widths": widths}
 
 
 def page(text: str) -> str:
-    """The page with each generated part as the results have it."""
+    """The page with each generated part replaced."""
     for name, make in PARTS.items():
         start, end = f"<!-- {name}: by python -m tools.choices_page -->", f"<!-- end of {name} -->"
         text = replaced(text, start, end, make())

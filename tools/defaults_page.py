@@ -1,4 +1,4 @@
-"""The tables of docs/defaults.md and docs/defaults-evidence.md, from results of `benchmarks.defaults` and others."""
+"""The tables of docs/defaults.md and docs/defaults-evidence.md, made from results of `benchmarks.defaults` and others."""
 
 import json
 import math
@@ -49,7 +49,7 @@ BOUNDS: dict[str, Callable[[Row, Row], bool]] = {
     "unfamiliar": lambda row, _: row["mutual_information_outside"] >= 2 * row["mutual_information"],
     "AUROC": lambda row, plain: row["auroc_entropy"] >= plain["auroc_entropy"] - 0.01,
 }
-"""Bounds that a method with default arguments keeps, compared with the plain network; both are means over seeds."""
+"""Bounds that a method with default arguments must keep, relative to the plain network. Both scores are means over seeds."""
 LINKS = ("mc", "probit", "bridge", "bridge_norm")
 """Links of laplace-torch."""
 KINDS = ("digits", "letters")
@@ -57,12 +57,12 @@ KEYS = ("accuracy", "nll", "ece", "mutual_information", "mutual_information_outs
 
 
 def stored(name: str) -> list[Row]:
-    """The rows of a file of results."""
+    """The rows of a results file."""
     return list(json.loads((RESULTS / f"{name}.json").read_text())["figures"].values())
 
 
 def means(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
-    """Each network's and method's scores, means over seeds, with those of the plain network of the same seeds; or an error."""
+    """Scores by network and method, averaged over seeds, with the plain network's scores for the same seeds; or an error."""
     found: dict[tuple[str, str], Row] = {}
     for key in dict.fromkeys((row["network"], row["method"]) for row in rows):
         group = [row for row in rows if (row["network"], row["method"]) == key]
@@ -84,7 +84,7 @@ def missed(row: Row) -> list[str]:
 
 
 def judged(key: tuple[str, str]) -> bool:
-    """Whether a network and method are among those that have to keep the bounds."""
+    """Whether a network and method have to keep the bounds."""
     return key[0] in NETWORKS and key[1] in TITLES and key[1] not in REFERENCE_METHODS
 
 
@@ -116,7 +116,7 @@ REASONS: dict[str, dict[str, str]] = {
 
 
 def exception_table(found: dict[tuple[str, str], Row]) -> str:
-    """What is missed, by how much, and why."""
+    """Table of missed bounds with the shortfall and its cause."""
     rows, out = [], exceptions(found)
     for (network, method), names in out.items():
         row = found[network, method]
@@ -129,7 +129,7 @@ def exception_table(found: dict[tuple[str, str], Row]) -> str:
 
 
 def shortfall(name: str, row: Row) -> str:
-    """A missed bound in figures."""
+    """The numbers of a missed bound."""
     plain = row["plain"]
     if name == "unfamiliar":
         return f"mutual information on unfamiliar images {_ratio(row):.1f} times that on test images (bound: 2)"
@@ -163,7 +163,7 @@ def network_table(found: dict[tuple[str, str], Row], network: str) -> str:
 
 
 def summary(found: dict[tuple[str, str], Row]) -> str:
-    """Differences to the plain network, means over networks."""
+    """Table of differences from the plain network, averaged over networks."""
     lines = []
     for method, title in TITLES.items():
         rows = [found.get((network, method)) for network in NETWORKS]
@@ -191,12 +191,12 @@ def trials(found: dict[tuple[str, str], Row], method: str, variants: Sequence[tu
 
 
 def fine(row: Row | None) -> bool:
-    """Whether there is a row, and no error."""
+    """Whether there is a row without an error."""
     return row is not None and "error" not in row
 
 
 def widths() -> str:
-    """Priors of four widths: bounds that are kept, and NLL less the plain network's, on the suite's networks and a user's."""
+    """Table of priors of four widths: kept bounds, and NLL minus the plain network's, on the suite's and on a user's networks."""
     file = json.loads((RESULTS / "default_prior_widths.json").read_text())
     found = means(list(file["figures"].values()))
     lines = []
@@ -222,7 +222,7 @@ def widths() -> str:
 
 
 def outside() -> str:
-    """Bounds and scores on networks outside of the suite, under the default prior."""
+    """Table of bounds and scores on networks outside the suite, under the default prior."""
     found = means(stored("defaults_outside"))
     lines = []
     for method, title in TITLES.items():
@@ -244,7 +244,7 @@ def outside() -> str:
 
 
 def kinds(found: dict[tuple[str, str], Row]) -> str:
-    """Mutual information on unfamiliar images over that on test images, by kind of image."""
+    """Table of mutual information on unfamiliar images divided by its value on test images, by kind of image."""
     lines = []
     for method, title in TITLES.items():
         rows = [found.get((network, method)) for network in NETWORKS]
@@ -274,7 +274,7 @@ def links() -> str:
     head += ["ours less its best of 8, tuned by its evidence too", "of 4 at our precision"]
 
     def best(row: Row, *precisions: str) -> str:
-        """The name of its best link, with some precisions."""
+        """Name of laplace-torch's best link for the given precisions."""
         keys = [f"laplace-torch, {part}, {link}" for part in precisions for link in LINKS]
         return min(keys, key=lambda key: row[key])
 
@@ -306,7 +306,7 @@ def links() -> str:
 
 
 def regression() -> str:
-    """Tables under defaults, and what estimators gave before."""
+    """Table of regressions under the defaults, with the estimators' earlier scores."""
     figures, earlier = (
         json.loads((RESULTS / f"defaults_regression{part}.json").read_text())["figures"] for part in ("", "_before")
     )

@@ -1,4 +1,4 @@
-"""The first figure of the README and of the site, the table of four numbers on both, and the lines that install bayesify.
+"""Writer of the first figure, the table of four numbers and the installation lines of the README and the site.
 
 python -m tools.first_page              # writes the table and the lines from stored results
 python -m tools.first_page --figure     # also trains the two networks of the figure and draws it again, about 20 seconds
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 def functions(seed: int = SEED, epochs: int = truth.EPOCHS) -> dict[str, Tensor]:
-    """Draws of each panel's functions at the inputs of the problem, [S, I]: one of the trained network, 400 of the others."""
+    """Draws of each panel's functions at the problem's inputs, [S, I]: one for the trained network, 400 for the others."""
     problem = PROBLEMS["gap"]()
     model: Any = truth.train(problem, get_method("laplace"), seed, epochs)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def _read(name: str) -> Json:
 
 
 def install() -> str:
-    """How to install bayesify today."""
+    """Installation lines."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     if project["tool"]["bayesify"]["on_pypi"]:
         return "```bash\npip install bayesify               # or 'bayesify[all]'\n```"
@@ -161,7 +161,7 @@ def install() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Each page as it should be, by its path."""
+    """Updated text of each page by its path."""
     made = {}
     for name, prefix in (("README.md", "docs/"), ("docs/index.md", ""), ("docs/getting-started.md", "")):
         text = replaced((ROOT / name).read_text(), START.format("install"), END, install())
@@ -172,7 +172,7 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the pages, and the figure if it is asked for."""
+    """Write the pages, and the figure if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", action="store_true", help="draw the figure again")
     if parser.parse_args().figure:

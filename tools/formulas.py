@@ -1,4 +1,4 @@
-"""Formulas of the site as MathML, made when the site is built: pages need no script and no network to show them."""
+"""Formulas of the site as MathML, made when the site is built, so that pages need no script and no network."""
 
 import html
 import re
@@ -19,14 +19,14 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def to_mathml(latex: str, *, block: bool) -> str:
-    """One formula.
+    """One formula as MathML.
 
     Args:
         latex: LaTeX, with HTML's special characters escaped.
-        block: Whether it stands on a line of its own.
+        block: Whether the formula has its own line.
 
     Raises:
-        ValueError: If the formula holds a command that has no meaning in MathML.
+        ValueError: If the formula contains a command that has no meaning in MathML.
     """
     source = html.unescape(latex).strip()
     mathml = convert(source, display="block" if block else "inline").replace(r"\_", "_")

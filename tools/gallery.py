@@ -1,4 +1,4 @@
-"""The gallery's pictures and printed results: every example that docs/gallery.md shows, run once.
+"""Writer of the gallery's pictures and printed results: runs every example of docs/gallery.md once.
 
 python -m tools.gallery [NAME ...]     # writes docs/gallery/NAME.png and NAME.txt; all by default
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gallery.md"
 FOLDER = ROOT / "docs" / "gallery"
 INK = "#888888"
-"""Of axes and text: readable on white and on dark pages, since the background is transparent."""
+"""Color of axes and text. It is readable on white and on dark pages, because the background is transparent."""
 
 
 def names() -> list[str]:
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def main(chosen: list[str]) -> None:
-    """Run them."""
+    """Run the chosen examples."""
     import matplotlib
     import torch
 

@@ -1,4 +1,4 @@
-"""The tables of docs/experiments/guides.md, from the stored results; run it after a benchmark to bring the page up to date."""
+"""The tables of docs/experiments/guides.md, made from the stored results. Run this program after a benchmark."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def tables() -> list[str]:
 
 
 def renewed(page: str, table: str) -> str:
-    """The page with a table in place of the one with the same first line."""
+    """The page in which a table replaces the table with the same first line."""
     lines, (title, *_) = page.splitlines(), table.splitlines()
     start = lines.index(title)
     end = next(place for place in range(start, len(lines)) if not lines[place].startswith("|"))

@@ -1,4 +1,4 @@
-"""Tables of Markdown, and pages with parts that programs write."""
+"""Tables in Markdown, and pages with generated parts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +9,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replaced(text: str, start: str, end: str, body: str) -> str:
-    """A page with what lies between two marks replaced."""
+    """A page in which the text between two marks is replaced."""
     before, rest = text.split(start)
     return f"{before}{start}\n\n{body}\n\n{end}{rest.split(end, 1)[1]}"

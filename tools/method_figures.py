@@ -1,8 +1,8 @@
-"""Figures of the methods' pages, and the scores in their tables: every method on the demonstration's two problems.
+"""Figures and scores of the methods' pages: every method on the two problems of the demonstration.
 
 python tools/method_figures.py --seeds 3     # scores to docs/methods/scores, figures of seed 0 to docs/methods/figures
 
-Runs that are stored are not repeated. The table in docs/experiments/toy-problems.md is written from them at the end.
+Stored runs are not repeated. At the end, the program writes the table in docs/experiments/toy-problems.md from all runs.
 """
 
 import argparse
@@ -21,13 +21,13 @@ FIGURES = ROOT / "docs" / "methods" / "figures"
 SCORES = ROOT / "docs" / "methods" / "scores" / "methods.jsonl"
 PAGE = ROOT / "docs" / "experiments" / "toy-problems.md"
 CHAIN_STEPS = 60
-"""Steps of the chain, and as many of warm-up: with as many as the others it takes minutes."""
+"""Number of steps of the chain, and of its warm-up. With the other methods' number of steps, a chain takes minutes."""
 KINDS = ("regression", "classification")
 START, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run the missing methods and seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
@@ -63,12 +63,12 @@ def main() -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """What was stored."""
+    """Stored results."""
     return [json.loads(line) for line in SCORES.read_text().splitlines()] if SCORES.exists() else []
 
 
 def table() -> str:
-    """Means over the seeds that every method was run with, a line per method."""
+    """Table with a line per method: means over the seeds that every method has."""
     stored = rows()
     seeds = {name: {row["seed"] for row in stored if row["method"] == name} for name in METHODS}
     shared = set.intersection(*(found for found in seeds.values() if found))
@@ -77,7 +77,7 @@ def table() -> str:
         "| method | seeds | curve: NLL | RMSE | gap / data | coverage of 90 % | moons: NLL | accuracy % | ECE % | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, method in sorted(METHODS.items()):  # not in the order of registration, which is that of imports
+    for name, method in sorted(METHODS.items()):  # the order of registration depends on the order of imports
         curve, moons = ([row for row in stored if (row["method"], row["problem"]) == (name, kind)] for kind in KINDS)
         if not curve or not moons:
             continue

@@ -1,8 +1,8 @@
-"""Notebooks of docs/notebooks from examples in cells, run once, with what they print and draw; and a page of each for the site.
+"""Writer of docs/notebooks: runs examples with cells and stores notebooks with their output, and a page of each for the site.
 
 python -m tools.notebooks [NAME ...]     # examples/NAME.py to docs/notebooks/NAME.ipynb and NAME.md; all by default
 
-An example is in cells where it has lines `# %%` (code) and `# %% [markdown]` (comments that are prose).
+The lines `# %%` (code) and `# %% [markdown]` (comments that are prose) divide an example into cells.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def cells(name: str) -> list[Cell]:
 
 
 def run(found: list[Cell]) -> None:
-    """Run the code of all cells in one namespace, and keep what they print and draw."""
+    """Run the code of all cells in one namespace, and keep their output and pictures."""
     from matplotlib import pyplot as plt
 
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -121,7 +121,7 @@ def page(name: str, found: list[Cell]) -> str:
 
 
 def write(name: str) -> float:
-    """Run an example and write its notebook, page and pictures. Returns the seconds that it ran."""
+    """Run an example, write its notebook, page and pictures, and return the seconds of the run."""
     import torch
 
     start, found, stem = time.perf_counter(), cells(name), name.replace("_", "-")
@@ -140,7 +140,7 @@ def write(name: str) -> float:
 
 
 def main() -> None:
-    """Write the notebooks that are named."""
+    """Write the named notebooks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=NAMES)
     for name in parser.parse_args().names:

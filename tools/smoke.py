@@ -1,11 +1,11 @@
-"""Install the built wheel and source distribution in empty environments outside of the checkout, and try them there.
+"""Install the built wheel and source distribution in empty environments outside the checkout, and try them there.
 
     python -m tools.smoke                  # the package alone, then with each extra alone
     python -m tools.smoke sklearn onnx     # the package alone, then with these extras
     python -m tools.smoke --only-package   # the package alone
 
-Run `make wheel` first; `make smoke` does both. Environments of extras see the packages of the environment without extras, so
-that torch is installed once; apart from these they hold only what the extra brings.
+Run `make wheel` first; `make smoke` does both. Environments of extras share the packages of the environment without extras, so
+that torch is installed once. Otherwise they contain only the packages of the extra.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIST = ROOT / "dist"
 
 
 def run(*command: str | Path, cwd: Path) -> None:
-    """Run a command in a folder without this process's Python path; show what it prints only where it fails."""
+    """Run a command in a folder without this process's Python path. Show its output only if it fails."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
@@ -38,7 +38,7 @@ class Environments:
     """Empty environments in a folder.
 
     Args:
-        folder: Folder outside of the checkout.
+        folder: Folder outside the checkout.
         constraints: Constraints of every installation.
     """
 
@@ -46,7 +46,7 @@ class Environments:
         self.folder, self.constraints = folder, constraints
 
     def make(self, name: str, below: str | None = None) -> Path:
-        """Make an environment, which sees the packages of the one below where one is named; return its Python."""
+        """Make an environment and return its Python. It also sees the packages of the environment `below`, if given."""
         home = self.folder / name
         run(sys.executable, "-m", "venv", home, cwd=self.folder)
         if below is not None:
@@ -69,15 +69,15 @@ class Environments:
 
 
 def built(pattern: str) -> Path:
-    """The one built file of a pattern."""
+    """The only built file that matches a pattern."""
     found = sorted(DIST.glob(pattern))
     if len(found) != 1:
-        raise SystemExit(f"smoke: {len(found)} files fit dist/{pattern}; remove dist and run make wheel")
+        raise SystemExit(f"smoke: {len(found)} files match dist/{pattern}; remove dist and run make wheel")
     return found[0]
 
 
 def main() -> None:
-    """Try the package and its extras, and print what worked with its time."""
+    """Try the package and its extras, and print each success with its time."""
     parser = argparse.ArgumentParser(description="Try the built distributions in empty environments.")
     parser.add_argument("extras", nargs="*", help="extras to try; all by default")
     parser.add_argument("--only-package", action="store_true", help="try no extras")

@@ -1,4 +1,4 @@
-"""What an installed bayesify must do outside of its checkout, without extras and with each extra alone.
+"""Checks of an installed bayesify outside its checkout, without extras and with each extra alone.
 
 `python -m tools.smoke` copies this file into an empty folder and runs it there in an empty environment:
 `python smoke_checks.py` for the package without extras, `python smoke_checks.py sklearn` for one extra.
@@ -39,7 +39,7 @@ def loader() -> DataLoader[Any]:
 
 
 def command(*arguments: str) -> str:
-    """What the command `bayesify` of this environment prints."""
+    """Output of the command `bayesify` of this environment."""
     script = Path(sys.executable).parent / "bayesify"
     return subprocess.run([str(script), *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 

@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md, from the stored results; run it after a benchmark to bring the page up to date."""
+"""The tables of docs/speed.md, made from the stored results. Run this program after a benchmark."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def tables() -> str:
 
 
 def aims_table() -> str:
-    """Every aim of benchmarks/aims.toml next to its figure on each machine, and the lower bound of the figure."""
+    """Table of every aim of benchmarks/aims.toml, with the figure on each machine and its lower bound."""
     rows = []
     for aim in aims.aims():
         machines = ["", "", "H200"] if aims.on_gpu(aim) else [*aims.MACHINES.values(), ""]
@@ -66,7 +66,7 @@ def aims_table() -> str:
 
 
 def reasons() -> str:
-    """Why figures miss their aims, one sentence each, next to the profile that shows it."""
+    """Table of the reasons why figures miss their aims, with the profiles that show them."""
     rows = []
     for aim in aims.aims():
         for machine in ["H200"] if aims.on_gpu(aim) else aims.MACHINES.values():
@@ -88,7 +88,7 @@ def reasons() -> str:
 
 
 def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
-    """Time of the whole, of the host and of waits of the device, and the kernel groups that exceed the plain network's most."""
+    """Total time, host time, waiting time of the device, and the kernel groups that exceed the plain network's most."""
     name, _, key = aim.get("profile", "").partition(":")
     on_gpu = aims.on_gpu(aim)
     files = ("profiles_gpu", "profiles_networks_gpu") if on_gpu else ("profiles_cpu",)
@@ -117,7 +117,7 @@ def _marked(aim: dict[str, Any], figure: float) -> str:
 
 
 def captured() -> str:
-    """Steps of `fit` on a GPU compared with steps of a plain network in a hand-written loop."""
+    """Table of steps of `fit` on a GPU compared with steps of a plain network in a hand-written loop."""
     found = stored("captured_steps")
     names = {"mlp_784_512_512_10": "MLP 784-512-512-10", "resnet18_bf16": "ResNet-18, bfloat16, channels last"}
     rows = []
@@ -142,7 +142,7 @@ def stored(name: str) -> dict[str, Any]:
 
 
 def _when(found: dict[str, Any]) -> str:
-    """Torch version of a run, its revision if it is known, and its day."""
+    """Torch version, revision (if known) and date of a run."""
     revision = found["versions"].get("revision")
     return f"torch {found['versions']['torch']}, {f'revision {revision}, ' if revision else ''}{found['date']}"
 

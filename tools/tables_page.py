@@ -1,4 +1,7 @@
-"""The tables of docs/tables.md, from the runs in benchmarks/results/tables; run it after `python -m benchmarks.tables collect`."""
+"""The tables of docs/tables.md, made from the runs in benchmarks/results/tables.
+
+Run this program after `python -m benchmarks.tables collect`.
+"""
 
 import json
 import math
@@ -23,14 +26,14 @@ TITLES = {
 }
 LEVELS, MACHINE = (50, 90, 95), "x86_64"
 MAX_COVERAGE_GAP, MAX_COVERAGE_ERRORS = 0.04, 3.0
-"""How far a coverage may lie from its level: 4 points, or 3 standard errors."""
+"""Largest accepted distance of a coverage from its level: 4 points, or 3 standard errors."""
 Runs = dict[int, dict[str, Any]]
 Found = dict[str, dict[str, Runs]]
 """Runs by method, table and fold."""
 
 
 def stored() -> Found:
-    """Runs by method, table and fold; ours first, then the peer that others are measured by."""
+    """Runs by method, table and fold: first ours, then the peer to which all methods are compared."""
     found: Found = {}
     for path in sorted(RESULTS.glob("*.json")):
         for run in json.loads(path.read_text()):
@@ -55,7 +58,7 @@ def ratio(runs: Runs, peer: Runs, key: str) -> float | None:
 
 
 def same_folds(found: Found, method: str, table: str) -> list[dict[str, Any]]:
-    """Runs of a method on the folds of a table that ours has."""
+    """Runs of a method on the folds of a table that our method has."""
     ours, runs = found[OURS][table], found.get(method, {}).get(table, {})
     return [runs[fold] for fold in sorted(ours.keys() & runs.keys())]
 
@@ -68,10 +71,10 @@ def ece(runs: Iterable[dict[str, Any]]) -> float:
 
 
 def coverage(runs: Iterable[dict[str, Any]], level: int, closed: bool = False) -> tuple[float, float]:
-    """Share of the test rows inside their intervals, and the standard error it would have at its level.
+    """Share of the test rows inside their intervals, and its standard error if the true share equals the level.
 
-    Of predicted counts, whole numbers at an interval's ends are in it with the part of their probability that belongs to it, unless
-    intervals are to be closed.
+    For predicted counts, a whole number at an interval's end counts by the part of its probability that belongs to the interval.
+    With `closed`, it counts fully.
     """
     runs = list(runs)
     num, share = sum(run["num"] for run in runs), level / 100
@@ -82,7 +85,7 @@ def coverage(runs: Iterable[dict[str, Any]], level: int, closed: bool = False) -
 
 
 def spent(runs: Iterable[dict[str, Any]]) -> str:
-    """Median seconds of runs on the machine that has most of them."""
+    """Median seconds of the runs on the machine with the most runs."""
     found = [run["seconds"] for run in runs if run.get("machine", MACHINE) == MACHINE]
     return f"{median(found):.1f}" if found else ""
 
@@ -114,7 +117,7 @@ def summary(found: Found) -> str:
 
 
 def each(found: Found, task: str) -> str:
-    """A score of every method on every table of a kind, as a ratio to the peer's; the peer's own score as it is."""
+    """Table of every method's score on every table of a kind, as a ratio to the peer's score, which is also given."""
     key, title = kind(task)
     methods = [method for method in found if method != PEER]
     rows = []
@@ -162,12 +165,12 @@ def intervals(found: Found) -> str:
 
 
 def counts(runs: Runs) -> bool:
-    """Whether some fold's predictions are of whole numbers."""
+    """Whether some fold predicts whole numbers."""
     return any("drawn_50" in run for run in runs.values())
 
 
 def share(value: float, error: float, level: int) -> str:
-    """A coverage with its standard error; marked where it is neither within 4 points nor within 3 standard errors."""
+    """A coverage with its standard error. A cross marks a coverage that is off by more than 4 points and 3 standard errors."""
     off = abs(value - level / 100)
     mark = " ✗" if off > MAX_COVERAGE_GAP and off > MAX_COVERAGE_ERRORS * error else ""
     return f"{100 * value:.0f} ± {100 * error:.0f}{mark}"
@@ -193,7 +196,7 @@ def classes(found: Found) -> str:
 
 
 def losses(found: Found) -> str:
-    """Where boosted trees, or a coverage, say that the default is not the one to take."""
+    """Tables on which boosted trees are better than the default, or its coverage is off."""
     behind, outside, closed = [], [], []
     for source in SOURCES:
         runs = found.get(OURS, {}).get(source.name)
@@ -253,7 +256,7 @@ def number(value: float | None) -> str:
 
 
 def tables() -> str:
-    """Everything between the marks of the page, in Markdown."""
+    """The generated part of the page in Markdown."""
     names = {source.name for source in SOURCES}
     found = {method: {name: runs for name, runs in of.items() if name in names} for method, of in stored().items()}
     if PEER not in found:

@@ -1,6 +1,6 @@
-"""The tables of docs/unseen-tables.md, from the runs in benchmarks/results/tables and benchmarks/results/stress.json.
+"""The tables of docs/unseen-tables.md, made from benchmarks/results/tables and benchmarks/results/stress.json.
 
-Run it after `python -m benchmarks.tables collect`.
+Run this program after `python -m benchmarks.tables collect`.
 """
 
 import json
@@ -18,19 +18,19 @@ PAGE, STRESS = seen.ROOT / "docs" / "unseen-tables.md", seen.RESULTS.parent / "s
 START, END = "<!-- unseen: by python -m tools.unseen_tables_page -->", "<!-- end of unseen -->"
 NOT_RIVALS = (OURS, "bayesify-ensemble", "constant")
 RUN_ELSEWHERE = ("CatBoost",)
-"""Methods that ran next to other work, so that their seconds say nothing."""
+"""Methods that ran while the machine did other work, so that their seconds are not comparable."""
 MIN_GROUP_ROWS = 30
-"""Test rows that a group needs to be looked at alone; the rows of smaller groups are one group."""
+"""Smallest number of test rows of a separate group. The rows of smaller groups form one group."""
 LEVEL = 0.9
 
 
 def sources(found: Found) -> list[Source]:
-    """The new tables that ours ran on."""
+    """The new tables on which our method ran."""
     return [source for source in NEW_SOURCES if source.name in found.get(OURS, {})]
 
 
 def rivals(found: Found, name: str) -> dict[str, Runs]:
-    """The runs of each rival on a table, on the folds that ours has."""
+    """The runs of each rival on a table, on the folds that our method has."""
     ours = found[OURS][name]
     both = {
         method: {fold: run for fold, run in tables.get(name, {}).items() if fold in ours}
@@ -41,7 +41,7 @@ def rivals(found: Found, name: str) -> dict[str, Runs]:
 
 
 def best_on_validation(found: Found, source: Source) -> str:
-    """The rival with the smallest loss of validation rows, on the folds that all rivals of the table have."""
+    """The rival with the smallest loss on validation rows, over the folds that all rivals of the table have."""
     every = rivals(found, source.name)
     folds = set.intersection(*(set(runs) for runs in every.values()))
 
@@ -53,15 +53,15 @@ def best_on_validation(found: Found, source: Source) -> str:
 
 
 def best_on_test(found: Found, source: Source) -> str:
-    """The rival that ours looks worst against on test rows."""
+    """The rival with the best score relative to ours on test rows."""
     every = rivals(found, source.name)
     return max(every, key=lambda method: log_ratio(every[method], kind(source.task)[0])[0])
 
 
 def log_ratio(runs: Runs, key: str) -> tuple[float, float]:
-    r"""Logarithm of ours over a rival's score, and its standard error by the paired test rows.
+    r"""Logarithm of our score divided by a rival's, and its standard error over paired test rows.
 
-    With ours a and the rival's b, the variance is that of $a / \bar a - b / \bar b$ over rows, divided by their number.
+    With our scores a and the rival's b, its square is the variance of $a / \bar a - b / \bar b$ over rows, divided by their number.
     """
     num = sum(run["num"] for run in runs.values())
     b, bb = (sum(run[name] for run in runs.values()) / num for name in (key, "squares"))
@@ -71,7 +71,7 @@ def log_ratio(runs: Runs, key: str) -> tuple[float, float]:
 
 
 def combined(parts: Sequence[tuple[float, float]]) -> str:
-    """A geometric mean with its standard error by test rows."""
+    """A geometric mean with its standard error over test rows."""
     value = math.exp(sum(part for part, _ in parts) / len(parts))
     return f"{value:.3f} ± {value * math.sqrt(sum(error**2 for _, error in parts)) / len(parts):.3f}"
 
@@ -138,13 +138,13 @@ def each(found: Found) -> str:
 
 
 def off(num: int, inside: float) -> bool:
-    """Whether a coverage is neither within 4 points nor within 3 standard errors of 90 %."""
+    """Whether a coverage differs from 90 % by more than 4 points and by more than 3 standard errors."""
     gap, error = abs(inside / num - LEVEL), math.sqrt(LEVEL * (1 - LEVEL) / num)
     return gap > seen.MAX_COVERAGE_GAP and gap > seen.MAX_COVERAGE_ERRORS * error
 
 
 def groups(runs: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Rows and rows inside of each group of enough test rows, and of all others together."""
+    """Number of rows, and of rows inside their intervals, for each group with enough test rows and for all other rows together."""
     found: dict[str, tuple[int, int]] = {}
     for run in runs:
         for name, (num, inside) in run["groups_90"].items():
@@ -224,7 +224,7 @@ def about(found: Found) -> str:
 
 
 def tables() -> str:
-    """Everything between the marks of the page, in Markdown."""
+    """The generated part of the page in Markdown."""
     found = seen.stored()
     ran = bool(sources(found))
     parts: list[tuple[str, Callable[[Found], str]]] = [

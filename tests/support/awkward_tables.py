@@ -1,4 +1,4 @@
-"""Tables as people have them, each with its outcome: what is read, what is told, or what is wrong with it."""
+"""Tables as users have them, each with its outcome: the content, a note, or an error message."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ def zipped(**files):
 
 
 def texts(write, values=None):
-    """A table whose target is written in some way."""
+    """A table whose target is written by a function."""
     values = 1000 * np.abs(Y) + 1000 if values is None else values
     return csv(frame(y=[write(value) for value in values]))
 
@@ -58,18 +58,18 @@ def bookkeeper(value):
 
 @dataclass
 class Case:
-    """A file and what comes of it.
+    """A file and the outcome of reading it.
 
     Args:
         name: Name of the test.
         content: Bytes of the file.
-        error: In the message; empty if it is read.
-        told: In the notes or cautions.
-        task: That is found.
-        numbers: Names of inputs that are numbers, where it matters.
+        error: Part of the error message; empty if the file can be read.
+        told: Part of a note or caution.
+        task: Expected task.
+        numbers: Expected names of numeric inputs; not checked if empty.
         suffix: Suffix of the file's name.
-        options: Of `read_problem`.
-        check: Of the problem.
+        options: Arguments of `read_problem`.
+        check: Function that checks the problem.
     """
 
     name: str

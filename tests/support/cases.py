@@ -1,4 +1,4 @@
-"""Kinds of leaf x small networks x data, and how each registered posterior is made for a test."""
+"""Kinds of leaf in small networks with data, and functions that make each registered posterior for a test."""
 
 import copy
 import functools
@@ -26,10 +26,10 @@ class Case:
     Args:
         name: Id of the test.
         make: Function that makes the network.
-        inputs: Makes B inputs: a tuple of positional inputs, or a dict of keyword inputs.
-        selector: The selector that takes the leaf, where "everything" does not.
-        vmap: Whether `vmap` can run it.
-        training: Whether the network is tested in training mode.
+        inputs: Function that makes B inputs: a tuple of positional inputs, or a dict of keyword inputs.
+        selector: Selector that takes the leaf, if "everything" does not.
+        vmap: Whether `vmap` can run the network.
+        training: Whether to test the network in training mode.
         needs: Names that must be under the posterior.
     """
 
@@ -55,7 +55,7 @@ class Case:
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors of a tuple or dict in another type."""
+    """A tuple or dict with its floating-point tensors converted to another type."""
 
     def one(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -86,7 +86,7 @@ def targets(case: Case, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.linspace(-1, 1, output.numel(), dtype=dtype).reshape(output.shape)
 
 
-# -- networks whose leaf is not enough by itself ---------------------------------------------------------------------
+# -- networks with more than a single leaf ---------------------------------------------------------------------------
 
 
 class Bilinear(nn.Module):
@@ -151,7 +151,7 @@ class SelfAttention(nn.Module):
 
 @dataclass
 class ModelOutput:
-    """An output type as transformer libraries have it: a loss that may be missing, and two tensors."""
+    """An output type as in transformer libraries: a loss that may be missing, and two tensors."""
 
     loss: Tensor | None
     logits: Tensor
@@ -179,7 +179,7 @@ class KeywordNetwork(nn.Module):
 
 
 class Custom(nn.Module):
-    """Parameters of its own: a matrix, a vector and a scalar."""
+    """A module with its own parameters: a matrix, a vector and a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def mlp(inputs: int = 3, hidden: int = 5, outputs: int = 2) -> nn.Module:
 
 
 def normed(norm: nn.Module) -> nn.Module:
-    """A normalization layer between two linear ones."""
+    """A normalization layer between two linear layers."""
     return nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh(), nn.Linear(4, 2))
 
 
@@ -296,16 +296,16 @@ REFUSED: dict[str, frozenset[str]] = {
         "rnn", "lstm_cell", "gru_cell", "attention_kdim", "keywords_to_dict", "keywords_to_dataclass", "custom", "tied",
     }),
 }  # fmt: skip
-"""Kinds of leaf that a posterior does not take, and says why; every other posterior takes every one."""
+"""Kinds of leaf that a posterior refuses with a reason. All other posteriors take all kinds."""
 
 
 def pairs(leaves: Iterable[str]) -> list[tuple[str, str]]:
-    """Names of posteriors with those of the leaves that they take."""
+    """Pairs of a posterior's name and the name of a leaf that it takes."""
     return [(name, leaf) for name in POSTERIORS for leaf in leaves if leaf not in REFUSED.get(name, ())]
 
 
 def inducing_inputs(case: Case) -> dict[str, Any]:
-    """Five inputs of the network, other than those it is tested with."""
+    """Five inputs of the network that differ from its test inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         return {"inputs": case.inputs(5)}
@@ -327,7 +327,7 @@ OPTIONS: dict[str, Callable[[Case], dict[str, Any]]] = {
 
 
 def posterior(name: str, case: Case, **more: Any) -> Posterior:
-    """A posterior by its registered name, with a spread that tests can see."""
+    """A posterior by its registered name, with a spread that is large enough for tests."""
     method = POSTERIORS[name]
     assert method.posterior is not None
     options = {**method.options, **(OPTIONS[name](case) if name in OPTIONS else {}), **more}
@@ -342,8 +342,8 @@ def posterior(name: str, case: Case, **more: Any) -> Posterior:
 def convert(name: str, case: Case, dtype: torch.dtype = torch.float32, **more: Any) -> BayesianNetwork:
     """A Bayesian network for one posterior and one kind of leaf, with a Gaussian likelihood.
 
-    The spread of all parameters of the posterior is disturbed, so that none has the value it starts with. A copy of the one that
-    the first call made: a copy takes a fraction of the time.
+    All parameters of the posterior are disturbed, so that none has its initial value. The first call makes the network; later calls
+    return copies, which takes a fraction of the time.
     """
     return copy.deepcopy(_converted(name, case, dtype, *sorted(more.items())))
 
@@ -351,7 +351,7 @@ def convert(name: str, case: Case, dtype: torch.dtype = torch.float32, **more: A
 @functools.cache
 def _converted(name: str, case: Case, dtype: torch.dtype, *more: tuple[str, Any]) -> BayesianNetwork:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the same whichever test comes first
+        torch.manual_seed(0)  # independent of the order of tests
         made = posterior(name, case, **dict(more))
         choice: Any = made if case.selector is None else {case.selector: made}
         bnn = bayesify.bayesianize(case.network(dtype), choice, likelihood=likelihoods.Gaussian(noise=0.5))
@@ -361,7 +361,7 @@ def _converted(name: str, case: Case, dtype: torch.dtype, *more: tuple[str, Any]
 
 @torch.no_grad()
 def disturb(bnn: BayesianNetwork, size: float = 0.1) -> None:
-    """Move every parameter of the posteriors by normal numbers."""
+    """Add normal numbers to every parameter of the posteriors."""
     generator = torch.Generator().manual_seed(3)
     for parameter in bnn.posteriors.parameters():
         parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -378,7 +378,7 @@ def can_be_prior(part: Posterior) -> bool:
 
 
 def close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Equal up to rounding: 1e-4 in float32, 1e-9 in float64, relative to the largest entry."""
+    """Assert equality up to rounding: 1e-4 in float32, 1e-9 in float64, relative to the largest entry."""
     ours, theirs = tensors(actual), tensors(expected)
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
@@ -387,7 +387,7 @@ def close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32) -> Non
 
 
 def weights_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    """Two weight dictionaries are equal up to rounding."""
+    """Assert that two weight dictionaries are equal up to rounding."""
     assert actual.keys() == expected.keys()
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance, msg=f"{name} differs")

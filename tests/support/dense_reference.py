@@ -1,4 +1,4 @@
-"""Naive dense versions, in float64, of what the library computes with structure."""
+"""Naive dense versions in float64 of the library's structured computations."""
 
 import math
 from itertools import product
@@ -11,7 +11,7 @@ from bayesify.weights.catalog import Layer, Weight
 
 
 def matrix_entry(weight: Weight, index: tuple[int, ...]) -> tuple[int, int]:
-    """Row (output) and column (input) of one entry of a weight, worked out entry by entry."""
+    """Row (output) and column (input) of one entry of a weight."""
     if len(weight.shape) == 0:
         return 0, 0
     if len(weight.shape) == 1:
@@ -35,7 +35,7 @@ def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def entries(layer: Layer) -> list[tuple[str, int, int]]:
-    """Weight name, row and column in `[W b]` of every scalar of a layer, weights one after the other, each row-major."""
+    """Weight name, row and column in `[W b]` of every scalar of a layer, weight by weight, each row-major."""
     found, offset = [], 0
     for weight in layer.weights:
         width = 0
@@ -76,7 +76,7 @@ def gaussian(posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 
 def layer_gaussian(posterior: Posterior, layer: Layer) -> tuple[Tensor, Tensor]:
-    """The same for one layer."""
+    """Mean and covariance of one layer's weights."""
     where = entries(layer)
     if isinstance(posterior, MeanField):
         mean = torch.cat([posterior.mean_value[weight.name].flatten() for weight in layer.weights])
@@ -118,9 +118,9 @@ class LinearRegression:
     """y = X w + noise with w ~ N(0, prior_variance): exact posterior and evidence.
 
     Args:
-        num_data: N.
-        num_features: Inputs; a column of ones follows them for the bias.
-        noise: Variance of the noise.
+        num_data: Number of rows N.
+        num_features: Number of inputs. A column of ones for the bias follows them.
+        noise: Noise variance.
         prior_variance: Prior variance of every weight.
     """
 
@@ -129,7 +129,7 @@ class LinearRegression:
     ) -> None:
         generator = torch.Generator().manual_seed(11)
         x = torch.randn(num_data, num_features, generator=generator, dtype=torch.float64)
-        x[:, 0] += 0.5 * x[:, -1]  # correlated inputs, so that a factorised posterior is not exact
+        x[:, 0] += 0.5 * x[:, -1]  # correlated inputs, so that a factorized posterior is not exact
         self.x, self.noise, self.prior_variance = x + 0.3, noise, prior_variance
         self.design = torch.cat([self.x, torch.ones(num_data, 1, dtype=torch.float64)], dim=1)
         truth = torch.randn(num_features + 1, generator=generator, dtype=torch.float64)

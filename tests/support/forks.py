@@ -1,4 +1,4 @@
-"""Tests that fork and train in the child, in processes where torch refuses that."""
+"""Decorator for tests that fork and train in the child, which torch refuses in some processes."""
 
 import functools
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 ALONE = "BAYESIFY_TEST_ALONE"
-"""Says that the process is the test's own."""
+"""Environment variable that marks the separate process of a test."""
 
 
 def forks(test):
-    """Run a test that forks and trains in the child in a process of its own that sees no GPU, where torch asks for that.
+    """Run a test that forks and trains in the child in a separate process without a GPU, if torch requires it.
 
-    Once a backward pass ran in a process with threads for a device, torch refuses backward passes in forked children, and in a
-    process of the suite one has run before.
+    Once a backward pass has run in a process with threads for a device, torch refuses backward passes in forked children. In a
+    process of the test suite, an earlier test has run one.
     """
 
     @functools.wraps(test)
@@ -42,12 +42,12 @@ def forks(test):
 
 
 def children_can_train() -> bool:
-    """Whether a backward pass works in a child that is forked after one here: tried, since what torch sees is no proof."""
+    """Whether a backward pass works in a child that is forked after a backward pass here. Only a trial can show this."""
     if torch.cuda.is_available():
         return False
     backward()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads
         child = os.fork()
     if child == 0:
         try:

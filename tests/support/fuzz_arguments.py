@@ -1,4 +1,4 @@
-"""Calls of every public callable with wrong arguments, and how each ends.
+"""Calls of every public callable with wrong arguments, and the outcome of each call.
 
     python fuzz_arguments.py OUT.json SHARE SEED [PART-OF-A-NAME]
 
@@ -21,7 +21,7 @@ import torch
 from public_calls import CALLS
 
 SECONDS = 10
-"""Of processor time, so that a busy machine ends no call."""
+"""Largest processor time of a call. Wall-clock time would end calls on a busy machine."""
 VALUES: dict[str, Any] = {
     "None": None,
     "True": True,
@@ -57,11 +57,11 @@ THINGS = {
     "train_loader": "loader",
     "data": "loader",
 }
-"""What messages call some arguments."""
+"""Names of some arguments in messages."""
 
 
 class Endless(BaseException):
-    """A call that went on for too long."""
+    """Exception for a call that takes too long."""
 
 
 def stop(*_: Any) -> None:
@@ -69,7 +69,7 @@ def stop(*_: Any) -> None:
 
 
 def judge(name: str, argument: str, value: Any) -> tuple[str, str]:
-    """How a call ends: accepted, clear, vague, obscure or endless; and in which words."""
+    """Outcome of a call (accepted, clear, vague, obscure or endless) and its message."""
     function, arguments = CALLS[name]()
     arguments[argument] = value
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -89,12 +89,12 @@ def judge(name: str, argument: str, value: Any) -> tuple[str, str]:
 
 
 def same(value: Any, usual: Any) -> bool:
-    """Whether a value is the right one."""
+    """Whether a value equals the valid one."""
     return type(value) is type(usual) and isinstance(value, str | int | float | bool | type(None)) and value == usual
 
 
 def main(out: str, share: float, seed: int, only: str = "", folder: str = ".") -> None:
-    """Make the calls, in a folder; a given share of them, the same ones for a seed."""
+    """Make a share of the calls in a folder. The seed determines which calls are made."""
     os.chdir(folder)
     signal.signal(signal.SIGPROF, stop)
     warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ def main(out: str, share: float, seed: int, only: str = "", folder: str = ".") -
             continue
         function, arguments = make()
         if "no-such-folder" not in str(arguments.get("folder")):
-            function(**arguments)  # the right ones are taken
+            function(**arguments)  # the valid arguments must be accepted
         for argument, usual in arguments.items():
             for word, value in VALUES.items():
                 if chosen.random() < share and not same(value, usual):

@@ -1,4 +1,4 @@
-"""What jobs run, without pytest, so that worker processes load no more than they need."""
+"""Functions that jobs run. They do not import pytest, so that worker processes load only what they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def noise(job: dict[str, Any]) -> dict[str, Any]:
-    """What a job sees: its data, the global generators, the threads."""
+    """The state that a job sees: its data, the global generators, the threads."""
     x = torch.linspace(0, 1, 1 << 16).square().sum()
     return {
         "twice": 2 * job["x"],
@@ -26,7 +26,7 @@ def noise(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mortal(job: dict[str, Any]) -> dict[str, Any]:
-    """Counts its attempts in a file and kills its own process in the first of them."""
+    """Count the attempts in a file, and kill the process in the first attempt."""
     count = Path(job["count"])
     with count.open("a") as file:
         file.write(".")
@@ -38,6 +38,6 @@ def mortal(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mortal_noise(job: dict[str, Any]) -> dict[str, Any]:
-    """Both."""
+    """Result of `noise` after the failure of `mortal`."""
     mortal(job)
     return noise(job)

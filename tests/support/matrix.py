@@ -1,7 +1,8 @@
 """Every registered posterior x every kind of leaf that it takes, as one parametrization.
 
-A test runs a quarter of the pairs by default, shifted from test to test: each test meets every posterior and every leaf, and over
-all tests each pair is met. The others, and those on rare leaves that only repeat another posterior, run with the slow tests.
+By default a test runs a quarter of the pairs, a different quarter for each test. So each test covers every posterior and every
+leaf, and all tests together cover each pair. The other pairs run with the slow tests, and so do posteriors on rare leaves that
+only repeat another posterior.
 """
 
 import zlib
@@ -15,15 +16,15 @@ SOME = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "attention_kdim
 every_posterior = pytest.mark.parametrize("name", POSTERIORS)
 every_leaf = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 TYPICAL = {"mean_field", "inducing", "walsh_hadamard"}
-"""They stand for the others on rare leaves, in what depends on the leaf alone."""
+"""Posteriors that represent the others on rare leaves, in tests that depend only on the leaf."""
 REPEATS = {"point", "ensemble", "full_covariance", "matrix_normal", "k_tied", "rank_one"}
-"""Some posteriors see a leaf only as another one does: entry by entry as `mean_field`, or as the matrix that `inducing` sees."""
+"""Posteriors that treat a leaf as another posterior does: entry by entry as `mean_field`, or as a matrix as `inducing`."""
 STRIDE, FIRST_SHIFT = 4, 12
-"""One pair in so many runs by default; from this start the names of the tests have every remainder."""
+"""One pair in `STRIDE` runs by default. With this first shift, the hashes of the tests' names have every remainder."""
 
 
 def over(leaves: Iterable[str], typical: bool = False) -> Callable[[Any], Any]:
-    """Every posterior on those of the leaves that it takes; `typical` leaves rare ones to those that stand for the others."""
+    """Every posterior on the leaves that it takes. With `typical`, only `TYPICAL` posteriors run on rare leaves by default."""
     rows, columns = list(POSTERIORS), list(CASES)
 
     def parametrize(test: Any) -> Any:
@@ -46,7 +47,7 @@ def over(leaves: Iterable[str], typical: bool = False) -> Callable[[Any], Any]:
 
 
 def some_leaves(cases: Iterable[Case]) -> pytest.MarkDecorator:
-    """One leaf of each kind; the others slowly, for what is built on a tested piece that knows leaves."""
+    """One leaf of each kind, and the others as slow tests, for code that builds on a tested part which handles leaves."""
     return pytest.mark.parametrize(
         "case",
         [pytest.param(case, id=case.name, marks=[] if case.name in SOME else pytest.mark.slow) for case in cases],
@@ -56,4 +57,4 @@ def some_leaves(cases: Iterable[Case]) -> pytest.MarkDecorator:
 every_pair = over(CASES)
 most_pairs = over(CASES, typical=True)
 some_pairs = over(SOME)
-"""One leaf of each kind, for what depends on the posterior more than on the leaf."""
+"""One leaf of each kind, for tests that depend more on the posterior than on the leaf."""

@@ -1,4 +1,4 @@
-"""Files that somebody has changed: headers, tensors and bytes."""
+"""Random changes to files: headers, tensors and bytes."""
 
 import random
 from pathlib import Path
@@ -53,7 +53,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate(chance: random.Random, header: dict[str, Any], tensors: dict[str, Tensor], secret: Path) -> None:
-    """Change one to three things, in place."""
+    """Make one to three changes, in place."""
     for _ in range(chance.choice((1, 1, 2, 3))):
         if chance.random() < 0.25 and tensors:
             name = chance.choice(sorted(tensors))

@@ -31,7 +31,7 @@ def philox(low: Tensor, high: Tensor, seed: Tensor) -> list[Tensor]:
 
 
 def _product(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper and lower 32 bits of a product, in halves that int64 holds."""
+    """Upper and lower 32 bits of a product, computed in halves that fit into int64."""
     upper, lower = factor * (word >> 16), factor * (word & 0xFFFF)
     return (upper + (lower >> 16)) >> 16, (((upper & 0xFFFF) << 16) + lower) & 0xFFFFFFFF
 

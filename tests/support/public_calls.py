@@ -1,6 +1,6 @@
-"""Every public callable with arguments that it takes, for tests that give it others.
+"""Every public callable with valid arguments, for tests that replace them by invalid ones.
 
-A call is a function that makes the callable and its arguments afresh, so that one call cannot spoil the next.
+A call is a function that makes the callable and its arguments anew, so that one call cannot affect the next.
 """
 
 import copy
@@ -67,7 +67,7 @@ def net(outputs: int = 1) -> nn.Module:
 
 
 def copied(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes something once, and gives a copy of it to each call."""
+    """A function that makes an object once and returns a copy of it in each call."""
     made = functools.cache(make)
     return lambda *args: copy.deepcopy(made(*args))
 
@@ -126,12 +126,12 @@ def temperature() -> baselines.TemperatureScaling:
 
 
 def of(function: Callable[..., Any], /, **arguments: Any) -> Call:
-    """A function and what it gets; values that are functions without a name are called to make them."""
+    """A function and its arguments. A lambda among the values is called to make the value."""
     return lambda: (function, {key: _made(value) for key, value in arguments.items()})
 
 
 def method(make: Callable[[], Any], name: str, /, **arguments: Any) -> Call:
-    """A method of something that is made for each call."""
+    """A method of an object that is made for each call."""
     return lambda: (getattr(make(), name), {key: _made(value) for key, value in arguments.items()})
 
 
@@ -161,7 +161,7 @@ ESTIMATOR: Arguments = {
 
 
 def trained(kind: Any, y: Any) -> Callable[..., Any]:
-    """An estimator's parameters are looked at when it is trained."""
+    """A function that trains an estimator, because an estimator checks its parameters when it is trained."""
     return lambda **parameters: kind(**parameters).fit(X.numpy(), y)
 
 
@@ -176,7 +176,7 @@ def classifier() -> BayesianClassifier:
 
 
 def export(**arguments: Any) -> Any:
-    """`export_onnx` without the exporter and the runtime, which take seconds: what is given to it is what matters here."""
+    """`export_onnx` without the exporter and the runtime, which take seconds. Only its arguments matter here."""
     exported, look = onnx_adapter._exported, onnx_adapter._Trial.difference
     onnx_adapter._exported = lambda *_: SimpleNamespace(save=lambda path, **_: Path(path).touch())
     onnx_adapter._Trial.difference = lambda *_: 0.0
@@ -205,11 +205,11 @@ def fresh_folder() -> Path:
 
 
 class Reached(Exception):
-    """All arguments were taken."""
+    """Exception that shows that all arguments were accepted."""
 
 
 def compare_nothing(**arguments: Any) -> None:
-    """`compare` up to where it reads the table: what is given to it is what matters here."""
+    """`compare` up to the point where it reads the table. Only its arguments matter here."""
 
     def reached(*_: Any, **__: Any) -> None:
         raise Reached

@@ -1,4 +1,4 @@
-"""Results of a comparison's runs, made up from the scores that a test is about."""
+"""Synthetic results of a comparison's runs, made from the scores that a test needs."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""One small training run that uses everything random, and how to compare two of its results."""
+"""One small training run that uses all sources of randomness, and functions that compare two of its results."""
 
 import random
 
@@ -29,7 +29,7 @@ class Jittered(Dataset):
 
 
 def network() -> bayesify.BayesianNetwork:
-    """A network with its own randomness (dropout) and state (batch norm), two posteriors and one weight without."""
+    """A network with its own randomness (dropout) and state (batch norm), two posteriors and one weight without a posterior."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         net = nn.Sequential(

@@ -1,16 +1,16 @@
-"""Counts of normal numbers far out."""
+"""Counts of normal numbers in the tails."""
 
 import numpy as np
 from scipy import stats
 
 
 def check_tails(found: np.ndarray, sigmas: tuple[float, ...], share: float = 1.0) -> None:
-    """Counts on either side are Poisson numbers; a sound stream fails once in 10^6 comparisons.
+    """Assert that counts in both tails fit a Poisson distribution. A correct stream fails once in 10^6 comparisons.
 
     Args:
         found: Normal numbers.
-        sigmas: Beyond which they are counted.
-        share: Probability of what the numbers were chosen by, which all beyond the lowest sigma have.
+        sigmas: Thresholds beyond which numbers are counted.
+        share: Probability of the event by which the numbers were selected. All numbers beyond the lowest sigma satisfy it.
     """
     for sigma in sigmas:
         expected = stats.norm.sf(sigma) / share * found.size
