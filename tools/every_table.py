@@ -37,7 +37,7 @@ hide: [navigation, toc]
 
 # Every table
 
-For readers who want to check our reproduction number by number. Each cell has our number ± its standard error, and in parentheses
+*For readers who check our reproduction number by number.* Each cell has our number ± its standard error, and in parentheses
 the published number ± its spread. Our number is rounded to the decimals that the paper prints.
 
 - **Bold**: met or better. Our number is worse than the published one by at most its spread, or by at most 1 % if no spread is
@@ -55,6 +55,8 @@ number of seeds of each number. `bayesify reproduce --status` prints it. The pag
 rows each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers
+
+*For readers who want to know which claims of the papers hold in our runs.*
 
 Most claims of a paper are rankings: one system is better than another. This page lists the rankings that the five papers state in
 their texts, captions and tables, and the findings that they show in figures. Each claim has a verdict from our stored results:

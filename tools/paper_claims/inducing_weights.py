@@ -34,7 +34,7 @@ def correlated_widen_more(folder: Path) -> Verdict:
     """FCG-W, FCG-U and Ensemble-U capture more of the variance between clusters than FFG-U."""
     found, words = _gap_ratios(folder)
     wider = [name for name in ("FCG-W", "FCG-U", "Ensemble-U") if found[name] > found["FFG-U"]]
-    return len(wider) == 3, (f"so do {' and '.join(wider) or 'none'}: {words}")
+    return len(wider) == 3, (f"this holds for {' and '.join(wider) or 'none'}: {words}")
 
 
 def run_times(folder: Path) -> Verdict:
