@@ -1,6 +1,6 @@
 """Cost of a training step with global inducing points compared with a mean-field step on equally many images.
 
-On a GPU: seconds of an epoch of 50,000 images of CIFAR-10's size through `fit`, captured, in bfloat16 and in float32.
+On a GPU, it also measures the seconds of an epoch of `fit` on 50,000 images of CIFAR-10's size, captured, in bfloat16 and float32.
 """
 
 import math

@@ -4,7 +4,7 @@
     python -m benchmarks.stress --effort full --tables 40
     python -m benchmarks.stress --workers 8 --runs build/stress.jsonl      # a line per table; finished ones stay
 
-Each table has 60 to 160 training rows and 100 new ones, of which a tenth have inputs five times as large. A prediction has
+Each table has 60 to 160 training rows and 100 new rows; a tenth of the new rows have inputs five times as large. A prediction has
 exploded if its mean lies outside the training targets by more than half of their range (for targets of at least 0: above 1.5 times
 the largest), and its row is not `unusual`. The score is compared with the score of one distribution for all rows.
 """

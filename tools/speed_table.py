@@ -129,8 +129,8 @@ def captured() -> str:
         ]
         rows.append([title, *cells])
     parts = [
-        f"{found['hardware']['gpu']}, {_when(found)}, batch {found['batch']}, steps of `fit` over those of "
-        f"the plain network in an eager loop with Adam, loader included / data on the GPU already, `{found['command']}`:",
+        f"{found['hardware']['gpu']}, {_when(found)}, batch {found['batch']}: time of a step of `fit` divided by a step of "
+        f"the plain network in an eager loop with Adam, with its loader / with data already on the GPU, `{found['command']}`:",
         table(["", "`MeanField`", "`InducingWeights`, 64 x 64"], rows),
     ]
     return "\n\n".join([*parts, *([f"They were {found['note']}."] if "note" in found else [])])

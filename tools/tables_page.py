@@ -110,8 +110,8 @@ def summary(found: Found) -> str:
         cells.append(spent(run for runs in tables.values() for run in runs.values()))
         rows.append([TITLES.get(method, method), *cells])
     return (
-        f"Geometric mean over tables of the score as a ratio to {TITLES[PEER]} on the same rows (below 1 is better; in brackets "
-        "the number of tables where a method did not run on all), and the median of a fold's processor seconds:\n\n"
+        f"The score is the geometric mean over tables of the ratio to {TITLES[PEER]} on the same rows; below 1 is better. "
+        "Parentheses give the number of tables if a method did not run on all. Seconds are the median processor time of a fold.\n\n"
         + table(["", "CRPS, numbers", "CRPS, counts", "log-loss, classes", "seconds"], rows)
     )
 
@@ -219,7 +219,7 @@ def losses(found: Found) -> str:
     return (
         f"Behind boosted trees: {worst or 'on no table'}.\n\n"
         f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.\n\n"
-        "By closed intervals, which hold more than their level where few counts are likely, these would be: "
+        "With closed intervals, which hold more than their level if few counts are likely, these would be: "
         f"{', '.join(closed) or 'none'}."
     )
 
@@ -265,25 +265,25 @@ def tables() -> str:
         ("## In one table", summary),
         ("## Where it loses", losses),
         (
-            "## Numbers\n\nCRPS as a ratio to that of boosted trees; the best below 1 in bold.",
+            "## Numbers\n\nCRPS divided by the CRPS of boosted trees. The best ratio below 1 is bold.",
             lambda of: each(of, "regression"),
         ),
-        ("## Counts\n\nCRPS as a ratio to that of boosted trees.", lambda of: each(of, "count")),
-        ("## Classes\n\nLog-loss as a ratio to that of boosted trees.", lambda of: each(of, "classification")),
+        ("## Counts\n\nCRPS divided by the CRPS of boosted trees.", lambda of: each(of, "count")),
+        ("## Classes\n\nLog-loss divided by the log-loss of boosted trees.", lambda of: each(of, "classification")),
         ("Accuracy and calibration of bayesify's default:", classes),
         (
-            "## Intervals\n\nCoverage of the default's intervals in percent, with the standard error of the test rows; ✗ where "
-            "it is neither within 4 points nor within 3 standard errors. Thirds are those of the predicted median, low to high. "
-            "Of counts, in brackets: closed intervals.",
+            "## Intervals\n\nCoverage of the default's intervals in percent, with its standard error over test rows. ✗ marks a "
+            "coverage that is off by more than 4 points and 3 standard errors. Thirds are by the predicted median, low to high. "
+            "For counts, parentheses give the coverage of closed intervals.",
             intervals,
         ),
         (
-            "## Seconds\n\nMedian processor seconds of a fold, all included, on one thread (x86-64).",
+            "## Seconds\n\nMedian processor seconds of a fold, everything included, on one thread (x86-64).",
             seconds,
         ),
         (
-            "The default fit alone, on two cores (x86-64) that nothing else used, first folds; steps are those of the member that "
-            "was best last. Aims: 10 seconds on 500 rows, 60 on 5,000.",
+            "The default fit alone, on the first folds and two otherwise idle cores (x86-64). Steps are those of the member that "
+            "reached its best score last. The aims are 10 seconds on 500 rows and 60 on 5,000.",
             quiet,
         ),
         ("## The tables", sources),

@@ -204,7 +204,7 @@ def stress(_: Found) -> str:
         "tables",
         "rows exploded",
         "furthest mean, 1 is the limit",
-        "CRPS over that of one guess",
+        "CRPS / CRPS of one guess",
         "held by 90 %",
     ]
     total = sum(one["exploded"] for one in tables)
@@ -230,10 +230,10 @@ def tables() -> str:
     parts: list[tuple[str, Callable[[Found], str]]] = [
         ("## Against the best rival", summary),
         (
-            "## Against each rival\n\nGeometric means over tables, in brackets how many; seconds are the median of a fold.",
+            "## Against each rival\n\nGeometric means over tables (number in parentheses). Seconds are the median of a fold.",
             by_rival,
         ),
-        ("## Table by table\n\nOurs over the rival's score: below 1 is better for us.", each),
+        ("## Table by table\n\nOur score divided by the rival's: below 1 is better for us.", each),
         ("## Intervals", intervals),
         ("## Tables that try to break it", stress),
         ("## The tables", about),
