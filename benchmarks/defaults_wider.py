@@ -38,7 +38,7 @@ NUM_TEST = 2000
 """Number of test rows of a regression."""
 MAX_ECE_RISE = 0.01
 """Allowed rise of the ECE if the network's own ECE exceeds 0.04. On 1,000 test rows, two similar networks differ by as much."""
-POINTS = ("temperature", "point")
+POINT_METHODS = ("temperature", "point")
 """Methods without uncertainty of the weights. Bounds on uncertainty do not apply to them."""
 
 
@@ -256,7 +256,7 @@ def misses(row: runs.Row, plain: runs.Row) -> list[str]:
     )
     if row["network"] != "group_norm_cnn":
         return found
-    if row["method"] not in POINTS:
+    if row["method"] not in POINT_METHODS:
         known = row["mutual_information"] > 0.001 and row["mutual_information_outside"] > 2 * row["mutual_information"]
         found += ["strangers"] * (not known)
     return found + ["AUROC"] * (row["auroc_entropy"] < plain["auroc_entropy"] - 0.01)

@@ -27,7 +27,9 @@ Row = dict[str, Any]
 
 
 def parser(doc: str | None, *shared: str, **defaults: Any) -> argparse.ArgumentParser:
-    """The options of a benchmark: those in `OPTIONS` by name, others by their default, which sets their type. Lists take several.
+    """The command-line parser of a benchmark.
+
+    Shared options come from `OPTIONS`. Other options get their type from their default; a list takes several values.
 
     Args:
         doc: `__doc__` of the module, which `--help` shows.

@@ -58,13 +58,13 @@ SKIPPED_SHARE = 0.2
 """Share of the trajectories after the warm-up that are dropped as burn-in."""
 EPOCHS, SLOW_SHARE, LEARNING_RATE, STEP_DRAWS = 1000, 4, 0.05, 4
 """Full-batch epochs (after a MAP phase of a quarter as many), divisor for slow methods, initial rate of Adam, draws per step."""
-APART = ("deep_gp", "function_space")
+UNRANKED_METHODS = ("deep_gp", "function_space")
 """Methods whose prior is not the network's. They have no rank."""
 SECONDS_BETWEEN_FILES = 30.0
 LIMIT_R_HAT = 1.05
-MAX_KEPT = 1_500_000
+MAX_STORED_NUMBERS = 1_500_000
 """Largest count of numbers in the file of a part."""
-KEPT, TOLD = ("functions", "densities"), ("energy_error", "acceptance", "step", "length")
+STORED_FIELDS, DIAGNOSTIC_FIELDS = ("functions", "densities"), ("energy_error", "acceptance", "step", "length")
 """Values and diagnostics of its chains that a part stores."""
 
 
@@ -118,7 +118,7 @@ class Part:
             functions_at(self.problem.inputs, self.runner, self.shapes, self.sampler.position * self.sampler.scale)
         )
         self.densities.append(self.sampler.log_density)
-        if len(self.functions) * self.functions[0].numel() > MAX_KEPT:
+        if len(self.functions) * self.functions[0].numel() > MAX_STORED_NUMBERS:
             self.functions, self.densities, self.thin = self.functions[1::2], self.densities[1::2], 2 * self.thin
 
     def write(self) -> None:
@@ -177,11 +177,13 @@ def joined(name: str, folder: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Functions [C, T, I, O] and log densities [C, T] of all parts of a problem, and the parts' diagnostics."""
     parts = [torch.load(path) for path in sorted(folder.glob(f"{name}-*.pt"))]
     thin = max(part["thin"] for part in parts)
-    kept = [{key: part[key][:, thin // part["thin"] - 1 :: thin // part["thin"]] for key in KEPT} for part in parts]
+    kept = [
+        {key: part[key][:, thin // part["thin"] - 1 :: thin // part["thin"]] for key in STORED_FIELDS} for part in parts
+    ]
     steps = min(one["densities"].shape[1] for one in kept)
     skipped = int(SKIPPED_SHARE * steps)
-    functions, densities = (torch.cat([one[key][:, skipped:steps] for one in kept]) for key in KEPT)
-    told = {key: float(np.mean([part[key] for part in parts])) for key in (*TOLD, "trajectories")}
+    functions, densities = (torch.cat([one[key][:, skipped:steps] for one in kept]) for key in STORED_FIELDS)
+    told = {key: float(np.mean([part[key] for part in parts])) for key in (*DIAGNOSTIC_FIELDS, "trajectories")}
     return functions, densities, {**told, "seconds": round(sum(part["seconds"] for part in parts), 1)}
 
 
@@ -278,7 +280,13 @@ def measure(name: str, method_name: str, seed: int, epochs: int, truths: Path) -
     truth = torch.from_numpy(stored["functions"])
     held_out, wanted = truth.chunk(2)
     epochs = epochs // SLOW_SHARE if method.slow else epochs
-    row: Row = {"problem": name, "method": method_name, "seed": seed, "epochs": epochs, "apart": method_name in APART}
+    row: Row = {
+        "problem": name,
+        "method": method_name,
+        "seed": seed,
+        "epochs": epochs,
+        "apart": method_name in UNRANKED_METHODS,
+    }
     row["cores"] = os.cpu_count()  # rows of several machines can be in one file
     start = time.process_time()
     try:

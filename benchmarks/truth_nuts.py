@@ -25,7 +25,7 @@ from benchmarks.truth import FOLDER, SKIPPED_SHARE, STORED_DRAWS, Part, compared
 from benchmarks.truth_distances import distances, floors
 from benchmarks.truth_problems import PROBLEMS, Problem
 
-SMALLEST = ("linear", "small_noise", "heteroscedastic", "gap", "extrapolation")
+SMALLEST_PROBLEMS = ("linear", "small_noise", "heteroscedastic", "gap", "extrapolation")
 """Problems of at most 97 weights."""
 CHAINS, WARMUP, MAX_TREE_DEPTH = 3, 300, 8
 SECONDS_BETWEEN_FILES = 30.0
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
         options = made.parse_args(given[1:])
         sample(PROBLEMS[options.problem](), options.seconds, options.folder, options.chains, options.warmup)
     elif given[:1] == ["compare"]:
-        options = parser(__doc__, folder=FOLDER, problems=list(SMALLEST)).parse_args(given[1:])
+        options = parser(__doc__, folder=FOLDER, problems=list(SMALLEST_PROBLEMS)).parse_args(given[1:])
         rows = [compare(options.folder, name) for name in options.problems]
         print(json.dumps(rows, indent=1))
         record("truth_nuts", {}, rows=rows, quiet=True)

@@ -22,7 +22,7 @@ LETTER_WIDTH, BOX_PADDING, GAP = 7.3, 9, 16
 LINE_SPACE = 9
 """Width of an arrow that passes a row between two boxes."""
 STRAIGHTNESS = (1.0, 2.0, 12.0)
-"""Force by which a segment of an arrow pulls its ends together: between two boxes, a box and a passed row, and two passed rows."""
+"""Weights that straighten segments of an arrow: between two boxes, between a box and a passed row, and between two passed rows."""
 SWEEPS = 120
 COLORS = ("#e8eef9", "#f6f2e6")
 

@@ -19,7 +19,7 @@ PAGE, RESULTS = ROOT / "docs" / "truth.md", ROOT / "benchmarks" / "results" / "t
 FIGURES = ROOT / "docs" / "figures"
 START, END = "<!-- truth: from benchmarks/results, by python -m tools.truth_page -->", "<!-- end of truth -->"
 NUTS = ROOT / "benchmarks" / "results" / "truth_nuts.json"
-CLOSED, SHOWN = ("linear", "process"), 8
+CLOSED_FORM_PROBLEMS, MAX_LISTED_METHODS = ("linear", "process"), 8
 """Problems with closed forms, and number of methods that are shown for them."""
 NUTS_TEXT = """The No-U-Turn sampler ran three chains on the same densities, from the same trained starts, for the same time. A row
 agrees if its farthest distance is below 1, or below the distance between two halves of the NUTS chains. Effective draws are
@@ -172,12 +172,13 @@ def nuts_table(stored: dict[str, Any]) -> str:
 
 def exact_table(rows: list[Row]) -> str:
     """Table of each method's distances on the problems with closed forms, in noise floors, nearest first."""
-    own = [row for row in rows if row["problem"] in CLOSED and not row["apart"]]
-    methods = sorted({row["method"] for row in own}, key=lambda name: worst_ratio(own, name, CLOSED))
+    own = [row for row in rows if row["problem"] in CLOSED_FORM_PROBLEMS and not row["apart"]]
+    methods = sorted({row["method"] for row in own}, key=lambda name: worst_ratio(own, name, CLOSED_FORM_PROBLEMS))
     lines = [
-        [f"`{name}`", *(f"{worst_ratio(own, name, (problem,)):.1f}" for problem in CLOSED)] for name in methods[:SHOWN]
+        [f"`{name}`", *(f"{worst_ratio(own, name, (problem,)):.1f}" for problem in CLOSED_FORM_PROBLEMS)]
+        for name in methods[:MAX_LISTED_METHODS]
     ]
-    return table(["method", *(f"{problem}, farthest distance" for problem in CLOSED)], lines)
+    return table(["method", *(f"{problem}, farthest distance" for problem in CLOSED_FORM_PROBLEMS)], lines)
 
 
 def worst_ratio(rows: list[Row], method: str, problems: Sequence[str]) -> float:
@@ -230,7 +231,7 @@ def contents(stored: dict[str, Any]) -> str:
         " those of a training run. Click on the head of a column to sort the table.",
         table(head, lines),
         *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
-        *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED} else []),
+        *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED_FORM_PROBLEMS} else []),
         *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text())), NUTS_TEXT] if NUTS.exists() else []),
         "## Are the references right?",
         truths_table(stored["truths"]),

@@ -99,7 +99,9 @@ def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
 
 
 def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], about: str) -> Verdict:
-    """Whether our comparisons show a ranking, and a sentence of numbers. If systems are missing, they can only refute it.
+    """Verdict on a ranking from our comparisons, and a sentence with their numbers.
+
+    If systems are missing, our comparisons can refute the ranking but not show it.
 
     Args:
         ranking: The claim.
