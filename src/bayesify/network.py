@@ -228,7 +228,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "fit":
-            raise AttributeError("BayesianNetwork: no method fit; call bayesify.fit(bnn, loader, epochs=10)")
+            raise AttributeError("BayesianNetwork: there is no method fit; call bayesify.fit(bnn, loader, epochs=10)")
         return super().__getattr__(name)
 
     # -- drawing ---------------------------------------------------------------------------------------------------

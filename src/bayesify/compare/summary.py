@@ -165,7 +165,7 @@ class Summary:
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Members of `leading` that rank above all others, without methods that are tied only because their scores vary so much."""
+        """Methods of `leading` that rank above all methods outside it. The rest are tied only because their scores vary much."""
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
@@ -214,8 +214,9 @@ class Summary:
 def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     """Summarize the results of runs as a table.
 
-    Methods are ranked if none of their runs failed, on the splits that all of them have finished. The order is by mean NLL as
-    shown, to three digits, with the cheaper method first in a tie, so that rounding does not decide the order.
+    A method is ranked if none of its runs failed. The ranking uses the splits that all ranked methods have finished. Methods are
+    ordered by their mean NLL, rounded to three decimals as in the table. Among methods with the same rounded NLL, the cheapest
+    comes first.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}

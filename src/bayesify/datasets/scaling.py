@@ -38,12 +38,13 @@ class Standardization(Plain):
                 images.
 
         Raises:
-            ValueError: If there is no row, `axes` lacks the first axis, or a number is not finite.
+            ValueError: If there is no row, if `axes` lacks the first axis or has an axis that does not exist, or if a number is not
+                finite.
         """
         if 0 not in axes or any(axis >= train.ndim for axis in axes):
             raise ValueError(
-                f"Standardization: axes={axes} of an array with {train.ndim} axes; give the first axis and others that "
-                "exist"
+                f"Standardization: axes={axes} do not fit an array with {train.ndim} axes; include the first axis, and only "
+                f"axes below {train.ndim}"
             )
         if not train.size:
             raise ValueError(f"Standardization: training data {list(train.shape)} are empty; give at least one row")

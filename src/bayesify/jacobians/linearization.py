@@ -43,12 +43,12 @@ NUM_WITNESSES = 6
 
 @dataclass(frozen=True)
 class Cost:
-    """What the derivatives of one example take.
+    """Memory that the derivatives of one example need.
 
     Args:
-        activations: Bytes that a pass makes.
-        per_vector: Bytes that one vector takes on its way back to the weights.
-        outputs: Numbers that the network puts out.
+        activations: Bytes of all activations of a pass.
+        per_vector: Bytes that the backward pass of one vector needs.
+        outputs: Number of outputs of the network.
     """
 
     activations: float
@@ -58,14 +58,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """What one example takes where the derivatives follow from the inputs of the last layer.
+    """Memory that one example needs if all derivatives follow from the inputs of the last layer.
 
     Args:
-        activations: Bytes that a pass without derivatives holds at a time, roughly.
-        inputs: Numbers that the layer sees.
-        outputs: Numbers that the network puts out.
-        positions: T, at which the layer is applied.
-        channels: K, rows of its weight.
+        activations: Approximate number of bytes that a pass without derivatives holds at a time.
+        inputs: Number of inputs of the layer.
+        outputs: Number of outputs of the network.
+        positions: Number of positions T at which the layer is applied.
+        channels: Number of rows K of the layer's weight.
     """
 
     activations: float
@@ -76,18 +76,19 @@ class FeatureCost:
 
 
 class Jacobians:
-    r"""Derivatives $J_b = \partial f(x_b) / \partial w$ of a network by chosen weights, without those by the others.
+    r"""Derivatives $J_b = \partial f(x_b) / \partial w$ of a network with respect to chosen weights.
 
-    A linear map, convolution, embedding or normalization layer is watched during one pass, and its derivatives follow from
-    its inputs and the gradients of its outputs. On the first batch of one example, and on the first of several, each of
-    these rules is compared with automatic differentiation; a weight whose rule does not agree (a layer that is called in
-    another way, a weight that is used elsewhere too, examples that are not on the first axis) and every other kind of layer is
-    differentiated example by example instead, and so is for one batch a layer that sees only some of its examples.
+    Linear maps, convolutions, embeddings and normalization layers have rules: one pass records the inputs of such a layer, and
+    its derivatives follow from these inputs and the gradients of its outputs. Each rule is compared with automatic
+    differentiation, on the first batch of one example and on the first batch of several examples. A rule does not agree if the
+    layer is called in another way, if its weight is also used elsewhere, or if examples are not on the first axis. Weights
+    without a rule that agrees are differentiated example by example. If a layer sees only some examples of a batch, its weights
+    are differentiated in this way for that batch.
 
     Args:
         runner: The network.
         names: The weights, by `named_parameters()` name.
-        output: Which of several outputs; see `bayesianize`.
+        output: Name or index of the output, if the network has several; see `bayesianize`.
 
     Raises:
         ValueError: If the network has dropout or batch normalization in training mode, whose outputs are random or mix
@@ -232,8 +233,8 @@ class Jacobians:
     ) -> tuple[Tensor, Tensor]:
         r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], under directions of weights, [S, *shape] each.
 
-        Forward-mode differentiation, at about two passes for each direction where `vmap` takes them together and three where it
-        does not, however many outputs there are.
+        Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and otherwise
+        three. The cost does not depend on the number of outputs.
         """
         _load_forward_rules()
         center = self._center()
@@ -255,7 +256,7 @@ class Jacobians:
     def pull(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vectors: Tensor) -> dict[str, Tensor]:
         r"""$\sum_b v_{sb}^\top J_b$ for vectors [S, B, ...] in the shape of the outputs: [S, *shape] by name.
 
-        A pass backwards for each vector, without gradients of single examples.
+        Each vector takes one backward pass. Gradients of single examples are not computed.
         """
         outputs, back = torch.func.vjp(lambda weights: self._call(weights, args, kwargs)(self.runner), self._center())[
             :2
@@ -352,7 +353,7 @@ class Jacobians:
         values: Mapping[str, Tensor],
         alone: Tensor | None = None,
     ) -> Uses:
-        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of them.
+        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the examples.
 
         `alone` is the output of the first example without the others, if it is known.
         """
@@ -407,7 +408,7 @@ class Jacobians:
 
 
 def _check_apart(outputs: Tensor, alone: Tensor) -> None:
-    """Raise `ValueError` unless the first of some examples has the same output alone as together with the others."""
+    """Raise `ValueError` unless the first example has the same output alone as in the batch."""
     tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
     if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
         raise ValueError(
@@ -417,7 +418,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
 
 
 class Linearization:
-    """A network's outputs on a batch, and the way to its derivatives there, by the rules that hold for this batch."""
+    """A network's outputs on a batch and, by the rules that hold for this batch, its derivatives there."""
 
     def __init__(
         self,
@@ -451,7 +452,7 @@ class Linearization:
         return Gradients(self, self._passed.pull(vectors), vectors)
 
     def identity(self) -> Tensor:
-        """The vectors that give the Jacobian itself, one per output: [O, B, ...], O the outputs of an example."""
+        """The vectors that give the Jacobian itself, one for each of the O outputs of an example: [O, B, ...]."""
         shape = self.outputs.shape
         size = self.outputs[:1].numel()
         eye = torch.eye(size, dtype=self.outputs.dtype, device=self.outputs.device)
@@ -481,25 +482,25 @@ class Gradients:
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """Device of the gradients."""
         return self._vectors.device
 
     def dense(self, name: str) -> Tensor:
-        """By every entry of a weight: [K, B, *shape], in float32 at least."""
+        """Gradients by every entry of a weight: [K, B, *shape], in float32 or higher precision."""
         uses = self.uses(name)
         if not uses:
             return self._general(name)
         return self._or_zero(self._pulled.dense(uses), self._linearization.weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
-        """By the entries of a weight with flat indices `index` [n]: [K, B, n]."""
+        """Gradients by the entries of a weight with flat indices `index` [n]: [K, B, n]."""
         uses = self.uses(name)
         if not uses:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, memory: int, index: Tensor | None = None) -> Tensor:
-        """Squares by the entries of a weight, or by some of them, summed over vectors and examples: [numel] or [n]."""
+        """Squared gradients by all or some entries of a weight, summed over vectors and examples: [numel] or [n]."""
         uses = self.uses(name)
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)
@@ -509,11 +510,11 @@ class Gradients:
         return self._or_zero(None, (size if index is None else len(index),))[0, 0] if total is None else total
 
     def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
-        """The rule, what it kept and the gradients [K, B, ...] of each call of the layers that use a weight."""
+        """For each call of the layers that use a weight: the rule, the tensor that it recorded, and the gradients [K, B, ...]."""
         return [(use.rule, *call) for use in self.uses(name) for call in self.calls_of(use.rule)]
 
     def calls_of(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """What one layer kept and its gradients [K, B, ...], call by call."""
+        """For each call of a rule's layer: the tensor that the rule recorded, and the gradients [K, B, ...]."""
         return self._pulled.calls(rule)
 
     def _general(self, name: str) -> Tensor:

@@ -377,8 +377,8 @@ class KroneckerCovariance(WeightCovariance):
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
         """Gradients by each independent weight, and by each block in its eigenbasis: [B, K, n].
 
-        A block, or the weight of a linear layer, with one position per example has two factors in their place: inputs
-        [B, d_in] and gradients [K, B, d_out].
+        With one position per example, a block or the weight of a linear layer gives two factors instead: inputs [B, d_in] and
+        gradients [K, B, d_out].
         """
         for name in self.diagonal:
             yield (
@@ -403,7 +403,7 @@ class KroneckerCovariance(WeightCovariance):
     def _outer(self, gradients: Gradients, name: str) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, d_in] and gradients [K, B, d_out], whose outer products are the gradients by a whole weight of a linear layer.
 
-        `None` where the gradients are no such products: several uses, several positions, or other layers.
+        `None` if the gradients are not such products: the weight has several uses or positions, or its layer is not linear.
         """
         uses, calls = gradients.uses(name), gradients.calls(name)
         if self.subset.entries[name] is not None or len(uses) != 1 or len(calls) != 1:
@@ -595,7 +595,7 @@ def check_budget(
         raise ValueError(
             f"Laplace: a full covariance over {size:,} weights takes {in_words(full_bytes(size, dtype))} (the matrix, its factor "
             f"and a copy), more than memory={in_words(memory)}; choose at most {largest:,} weights, such as "
-            f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
+            f"subset=bayesify.subnetwork.largest_variance({largest}), raise memory=, or use covariance='diagonal'"
         )
     if structure == "kronecker" and size == sum(weight.numel for weight in weights.values()):
         layers = [layer for layer in group_layers(weights.values()) if layer.weights[0].kind == "matrix"]
@@ -604,5 +604,5 @@ def check_budget(
         if needed > memory:
             raise ValueError(
                 f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "
-                f"memory={in_words(memory)}; give more memory=, covariance='diagonal', or a subset of the layers"
+                f"memory={in_words(memory)}; raise memory=, use covariance='diagonal', or choose a subset of the layers"
             )

@@ -440,7 +440,7 @@ class Laplace(Drawable):
         if taken > self.memory:
             raise ValueError(
                 f"Laplace: {self.sampling.num_draws} draws of {size:,} weights take {in_words(taken)}, more than "
-                f"memory={in_words(self.memory)}; give more memory=, or Sampled(num_draws=, at_once=) with smaller numbers"
+                f"memory={in_words(self.memory)}; raise memory=, or use Sampled(num_draws=, at_once=) with smaller numbers"
             )
         check_budget(structure, size, self.weights, self.dtype, self.memory - taken)
 

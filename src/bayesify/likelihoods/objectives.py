@@ -91,7 +91,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
     """Raise `ValueError` for an objective that is not finite, and name the cause.
 
     Raises:
-        ValueError: If `value` is not finite. The message names the first weight that is not finite, or else the outputs.
+        ValueError: If `value` is not finite. The message names the first weight that is not finite, or otherwise the outputs.
     """
     if math.isfinite(value.item()):
         return
@@ -105,7 +105,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
             f"elbo is {value.item()}: the network's weights are finite, but its outputs are not; scale the inputs"
         )
     raise ValueError(
-        f"elbo is {value.item()}: outputs and weights are finite; check the noise variance and the prior's scale"
+        f"elbo is {value.item()}, although outputs and weights are finite; check the noise variance and the prior's scale"
     )
 
 

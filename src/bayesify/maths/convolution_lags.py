@@ -45,7 +45,7 @@ class _Box:
 
     Args:
         lags: Lag in each axis.
-        ranges: First position and end of the nearer of the two factors, in each axis.
+        ranges: First position and end in each axis, for the factor that the lag does not shift in this axis.
         axis: An axis in which the box is a strip at a border.
     """
 
@@ -139,7 +139,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 class _Lagged(Function):
     """Correlations at lags, [lags, G, C, C], over boxes, [boxes, G, C, C], with the targets, [K, G, C, R], and sums of both.
 
-    Each border is extracted from the map once, and all gradients by the map are accumulated in one tensor.
+    Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """
 
     @staticmethod

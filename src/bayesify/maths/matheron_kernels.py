@@ -16,7 +16,7 @@ COLUMNS = tl.constexpr(21)
 
 @triton.jit
 def _dot(a, b, total, LOW: tl.constexpr):
-    """Add a product to a sum: in bfloat16, or in float32 precision by three tf32 products."""
+    """Add a matrix product to a sum, in bfloat16 or by three tf32 products that together reach float32 precision."""
     if LOW:  # noqa: SIM108 (Triton has no conditional expressions)
         total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
@@ -56,14 +56,14 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (one, other) of a matrix whose position and row length are at a column of the table; 0 outside."""
+    """Entries (one, other) of a matrix whose position and row length are at a column of the table; 0 outside the matrix."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 
 
 @triton.jit
 def _small(flat, row, draw, m_r, m_c, SIZE: tl.constexpr):
-    """One draw of a matrix of U's size, [SIZE, SIZE]; 0 outside."""
+    """One draw of a matrix of U's size, [SIZE, SIZE]; 0 outside the matrix."""
     i = tl.arange(0, SIZE)
     place = flat + tl.load(row + 8) + (draw * m_r * m_c + i[:, None] * m_c + i[None, :])
     return tl.load(place, mask=(i < m_r)[:, None] & (i < m_c)[None, :], other=0.0)
@@ -101,7 +101,7 @@ def _store(out, row, i, j, draw, drawn, ratio, d_out, d_in, LOOKUPS: tl.constexp
 
 @triton.jit
 def _grads(grads, row, i, j, draw, ratio, d_out, d_in, LOOKUPS: tl.constexpr):
-    """Gradients by entries of `[W b]`, with columns in memory order; 0 outside."""
+    """Gradients with respect to entries of `[W b]`, with columns in memory order; 0 outside the matrix."""
     width = _read(row, 12)
     exist = (i < d_out)[:, None] & ((j >= 0) & (j < width))[None, :]
     if LOOKUPS:

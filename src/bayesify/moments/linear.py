@@ -466,9 +466,9 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
 def _normalized_channels(
     weight: Tensor | None, bias: Tensor | None, eps: float, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_normalized` for units [..., C], with scale and shift, in fewer steps.
+    """Mean and variance of units [..., C] after normalization, scale and shift.
 
-    With one position per channel, no square root of a variance is needed.
+    This is `_normalized` for one position per channel, a case that needs fewer steps and no square root of a variance.
     """
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)

@@ -229,12 +229,12 @@ def _composed(
 
 
 def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Components of Gaussians with the outputs as means and a given variance."""
+    """Means and variances of Gaussians: the network's outputs as means, and a given variance."""
     return mean, variance.to(mean)
 
 
 def pair(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Components of Gaussians whose means and variances are on a last axis, [..., 2]."""
+    """Means and variances of Gaussians, from a tensor [..., 2] that holds both on its last axis."""
     mean, variance = both.unbind(-1)
     return mean, variance
 

@@ -139,7 +139,7 @@ def read_kept_rows(folder: Path) -> DataFrame | None:
     """The training rows that a folder holds; `None` if it holds none.
 
     Raises:
-        InputError: If the rows do not belong to the model, or for the reasons of `ModelFolder.read`.
+        InputError: If the rows do not belong to the model, or if `ModelFolder.read` would refuse the folder.
     """
     about = read_about(folder)
     if not about.rows_sha256:

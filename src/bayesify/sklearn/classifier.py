@@ -94,7 +94,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             The estimator itself.
 
         Raises:
-            ValueError: For the reasons of `fit`, if the first call lacks `classes`, or if no rows were kept.
+            ValueError: If `fit` would refuse the data or parameters, if the first call lacks `classes`, or if no rows were kept.
         """
         first = not hasattr(self, "fitted_")
         if first and classes is None:

@@ -148,7 +148,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             weights: For each estimator, the number of examples that each row stands for; 1 by default.
 
         Raises:
-            ValueError: For the reasons of `fit`, in any of the tables.
+            ValueError: If `fit` would refuse any of the tables.
         """
         each = zip(estimators, tables, weights or [None] * len(tables), strict=True)
         return cls._fit_together([(one, one._training_table(*table, own, first=True)) for one, table, own in each])
@@ -329,10 +329,13 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        A row is unusual for one of four reasons. It is further from its nearest training rows than all but a `share` of the
-        training rows are. The network's draws disagree more about it. It holds a text that its column never had in training. It
-        has an empty cell in a column of numbers that had none in training. See `unusual_share`. Predictions of unusual rows are
-        guesses.
+        Predictions of unusual rows are guesses. A row is unusual for any of four reasons; in the first two cases its
+        `unusual_share` is at most `share`.
+
+        - The row is far from its nearest training rows.
+        - The network's draws disagree much about the row.
+        - The row holds a text that its column never had in training.
+        - The row has an empty cell in a column of numbers that had no empty cell in training.
 
         Args:
             X: [N, D] numbers, or a frame.

@@ -37,8 +37,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
     `bayesify.tables`. Inputs and targets are scaled by the training rows, and predictions are in the targets' units. Everything
-    runs on the CPU, and methods by name use float64. A weight of k means k copies of a row: if the rows fit into one batch, both
-    ways give the same result to the last bit.
+    runs on the CPU, and methods by name use float64. A weight of k means k copies of a row. If the rows fit into one batch, the
+    weight and the copies give the same result to the last bit.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -55,8 +55,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         prior_scale: Scale of the prior: weights have the standard deviation `prior_scale / sqrt(fan_in)`, and five times that for
             `"auto"`.
         noise: Noise variance in the targets' squared unit, if it is known. Otherwise methods by name estimate it for each target
-            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`), start from it, and recalibrate quantiles
-            by leave-one-out estimates. Posteriors learn a smaller noise; methods with point estimates or recipes keep it.
+            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`) and recalibrate quantiles by leave-one-out
+            estimates. Variational posteriors start at the estimate and learn a smaller variance; other methods keep the estimate.
         epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
             on the number of rows. For `"auto"`: maximum number of optimizer steps.
         learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
@@ -164,7 +164,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             The estimator itself.
 
         Raises:
-            ValueError: For the reasons of `fit`, or if no rows were kept.
+            ValueError: If `fit` would refuse the data or parameters, or if no rows were kept.
         """
         return self._partial_fit(self._training_table(X, y, sample_weight, first=not hasattr(self, "fitted_")))
 

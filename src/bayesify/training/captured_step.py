@@ -54,7 +54,7 @@ class CapturedSteps:
         self._pool = None  # a pool of dropped graphs cannot be used for new ones
 
     def __call__(self, phase: Phase, batch: Batch, options: Any = None) -> None:
-        """Take a step from a batch on any device; `options` are optimizer options that a graph contains as numbers."""
+        """Take a step from a batch on any device; `options` are the optimizer options whose values a graph fixes."""
         device = self._generator.device
         self._changes = self._changes + 1 if options != self._options else 0
         if self._changes:
@@ -144,7 +144,7 @@ class GraphOptimizer:
                 state["step"] = state["step"].to(device)
 
     def options(self) -> list[Any]:
-        """All options that a graph contains as numbers; assigned rates are copied to where the graph reads them."""
+        """All optimizer options whose values a graph fixes. Assigned learning rates are copied to the tensors that it reads."""
         found: list[Any] = []
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:
@@ -156,7 +156,7 @@ class GraphOptimizer:
         return found
 
     def plain(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's `state_dict` with rates as numbers, in the optimizer's original form."""
+        """An optimizer's `state_dict` with learning rates as numbers, in the optimizer's original form."""
         groups = [
             group | given | {"lr": float(group["lr"])}
             for group, given in zip(state["param_groups"], self._given, strict=True)

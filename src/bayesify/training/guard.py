@@ -41,7 +41,7 @@ class Guard:
 
     Args:
         module: Owner of parameters and buffers.
-        optimizer: The guarded optimizer; `None` for steps without one, for which only buffers are kept.
+        optimizer: The guarded optimizer; `None` if no optimizer takes the steps, so that the guard keeps only buffers.
         skips: Number of models whose steps are skipped, each with its own row of every parameter; `None` raises instead.
 
     Attributes:

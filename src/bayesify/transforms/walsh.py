@@ -161,7 +161,7 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
-    """One product with the innermost factor, then a + b and a - b in place over longer and longer rows."""
+    """Multiply by the innermost factor, then replace neighboring rows a, b by a + b, a - b in place, doubling the row length."""
     size, many = x.shape[-1], x.numel() >= MIN_NUMBERS_FOR_HALF_FACTOR
     inner = FACTOR_SIZE // 2 if many else FACTOR_SIZE
     signs = sign_matrix(inner, x).mul(scale)

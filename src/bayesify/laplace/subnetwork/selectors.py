@@ -66,7 +66,7 @@ class Candidates:
         return self.total - len(self.fixed)
 
     def without_fixed(self, index: Tensor) -> Tensor:
-        """The given indices into all weights, without those that cannot be chosen."""
+        """The given indices, without those of weights that cannot be chosen."""
         return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
 
     def scored(self, scores: Tensor, count: int) -> Tensor:
@@ -93,7 +93,7 @@ class Selector(ABC):
 
     @abstractmethod
     def select(self, candidates: Candidates) -> Tensor:
-        """Indices of the chosen entries into all trainable weights laid end to end in the order of `named_parameters()`."""
+        """Indices of the chosen entries in the vector of all trainable weights; see `from_indices`."""
 
 
 class _OfSize(Selector):
@@ -285,10 +285,10 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: How many of the first examples are used for the variances; all by default.
-        skip_flat: Leave out weights without any curvature (those of units that no example switches on), of which the fitted
-            posterior's `repr` tells the share, and take those with less than `MIN_CURVATURE_RATIO` of the prior's precision only
-            where no others are left. They have the largest variances of all, about the prior's, and yet change no prediction
-            near the data; the paper's formula takes them first.
+        skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example activates. The
+            fitted posterior's `repr` shows their share. Weights whose curvature is below `MIN_CURVATURE_RATIO` of the prior
+            precision are then chosen only if no others are left. All these weights have about the prior's variance, the largest
+            of all, but change no prediction near the data. The paper's formula chooses them first.
 
     Raises:
         ValueError: If the size is not positive, or a share is above 1.
@@ -314,11 +314,11 @@ def largest_swag_variance(
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
-        epochs: Iterates.
-        learning_rate: Of SGD; by default that of `SWAG.fit`.
-        momentum: Of SGD.
-        weight_decay: Of SGD.
-        seed: Seed of the order of the batches, where the loader takes torch's global random numbers.
+        epochs: Number of epochs, and of iterates.
+        learning_rate: Learning rate of SGD; the default of `SWAG.fit` if not given.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        seed: Seed of the order of the batches, if the loader uses torch's global random numbers.
 
     Raises:
         ValueError: If the size or the number of epochs is out of range.
@@ -366,10 +366,12 @@ def everything() -> Selector:
 
 @checked
 def from_indices(indices: Tensor | Sequence[int]) -> Selector:
-    """Weights by index into all trainable weights laid end to end: ordered as `named_parameters()`, row-major.
+    """Weights by their indices in the vector of all trainable weights.
+
+    The vector joins all trainable parameters in the order of `named_parameters()`, each flattened in row-major order.
 
     Args:
-        indices: Integers, each once, in any order.
+        indices: Distinct integers, in any order.
     """
     return _Indices(indices)
 

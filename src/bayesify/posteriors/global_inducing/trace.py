@@ -134,7 +134,7 @@ def _check_apart(
     seen: Mapping[str, list[Tensor]],
     points: int,
 ) -> None:
-    """Compare the layers' inputs for the first inducing inputs with and without the other inducing inputs."""
+    """Raise `ValueError` if a layer's inputs for the first inducing inputs depend on the other inducing inputs."""
     some = max(1, points // 2)
 
     def cut(value: Any) -> Any:

@@ -98,7 +98,7 @@ class HurdleFamily(Family):
         return torch.cat((torch.zeros_like(location[:1]), in_order(above)))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Not available, because with an atom no parameter scales the variance alone."""
+        """Not available, because no parameter of a distribution with an atom at 0 scales only the variance."""
         raise TypeError(
             "a distribution with an atom at 0 has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )
