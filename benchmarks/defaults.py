@@ -14,11 +14,18 @@ Each network, seed and method is a file in `--folder`, so that an interrupted ru
 starts. Complete results become `benchmarks/results/defaults.json`; with `--stored`, this file keeps its other rows. A seed sets the
 training images, the network's initial weights and the order of batches.
 
-Defaults were chosen with seeds from 10 on, by `--variants`. A variant is a list, separated by commas, of: `prior=` (one of
-`PRIORS`); `std=` (initial standard deviations as a share of the layer's root mean square); `rate=constant`; `epochs=`; `factor=`
-(on Laplace's default precision of each layer); `flat=` (share of this precision below which a weight's curvature counts as zero);
-`swag=` (learning rate of SWAG); `statistics=` (of `bayesianize`); `scratch=` (epochs of a fresh network that replaces the trained
-one). If batch statistics follow the draws, `nll_own_batch` is the NLL of draws that are normalized by 500 test images at a time.
+Defaults were chosen with seeds from 10 on, by `--variants`. A variant is a list of settings, separated by commas:
+
+    prior=        one of `PRIORS`
+    std=          initial standard deviations, as a share of the layer's root mean square
+    rate=constant, epochs=
+    factor=       factor on Laplace's default precision of each layer
+    flat=         share of this precision below which a weight's curvature counts as zero
+    swag=         learning rate of SWAG
+    statistics=   batch statistics of `bayesianize`
+    scratch=      epochs of a fresh network that replaces the trained one
+
+If batch statistics follow the draws, `nll_own_batch` is the NLL of draws that are normalized by 500 test images at a time.
 """
 
 import copy

@@ -265,7 +265,7 @@ def measure(name: str, seed: int) -> Row:
 
 
 def stored(name: str, seed: int, folder: Path, end: float) -> Row | None:
-    """`measure`, from its file if there is one."""
+    """Result of `measure`, from its file if there is one."""
     return cell(folder / f"{name}-{seed}.json", lambda: measure(name, seed), end)
 
 

@@ -15,8 +15,8 @@ class MemoryBatches:
         batch: Examples in a batch.
         augment: Function that transforms the inputs of each batch, such as `mirror_and_shift`; none by default.
         rest: Whether to keep a last batch that is not full.
-        passes: Number of passes over the data in one iteration, each in its own order. For data so small that epochs cost more
-            than steps.
+        passes: Number of passes over the data in one iteration, each in its own order. Several passes save time if an epoch of
+            small data costs more than its steps.
 
     Attributes:
         dataset: The N rows. Their number does not depend on `passes`.
