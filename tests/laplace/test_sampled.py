@@ -261,7 +261,7 @@ def test_what_draws_cannot_do_is_said() -> None:
         def __iter__(self):
             return iter([(torch.randn_like(data[0][0]), data[0][1])])
 
-    with pytest.raises(ValueError, match="other examples in each pass"):
+    with pytest.raises(ValueError, match="different examples in each pass"):
         bayesify.Laplace(net, "categorical", covariance=Sampled(4, 2)).fit(Changing())
 
 
