@@ -122,6 +122,14 @@ def test_a_learning_rate_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyP
     assert float(error) < 0.1
 
 
+def test_draws_that_did_not_converge_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesify.laplace.sampled.Equations.residual", lambda *_: 67.0)
+    net, likelihood, data = problem("labels")
+    options = Sampled(2, at_once=2, solver="minibatch", steps=5, batch=10)
+    with pytest.warns(UserWarning, match=r"did not converge: their relative residual is 67, .* give more steps"):
+        bayesify.Laplace(net, likelihood, covariance=options, prior_precision=2.0).fit(batches(data))
+
+
 @pytest.mark.slow
 def test_draws_do_not_depend_on_the_preconditioner() -> None:
     net, likelihood, data = problem("classes")

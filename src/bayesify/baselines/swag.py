@@ -206,7 +206,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay meets a prior or example weights, or the loss rises or is infinite.
+            ValueError: If an argument is invalid, weight decay meets a prior or weights, or the loss rises or is not finite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
