@@ -13,7 +13,7 @@ from bayesify.running.cuda_graphs import Captured, Captures, side_stream, watch_
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
 Found = tuple[Tensor, dict[int, Tensor]]
-"""A value, and its gradients by the index of the given tensor."""
+"""A value, and its gradients with respect to the index of the given tensor."""
 
 
 class DivergenceCapture:

@@ -1,4 +1,4 @@
-"""Inputs of the linear map at the end of a network. Derivatives by its weights need nothing else."""
+"""Inputs of the linear map at the end of a network. Derivatives with respect to its weights need nothing else."""
 
 from __future__ import annotations
 

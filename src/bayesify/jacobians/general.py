@@ -1,4 +1,4 @@
-"""Gradients by any weight, example by example, for layers without a rule."""
+"""Gradients with respect to any weight, example by example, for layers without a rule."""
 
 from __future__ import annotations
 

@@ -459,7 +459,7 @@ class Linearization:
         return eye.reshape(size, 1, *shape[1:]).expand(size, *shape)
 
     def by_example(self, names: Sequence[str], vectors: Tensor) -> dict[str, Tensor]:
-        """Gradients by weights without a rule: [K, B, *shape] by name."""
+        """Gradients with respect to weights without a rule: [K, B, *shape] by name."""
         jacobians = self._jacobians
         weights = {name: jacobians.value(name, self._values) for name in names}
         return example_gradients(
@@ -486,21 +486,21 @@ class Gradients:
         return self._vectors.device
 
     def dense(self, name: str) -> Tensor:
-        """Gradients by every entry of a weight: [K, B, *shape], in float32 or higher precision."""
+        """Gradients with respect to every entry of a weight: [K, B, *shape], in float32 or higher precision."""
         uses = self.uses(name)
         if not uses:
             return self._general(name)
         return self._or_zero(self._pulled.dense(uses), self._linearization.weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
-        """Gradients by the entries of a weight with flat indices `index` [n]: [K, B, n]."""
+        """Gradients with respect to the entries of a weight with flat indices `index` [n]: [K, B, n]."""
         uses = self.uses(name)
         if not uses:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, memory: int, index: Tensor | None = None) -> Tensor:
-        """Squared gradients by all or some entries of a weight, summed over vectors and examples: [numel] or [n]."""
+        """Squared gradients with respect to all or some entries of a weight, summed over vectors and examples: [numel] or [n]."""
         uses = self.uses(name)
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)

@@ -1,4 +1,4 @@
-"""Derivatives by one layer's weights from its inputs and the gradients at its outputs, example by example."""
+"""Derivatives with respect to one layer's weights from its inputs and the gradients at its outputs, example by example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rule(ABC):
     """How the outputs of one kind of layer depend on its weights.
 
     One application of the layer to a batch of B examples has inputs `kept` and K gradients `g` of the layer's outputs,
-    [K, B, ...]. A rule turns them into gradients by the weight, separately for each of the K vectors and each example.
+    [K, B, ...]. A rule turns them into gradients with respect to the weight, separately for each of the K vectors and each example.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
@@ -43,10 +43,10 @@ class Rule(ABC):
 
     @abstractmethod
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradient by every entry of the weight or bias called `leaf`: [K, B, *shape]."""
+        """Gradient with respect to every entry of the weight or bias called `leaf`: [K, B, *shape]."""
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Gradient by the entries with flat indices `index` [n]: [K, B, n]."""
+        """Gradient with respect to the entries with flat indices `index` [n]: [K, B, n]."""
         return self.dense(leaf, kept, g).flatten(2)[..., index]
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:

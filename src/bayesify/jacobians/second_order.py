@@ -20,7 +20,7 @@ DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
 class Pulling:
-    """Flag that is set while gradients are pulled back to layers. Gradients by weights are then not needed."""
+    """Flag that is set while gradients are pulled back to layers. Gradients with respect to weights are then not needed."""
 
     def __init__(self) -> None:
         self.on = False

@@ -135,11 +135,11 @@ class Pulled:
         )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:
-        """Gradient by a weight, summed over its uses: [K, B, *shape]; `None` if the outputs do not depend on it."""
+        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if the outputs do not depend on it."""
         return self._sum(uses, lambda use, kept, g: use.rule.dense(use.leaf, kept, g))
 
     def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:
-        """Gradient by some entries of a weight, given by flat index: [K, B, n]."""
+        """Gradient with respect to some entries of a weight, given by flat index: [K, B, n]."""
         return self._sum(uses, lambda use, kept, g: use.rule.columns(use.leaf, kept, g, index))
 
     def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:

@@ -172,7 +172,7 @@ class FullCovariance(WeightCovariance):
         return self._eigen[0]
 
     def in_eigenbasis(self, gradient: Tensor) -> Tensor:
-        r"""A gradient by the weights in the basis of `spectrum`, $Q^\top \delta^{-1/2} g$: [S]."""
+        r"""A gradient with respect to the weights in the basis of `spectrum`, $Q^\top \delta^{-1/2} g$: [S]."""
         return gradient @ self._eigen[1]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
@@ -219,7 +219,7 @@ class FullCovariance(WeightCovariance):
         return torch.stack([(turned / (self._eigen[0] + factor)) @ columns for factor in factors])
 
     def _rows(self, gradients: Gradients) -> Tensor:
-        """Gradients by the weights that the curvature is of: [K, B, S]."""
+        """Gradients with respect to the weights that the curvature is of: [K, B, S]."""
         return self.subset.rows(gradients).detach()
 
     def _whitened(self, gradients: Gradients) -> Tensor:
@@ -375,7 +375,7 @@ class KroneckerCovariance(WeightCovariance):
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients by each independent weight, and by each block in its eigenbasis: [B, K, n].
+        """Gradients with respect to each independent weight, and by each block in its eigenbasis: [B, K, n].
 
         With one position per example, a block or the weight of a linear layer gives two factors instead: inputs [B, d_in] and
         gradients [K, B, d_out].

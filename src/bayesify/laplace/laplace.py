@@ -809,7 +809,7 @@ class Laplace(Drawable):
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives by some weights. They are kept, because the first batch pays for a comparison with autograd."""
+        """Derivatives with respect to some weights. They are kept, because the first batch pays for a comparison with autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}

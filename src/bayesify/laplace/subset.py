@@ -93,14 +93,14 @@ class Subset:
         return dict(zip(self.entries, flat.split([self.count(name) for name in self.entries], dim=-1), strict=True))
 
     def gradients(self, gradients: Gradients, name: str) -> Tensor:
-        """Gradients by the chosen entries of one weight: [K, B, n]."""
+        """Gradients with respect to the chosen entries of one weight: [K, B, n]."""
         index = self.entries[name]
         if index is None:
             return gradients.dense(name).reshape(*gradients.shape, -1)
         return gradients.columns(name, index.to(gradients.device))
 
     def rows(self, gradients: Gradients) -> Tensor:
-        """Gradients by all chosen entries: [K, B, S]."""
+        """Gradients with respect to all chosen entries: [K, B, S]."""
         return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
 
     def move(self, gradients: Gradients, offsets: Tensor) -> Tensor:

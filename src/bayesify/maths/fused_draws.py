@@ -107,7 +107,7 @@ class Plan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by all means, then by all log stds, from the gradients of the draws and of the KL."""
+        """Gradients with respect to all means, then all log stds, from the gradients of the draws and of the KL."""
         from bayesify.maths.philox_kernels import gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)
@@ -284,7 +284,7 @@ class DrawPlan(Protocol):
         ...
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by the parameters, from the gradients of the draws and of the KL."""
+        """Gradients with respect to the parameters, from the gradients of the draws and of the KL."""
         ...
 
 

@@ -255,7 +255,7 @@ class MatheronPlan:
     def gradients(
         self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients by the factors, start and size, from the gradients of the draws; see `StackDraw`."""
+        """Gradients with respect to the factors, start and size, from the gradients of the draws; see `StackDraw`."""
         from bayesify.maths import matheron_kernels as kernels
 
         rows, cols, start, size, inner, reached = saved

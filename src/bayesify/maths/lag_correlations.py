@@ -110,14 +110,14 @@ def correlate_gradient(
     sums: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by x and y: sums of shifted maps, computed by the same transforms.
+    """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
     Args:
         spectra: Result of `correlate`.
-        own: Gradient by its first result.
-        cross: Gradient by its second result.
+        own: Gradient with respect to its first result.
+        cross: Gradient with respect to its second result.
         shapes: Shapes of x and y.
-        sums: Gradient by the sum over positions of y, [G, M, R], if that was taken from the spectrum.
+        sums: Gradient with respect to the sum over positions of y, [G, M, R], if that was taken from the spectrum.
         scale: The scale of `correlate`; without it, gradients are by the scaled maps.
     """
     both, channels = spectra.both, spectra.channels

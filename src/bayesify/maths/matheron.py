@@ -257,7 +257,7 @@ class _Triangles(Function):
         inner = torch.zeros_like(inverse) if grad_inverse is None else -grad_inverse @ inverse.mT
         if grad_tril is not None:
             inner = inner + tril.mT @ grad_tril
-        twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi plus its transpose
+        twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient of Psi plus its transpose
         by_variance = twice.diagonal(dim1=-2, dim2=-1)
         grad_d = d.to(twice) * (by_variance if grad_root is None else by_variance + grad_root / root)
         found = []
@@ -474,7 +474,7 @@ class StackDraw(Function):
 
 
 def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients by rows, columns, start, size and rest; see `StackDraw`."""
+    """Gradients with respect to rows, columns, start, size and rest; see `StackDraw`."""
     row, col, start, size, rest, right, outer, reached, inner, left, *others = saved
     wides, thins, low = _thirds(others)
     given = _rounded_all([grad.flatten(1, 2) for grad in grads], right.dtype)

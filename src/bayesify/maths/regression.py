@@ -213,7 +213,7 @@ class _Drawn(Function):
         weight = cross.shape[-1] * by_kl
         by_mean = by_drawn + by_kl * mean
         by_noise = root @ by_drawn
-        by_factor = noise @ by_noise.mT + weight * (root @ root.mT)  # gradient by K, times K^T
+        by_factor = noise @ by_noise.mT + weight * (root @ root.mT)  # gradient with respect to K, times K^T
         if grads[3] is not None or grads[4] is not None:  # for second derivatives
             by_factor = by_factor if grads[3] is None else by_factor + grads[3] @ root.mT
             by_mean = by_mean if grads[4] is None else by_mean + grads[4]

@@ -79,7 +79,7 @@ def tied_gradient_kernel(
     owners, table, precisions, base, factors, seed, grads, weight, to_mean, to_std, num_draws,
     PAIRS: tl.constexpr, RANK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by means and standard deviations; noise is generated again. d KL / d s = s / sigma^2 - 1 / s."""
+    """Gradients with respect to means and standard deviations; noise is generated again. d KL / d s = s / sigma^2 - 1 / s."""
     row, chunk, at, exist, i, j, mean, std = _entries(owners, table, base, factors, RANK)
     bias, where, between = _outputs(row, i, j)
     tile = tl.load(row + 5).to(tl.int32) + chunk
@@ -115,7 +115,7 @@ def positive_kernel(owners, table, base, to, BLOCK: tl.constexpr):
 def _by_rows(
     row, base, factors, slopes, to, one, rows, cols, k, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients by factor k of the rows `one`."""
+    """Gradients with respect to factor k of the rows `one`."""
     sums = tl.zeros([BLOCK, CHUNK], tl.float32)
     given = factors + tl.load(row + 18) + k
     for start in range(0, cols, CHUNK):
@@ -131,7 +131,7 @@ def _by_rows(
 def _by_cols(
     row, base, factors, slopes, to, one, rows, cols, k, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients by factor k of the columns `one`."""
+    """Gradients with respect to factor k of the columns `one`."""
     sums = tl.zeros([CHUNK, BLOCK], tl.float32)
     given = factors + tl.load(row + 17) + k
     for start in range(0, rows, CHUNK):

@@ -236,7 +236,7 @@ class Contents:
         misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
         day_first: First date that writes the day before the month.
         month_first: First date that writes the month before the day.
-        ordered: First date that writes the year last.
+        ordered: First date in the column whose year comes last.
     """
 
     name: str
