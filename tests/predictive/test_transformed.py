@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy import integrate
 from torch import Tensor
 
 from bayesify import likelihoods, metrics
@@ -71,7 +72,7 @@ def test_mixture_of_lognormals() -> None:
     for row in range(B):
         centers = np.exp(shift + scale * f[:, row].numpy())
         cdf = scipy.stats.lognorm(scale * math.sqrt(0.3), scale=centers).cdf(grid[None]).mean(0)
-        expected = np.trapezoid((cdf - (grid >= float(y[row]))) ** 2, grid)
+        expected = integrate.trapezoid((cdf - (grid >= float(y[row]))) ** 2, grid)
         assert float(prediction.crps(y)[row, 0]) == pytest.approx(expected, rel=2e-3)
 
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("sklearn", minversion="1.7")
 pytest.importorskip("scipy")
 
-from scipy import stats
+from scipy import integrate, stats
 
 from bayesify.likelihoods import HeteroscedasticGaussian
 from bayesify.predictive.base import Outputs
@@ -45,7 +45,7 @@ def test_the_log_of_a_target_is_lognormal():
 
 def _crps(exact, y):
     grid = np.linspace(1e-6, 30, 400_001)
-    return float(np.trapezoid(np.square(exact.cdf(grid) - (grid >= y)), grid))
+    return float(integrate.trapezoid(np.square(exact.cdf(grid) - (grid >= y)), grid))
 
 
 def test_recalibration_gives_the_quantiles_that_were_seen():
