@@ -72,9 +72,9 @@ def left_out_density(x: Tensor, y: Tensor, penalty: float, noise: float, factor:
 def chosen(x: Tensor, y: Tensor, penalty: float, *, moves: bool) -> tuple[float, float]:
     model, turned = model_at(x, y, ridge(x, y, penalty))
     rows = LeftOutRows(model.penalties())
-    found = torch.stack([leverages(turned, model, value) for value in rows.penalties])
-    residuals = y - x @ ridge(x, y, penalty)
-    rows.add(residuals, leverages(turned, model, penalty), found, torch.ones(len(x), dtype=torch.float64))
+    found = [leverages(turned, model, value).reshape(-1, 1, 1) for value in (penalty, *rows.penalties)]
+    residuals = (y - x @ ridge(x, y, penalty)).unsqueeze(1)
+    rows.add(residuals, found[0], found[1:], torch.ones(len(x), dtype=torch.float64))
     return rows.choose(moves=moves)
 
 
@@ -132,6 +132,88 @@ def test_weights_of_rows_are_repeated_rows() -> None:
         laplace = Laplace(net, likelihoods.Gaussian()).fit([batch])
         found.append(laplace.predict(x).variance)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_sums_of_left_out_rows_are_those_of_models_fitted_again(outputs: int) -> None:
+    """Rows that count more than once, and correlated outputs of a row that are left out together, against brute force."""
+    generator = torch.Generator().manual_seed(1)
+    size, rows = outputs * 2, 15
+    jacobian = torch.randn(rows, outputs, size, generator=generator, dtype=torch.float64)
+    jacobian[:, -1] = jacobian[:, 0]  # the last output is a copy of the first one
+    y = torch.randn(rows, outputs, generator=generator, dtype=torch.float64)
+    counts = torch.tensor([1.0, 1.0, 3.0, 2.0, 1.5] * 3, dtype=torch.float64)
+    training, penalty, eye = 0.5, 2.0, torch.eye(size, dtype=torch.float64)
+
+    def solved(own: Tensor, amount: float) -> tuple[Tensor, Tensor]:
+        matrix = torch.einsum("n,nos,not->st", own, jacobian, jacobian) + amount * eye
+        return torch.linalg.solve(matrix, torch.einsum("n,nos,no->s", own, jacobian, y)), torch.linalg.inv(matrix)
+
+    weights, spread = solved(counts, training)
+    turned = [jacobian @ inverse @ jacobian.mT for inverse in (spread, solved(counts, penalty)[1])]
+    found = LeftOutRows([penalty])
+    found.add(y - jacobian @ weights, turned[0], turned[1:], counts)
+    squares = logs = 0.0
+    for row in range(rows):
+        own = counts.clone()
+        own[row] -= 1
+        left = y[row] - jacobian[row] @ solved(own, training)[0]
+        cov = torch.eye(outputs, dtype=torch.float64) + jacobian[row] @ solved(own, penalty)[1] @ jacobian[row].mT
+        squares += counts[row] * left @ torch.linalg.solve(cov, left)
+        logs -= counts[row] * torch.logdet(cov)
+    torch.testing.assert_close(found.sums[:, 0], torch.stack([squares, logs]))
+    assert float(found.count) == pytest.approx(float(counts.sum()) * outputs)
+
+
+def trained_regressor(x: Tensor, y: Tensor) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(x.shape[1], 8), nn.Tanh(), nn.Linear(8, y.shape[1])).double()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    return net
+
+
+def noise_of(net: nn.Module, loader: list) -> float:
+    return float(Laplace(net, likelihoods.Gaussian()).fit(loader).likelihood.noise.detach())
+
+
+@pytest.mark.parametrize("kind", ["half", "uniform", "one by N"])
+def test_weights_below_one_do_not_make_the_noise_explode(kind: str) -> None:
+    """A row with weight 0.5 cannot be left out once: its leverage would exceed 1. The noise then comes from the evidence."""
+    x, y = linear_problem(60)
+    net, y = trained_regressor(x, y[:, None]), y[:, None]
+    uniform = 2 * torch.rand(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = {"half": torch.full_like(uniform, 0.5), "uniform": uniform, "one by N": torch.full_like(uniform, 1 / 60)}
+    found = Laplace(net, likelihoods.Gaussian()).fit([(x, y, weights[kind])]).predict(x)
+    whole = Laplace(net, likelihoods.Gaussian()).fit([(x, y)]).predict(x)
+    assert 0.1 < float(found.variance.mean() / whole.variance.mean()) < 10
+
+
+def test_copies_of_a_target_do_not_make_it_certain() -> None:
+    """Leaving out one of eight equal outputs alone would leave seven that tell its value, and intervals held 32 %."""
+    x, y = linear_problem(1060)
+    net = trained_regressor(x[:60], y[:60, None])
+    copied = nn.Sequential(net, nn.Linear(1, 8, bias=False).double())
+    with torch.no_grad():
+        copied[1].weight.fill_(1.0)
+    copied[1].requires_grad_(False)
+    laplace = Laplace(copied, likelihoods.Gaussian()).fit([(x[:60], y[:60, None].repeat(1, 8))])
+    lower, upper = laplace.predict(x[60:]).interval(0.9)
+    inside = (lower[:, 0] <= y[60:]) & (y[60:] <= upper[:, 0])
+    assert 0.5 < float(inside.double().mean()) < 1
+
+
+def test_sorted_batches_give_the_noise_of_shuffled_ones() -> None:
+    """3,000 rows whose noise rises with the input: the first 2,000 of them have less noise than all."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3000, 1, generator=generator, dtype=torch.float64).sort(0).values
+    y = x.sin() + x * torch.randn(3000, 1, generator=generator, dtype=torch.float64)
+    net = trained_regressor(x, y)
+    whole = noise_of(net, [(x, y)])
+    assert noise_of(net, list(zip(x.split(50), y.split(50), strict=True))) == pytest.approx(whole, rel=0.1)
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 2), ()])

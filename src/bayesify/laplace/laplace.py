@@ -49,6 +49,7 @@ from bayesify.laplace.curvature import (
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
 from bayesify.laplace.leave_one_out import (
     MAX_DENSITY_LOSS,
+    MAX_JOINT_OUTPUTS,
     NUM_LEFT_OUT_ROWS,
     LeftOutRows,
     LinearModel,
@@ -99,7 +100,7 @@ from bayesify.running.memory import in_words, parse_bytes
 from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import BatchReader, cut, first_batches, parse_batch, total_count
+from bayesify.training.batches import BatchReader, batches_all_over, cut, parse_batch, total_count
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
@@ -118,6 +119,11 @@ of one ARM core."""
 MIN_RELATIVE_NOISE = 1e-12
 """Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that meets every target has no
 residuals."""
+
+
+def _matrices(covariance: Covariance) -> Tensor:
+    """A covariance over the outputs of each example as matrices, [B, O, O]."""
+    return covariance.dense() if isinstance(covariance, Spread) else covariance
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -327,8 +333,10 @@ class Laplace(Drawable):
         if not self.data.squared_error > 0:  # a perfect network keeps the floor that it starts at
             return
         if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
-            self._leave_rows_out(loader, read_batch, default)
-            return
+            batches = self._whole_rows(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+            if batches:
+                self._leave_rows_out(loader, read_batch, batches, default)
+                return
         self._fit_noise()
         self._widen_noise(loader, read_batch)
 
@@ -336,7 +344,18 @@ class Laplace(Drawable):
         """Whether all weights that torch trains are chosen."""
         return subset.size == Subset.trained(self.network, self.weights).size
 
-    def _leave_rows_out(self, loader: Iterable[Any], read_batch: BatchReader | None, default: bool) -> None:
+    def _whole_rows(self, loader: Iterable[Any], count: int, read_batch: BatchReader | None) -> list[Batch]:
+        """About `count` rows from all over the data, or none if a weight is below 1: such a row cannot be left out once."""
+        batches = [batch.to(self.device).weighed() for batch in batches_all_over(loader, count, read_batch)]
+        parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
+        if float(sum_over_processes(parts.sum())) > 0:
+            return []
+        step = max(1, sum(map(len, batches)) // count)
+        return [batch if step == 1 else batch.rows(slice(None, None, step)) for batch in batches if len(batch)]
+
+    def _leave_rows_out(
+        self, loader: Iterable[Any], read_batch: BatchReader | None, batches: Iterable[Batch], default: bool
+    ) -> None:
         """Choose the noise, and the factor on a default precision, by training rows that are left out; see `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(loader, read_batch, noise, self.data.squared_error)
@@ -344,15 +363,18 @@ class Laplace(Drawable):
         rows = LeftOutRows(model.penalties())
         factors = [penalty / noise for penalty in (training, *rows.penalties)]
         network = self._linearized()
-        for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch):
-            kept, start = batch.to(self.device).weighed(), 0
-            for outputs, covariances in network.gaussians(kept.x, self.memory, factors) if len(kept) else ():
-                part = kept.rows(slice(start, start + len(outputs)))
+        for batch in batches:
+            start = 0
+            for outputs, covariances in network.gaussians(batch.x, self.memory, factors):
+                part = batch.rows(slice(start, start + len(outputs)))
                 start += len(outputs)
-                residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs)
-                leverages = torch.stack([variances_of(one).flatten() for one in covariances]).double() / noise
-                counts = part.counts.to(self.device).repeat_interleave(self.outputs_per_example)
-                rows.add(residuals.flatten(), leverages[0], leverages[1:], counts)
+                residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs).reshape(len(outputs), -1)
+                counts = part.counts.to(self.device)
+                leverages = (_matrices(one).double() / noise for one in covariances)
+                if self.outputs_per_example > MAX_JOINT_OUTPUTS:
+                    residuals, counts = residuals.reshape(-1, 1), counts.repeat_interleave(self.outputs_per_example)
+                    leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
+                rows.add(residuals, next(leverages), leverages, counts)
         rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
         found, factor = rows.choose(moves=default)
         self.set_noise(max(found, MIN_RELATIVE_NOISE * noise))
@@ -401,7 +423,9 @@ class Laplace(Drawable):
         """
         if not self._is_one_layer:
             return
-        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
+        batches = [
+            batch.to(self.device) for batch in batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+        ]
         noise, residual = float(self._shared_noise("Laplace").noise), self.data.squared_error / self._num_outputs
         inputs = [checked_inputs(batch.x) for batch in batches]
         ratio = held_out_ratio(self._runner, self.weights, inputs, residual, self.data.total_weight, self.output)
@@ -527,7 +551,7 @@ class Laplace(Drawable):
         examples."""
         few, total = equations, self.data.total_weight
         if self.data.num_data > MAX_EVIDENCE_EXAMPLES:
-            batches = [batch.to(self.device) for batch in first_batches(loader, MAX_EVIDENCE_EXAMPLES, read_batch)]
+            batches = [batch.to(self.device) for batch in batches_all_over(loader, MAX_EVIDENCE_EXAMPLES, read_batch)]
             prior = equations.prior, equations.preconditioner
             few = self._equations(equations.subset, batches, None, prior)
             few.example_weight = total / total_count(batches)
@@ -552,7 +576,9 @@ class Laplace(Drawable):
             return
         network, (subset, posterior) = self._linearized(), self.fitted()
         assert isinstance(posterior, SampledCovariance)
-        batches = [batch.to(self.device) for batch in first_batches(loader, precisions.MAX_SETTLING_ROWS, read_batch)]
+        batches = [
+            batch.to(self.device) for batch in batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+        ]
         factors = [*reversed(precisions.SETTLING_FACTORS), 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(factors), dtype=torch.float64)
         for batch in batches:
@@ -831,7 +857,7 @@ class Laplace(Drawable):
         if self.likelihood.task != "classification" or (alone and not exact):
             return
         rows = precisions.MAX_SETTLING_ROWS if one else precisions.NUM_WIDE_ROWS
-        batches = [batch.to(self.device) for batch in first_batches(loader, rows, read_batch)]
+        batches = [batch.to(self.device) for batch in batches_all_over(loader, rows, read_batch)]
         if one:
             factors = list(precisions.SETTLING_FACTORS)
             pieces = [factors[tuning.best_of(self._evidences(factors)) :]]
@@ -858,8 +884,9 @@ class Laplace(Drawable):
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
         if self.likelihood.task != "classification" or not fits or not posterior.diagonalize():
             return
-        batches = [batch.to(self.device).weighed() for batch in first_batches(loader, NUM_LEFT_OUT_ROWS, read_batch)]
-        batches = [batch for batch in cut(batches, NUM_LEFT_OUT_ROWS) if len(batch)]
+        batches = self._whole_rows(loader, NUM_LEFT_OUT_ROWS, read_batch)
+        if not batches:
+            return
         model = self._linear_model(loader, read_batch, 1.0, -2 * self.data.log_likelihood)
         factors = [*precisions.SETTLING_FACTORS[::2], *precisions.WIDE_FACTORS[1:]]
         links: list[Link] = [self._link] if self._link else ["mc", "probit"]
@@ -872,7 +899,7 @@ class Laplace(Drawable):
                     return
                 part = batch.rows(slice(start, start + len(outputs)))
                 start += len(outputs)
-                spreads = [one.dense() if isinstance(one, Spread) else one for one in found]
+                spreads = [_matrices(one) for one in found]
                 for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
                     for row, link in enumerate(links):
                         made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)

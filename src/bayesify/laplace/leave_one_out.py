@@ -8,7 +8,7 @@ A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,9 @@ MAX_DENSITY_LOSS = 2.0
 """Nats, summed over rows, by which the chosen factor may be worse than the best one. The default stays where it is this good."""
 MIN_LEFT_SHARE = 1e-4
 """Smallest 1 - h of a row, a few times the rounding error of h in float32."""
-
-
+MAX_JOINT_OUTPUTS = 32
+"""Most outputs of a row that are left out together. With more outputs, each output is left out by itself, which is wrong if outputs
+are correlated: it would take an eigendecomposition of every row for each penalty."""
 NUM_LEFT_OUT_ROWS = 1000
 """Training rows of a classifier that are left out, one at a time."""
 
@@ -82,14 +83,15 @@ class LinearModel:
 
 @dataclass
 class LeftOutRows:
-    r"""Sums over training rows, each predicted as if it had been left out.
+    r"""Sums over training rows, each predicted as if it had been left out with all its O outputs.
 
-    Without its row n, the network's residual is $e_n / (1 - h_n(t^*))$ with the penalty $t^*$ of the training, and the posterior's
-    variance of $y_n$ is $\sigma^2 / (1 - h_n(t))$. Both are exact for a linear model. Let r be the squares of these residuals.
-    The noise under a penalty is $\sigma^2(t) = \operatorname{mean} r_n (1 - h_n(t))$. Twice the negative log density of the rows
-    is, up to a constant,
+    A row with weight w is left out once, so w is at least 1. With leverages $H_n(t)$ [O, O], the network's residual is then
+    $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of the training, and the posterior's covariance of $y_n$ is
+    $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise under a penalty is
+    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a
+    constant,
 
-    $$ N \log \sigma^2(t) - \sum_n \log (1 - h_n(t)). $$
+    $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
 
     Args:
         penalties: t, ascending, C of them.
@@ -101,19 +103,22 @@ class LeftOutRows:
         self.sums = torch.zeros(2, len(self.penalties), dtype=torch.float64)
         self.count = torch.zeros((), dtype=torch.float64)
 
-    def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Tensor, counts: Tensor) -> None:
+    def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Iterable[Tensor], counts: Tensor) -> None:
         """Count some rows.
 
         Args:
-            residuals: e, [n].
-            training_leverages: $h(t^*)$, [n].
-            leverages: $h(t)$, [C, n].
+            residuals: e, [n, O].
+            training_leverages: $H(t^*)$, [n, O, O].
+            leverages: $H(t)$, [n, O, O] for each penalty.
             counts: How often each row counts, [n].
         """
-        left = (1 - leverages.double()).clamp_min(MIN_LEFT_SHARE)
-        squares = (residuals.double() / (1 - training_leverages.double()).clamp_min(MIN_LEFT_SHARE)).square()
-        self.sums += torch.stack([left @ (squares * counts), left.log() @ counts]).cpu()
-        self.count += counts.sum().cpu()
+        left, vectors = _left(training_leverages)
+        residuals = _turned(vectors, _turned(vectors.mT, residuals.double()) / left)  # [n, O]
+        for place, one in enumerate(leverages):
+            left, vectors = _left(one)
+            squares = left * _turned(vectors.mT, residuals).square()
+            self.sums[:, place] += torch.stack([counts @ squares.sum(1), counts @ left.log().sum(1)]).cpu()
+        self.count += counts.sum().cpu() * residuals.shape[1]
 
     def choose(self, *, moves: bool) -> tuple[float, float]:
         """Noise and factor on the prior precisions.
@@ -154,13 +159,27 @@ class LeftOutRows:
         return float(torch.lerp(noises[right - 1].log(), noises[right].log(), share).exp())
 
 
+def _left(leverages: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of I - H, at least `MIN_LEFT_SHARE`, and eigenvectors, [n, O] and [n, O, O]."""
+    if leverages.shape[-1] == 1:
+        values, vectors = leverages.squeeze(2).double(), torch.ones_like(leverages, dtype=torch.float64)
+    else:
+        values, vectors = torch.linalg.eigh(leverages.double())
+    return (1 - values).clamp_min(MIN_LEFT_SHARE), vectors
+
+
+def _turned(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Products of matrices [n, O, O] with vectors [n, O]."""
+    return (matrices @ vectors.unsqueeze(2)).squeeze(2)
+
+
 def leave_out(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, spreads: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     r"""Means and covariances of outputs as if each row had been left out, to first order.
 
-    Let g be the gradient of the row's log-likelihood by its outputs, H its Fisher matrix, and C the covariance of the outputs under
-    the posterior of all rows. Without the row, outputs change by $-C (I - H C)^{-1} g$ and have the covariance
+    Let g be the gradient of the row's log-likelihood with respect to its outputs, H its Fisher matrix, and C the covariance of the
+    outputs under the posterior of all rows. Without the row, outputs change by $-C (I - H C)^{-1} g$ and have the covariance
     $C (I - H C)^{-1}$. Both are exact for a linear model with Gaussian noise.
 
     Args:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Trainable
 from bayesify.running.inputs_and_outputs import as_inputs, each
 from bayesify.running.runner import Runner
-from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.training.batches import BatchReader, check_repeatable, items_all_over, parse_batch
 from bayesify.weights.batch_statistics import KeptStatistics, pooling, running_statistics, tracking_layers
 
 MAX_EXAMPLES = 2048
@@ -71,7 +70,7 @@ def keep_draws(
         )
     check_repeatable(loader)
     draws = model.draw(num_draws, generator=torch.Generator().manual_seed(seed))
-    batches = (parse_batch(item, read_batch) for item in _all_over(loader, max_examples, read_batch))
+    batches = (parse_batch(item, read_batch) for item in items_all_over(loader, max_examples, read_batch))
     own = statistics_of(draws.runner, draws.weights, layers, batches)
     values = {name: torch.stack([part[name] for part in own]) for name in own[0]}
     model.kept_statistics = KeptStatistics.of(seed, values, model.network, model.posteriors, model.prior)
@@ -177,21 +176,3 @@ def refresh_statistics(
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _all_over(loader: Iterable[Any], max_examples: int | None, read_batch: BatchReader | None) -> Iterator[Any]:
-    """Items of a loader until they hold enough examples.
-
-    Unless the loader shuffles, the items are equally spaced, because rows may be sorted.
-    """
-    shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
-    seen, step = 0, 1
-    for index, item in enumerate(loader):
-        if index % step:
-            continue
-        yield item
-        seen += len(parse_batch(item, read_batch))
-        if max_examples is not None and seen >= max_examples:
-            return
-        if index == 0 and max_examples is not None and isinstance(loader, Sized) and not shuffled:
-            step = max(1, len(loader) * seen // max_examples)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset, default_collate
 
 from bayesify.predictor import Batch
 
@@ -213,6 +213,30 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
             break
         batches.append(batch)
     return batches
+
+
+def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None) -> Iterator[Any]:
+    """Items of a loader until they hold enough examples.
+
+    Unless the loader shuffles, the items are equally spaced, because rows may be sorted.
+    """
+    shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
+    length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
+    seen, needed, total = 0, 1, 1  # of `total` items, `needed` are taken
+    for index, item in enumerate(loader):
+        if index and index * needed // total == (index - 1) * needed // total:
+            continue
+        yield item
+        seen += len(parse_batch(item, reader))
+        if num_examples is not None and seen >= num_examples:
+            return
+        if index == 0 and length and seen and num_examples is not None:
+            total, needed = length, min(length, -(-num_examples // seen))
+
+
+def batches_all_over(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
+    """Batches of a loader until they hold enough examples, from all parts of it; see `items_all_over`."""
+    return [parse_batch(item, reader) for item in items_all_over(loader, num_examples, reader)]
 
 
 def cut(batches: Sequence[Batch], count: int) -> list[Batch]:
