@@ -679,3 +679,10 @@ def test_a_default_that_takes_long_says_so_before_it_starts(monkeypatch: pytest.
         bayesify.Laplace(net, "categorical").fit(loader)
     assert [warning.filename for warning in told] == [__file__]
     bayesify.Laplace(net, "categorical", subset="all").fit(loader)  # the user's choice: no warning
+
+
+def test_probabilities_given_as_logits_are_reported() -> None:
+    net, loader = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), [(torch.randn(20, 4), torch.arange(20) % 3)]
+    with pytest.warns(UserWarning, match=r"Laplace\.fit: .*outputs are probabilities .* remove the softmax") as told:
+        bayesify.Laplace(net, "categorical").fit(loader)
+    assert [warning.filename for warning in told] == [__file__]

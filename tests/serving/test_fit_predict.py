@@ -280,6 +280,9 @@ def test_arguments_of_fit(tmp_path):
     ):
         done = run("fit", path, *words, "--out", tmp_path / "model")
         assert (done.exit_code, said in done.output) == (2, True), done.output
+    # A misspelled target is reported before a folder that is there, so that nobody is told to replace a good model.
+    assert "did you mean 'price'?" in run("fit", path, "--target", "prize", "--out", tmp_path).output
+    assert "already exists" in run("fit", path, "--target", "price", "--out", tmp_path).output
     table(rows=10).to_csv(path, index=False)
     assert "at least 20" in run("fit", path, "--target", "price", "--out", tmp_path / "model").output
     assert not (tmp_path / "model").exists()

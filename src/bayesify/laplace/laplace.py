@@ -101,6 +101,7 @@ from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, batches_all_over, cut, parse_batch, total_count
+from bayesify.training.rules import probabilities_as_logits
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
@@ -310,6 +311,8 @@ class Laplace(Drawable):
             few = next(split_rows(args, kwargs, 2))
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
+        for finding in probabilities_as_logits(self.likelihood, outputs):
+            warnings.warn(f"Laplace.fit: {finding}", stacklevel=4)
         variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +105,7 @@ def fit(
     folder = out or update or Path(f"bayesify-model-{short_name(table)}")
     try:
         check_there(table)
-        if update is None or folder != update:
+        if update is not None and folder != update:
             _check_free(folder, force)
         reading = Reading(sheet, encoding, names_of(missing))
         if update is not None:
@@ -120,8 +121,9 @@ def fit(
                 update, table, reading, keep_rows, [f"--{option}" for option, value in given.items() if value]
             )
         else:
+            check = partial(_check_free, folder, force)
             model = _train(
-                table, target, reading, method=method, task=task, ignore=names_of(ignore), seed=seed, keep_rows=keep_rows,
+                table, target, reading, check, method=method, task=task, ignore=names_of(ignore), seed=seed, keep_rows=keep_rows,
                 effort="quick" if quick else "full",
             )  # fmt: skip
         model.write(folder)
@@ -142,13 +144,16 @@ def _check_free(folder: Path, force: bool) -> None:
         raise InputError(f"{folder}: already exists; give another --out, or --force to replace it")
 
 
-def _train(table: str, target: str, reading: Reading, *, task: Task | None, **options: Any) -> ModelFolder:
-    """Train a model on a table."""
+def _train(
+    table: str, target: str, reading: Reading, check: Callable[[], None], *, task: Task | None, **options: Any
+) -> ModelFolder:
+    """Train a model on a table; `check` is called once the target is known, so that a misspelled target is reported first."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 
     source = read_source(table, reading)
     column = find_column(source.frame, target or source.target, source.where)
+    check()
     from bayesify.serving.fitting import fit_table  # imports torch, so only once the table has been read
 
     say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
