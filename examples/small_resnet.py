@@ -78,7 +78,8 @@ assert scores["accuracy"] > 0.9
 # ## Digits on their side
 #
 # Most rotated digits are no longer digits, and no answer is right. The entropy of the
-# prediction separates rotated from upright digits, so you can refuse to answer above a threshold.
+# prediction separates rotated from upright digits, so you can refuse to answer above a
+# threshold.
 
 # %%
 rotated = laplace.predict(x[test].rot90(dims=(2, 3)))

@@ -306,13 +306,10 @@ class Laplace(Drawable):
         chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
         self._check_memory(size)
-        # Let the likelihood check the targets before any long computation.
         with explain_shape_errors(args, kwargs):
             few = next(split_rows(args, kwargs, 2))
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
-        self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
-        for finding in probabilities_as_logits(self.likelihood, outputs):
-            warnings.warn(f"Laplace.fit: {finding}", stacklevel=4)
+        self._check_outputs(outputs, first.rows(slice(0, 2)).y)
         variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
@@ -329,6 +326,12 @@ class Laplace(Drawable):
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
             self._find_noise(loader, read_batch, first.x, default)
         return self
+
+    def _check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        """Let the likelihood check targets before any long computation, and warn of outputs that are no logits."""
+        self.likelihood.log_prob(outputs, y, has_draws=False)
+        for finding in probabilities_as_logits(self.likelihood, outputs):
+            warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:
         """Find the noise, and for all weights the factor on a default precision, after the curvature is known."""
