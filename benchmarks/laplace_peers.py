@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import likelihoods
 
+from .defaults_wider import Residual
 from .runs import Row, cell, many, parser
 from .timing import record, rounded
 
@@ -136,17 +137,6 @@ def mlp(*sizes: int, activation: type[nn.Module]) -> Callable[[], nn.Module]:
         return nn.Sequential(*parts[:-1])
 
     return make
-
-
-class Residual(nn.Module):
-    """x + f(x)."""
-
-    def __init__(self, *body: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*body)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
 
 
 def residual_net() -> nn.Module:
