@@ -263,6 +263,8 @@ class CsvFile:
         kept = {*self.texts, *self.commas, *(name.strip() for name in chosen)}
         dtype = {name: str for name in self.names if name.strip() in kept}
         options = {**self.options, "dtype": dtype, "iterator": True, "chunksize": rows}
+        if pandas.__version__ < "3":  # later versions read every number exactly as it was written
+            options["float_precision"] = "round_trip"
         with self.text.open() as file, pandas.read_csv(file, **options) as reader:
             while True:
                 with warnings.catch_warnings():
