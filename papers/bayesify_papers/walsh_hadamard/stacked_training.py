@@ -59,25 +59,25 @@ class Recipe:
 class _Following(Update):
     """A recipe in `fit`. It keeps noise variances fixed for the first steps and counts processor seconds.
 
+    It acts after epochs only, so that steps on a GPU can be captured.
+
     Args:
         recipe: Recipe, which has the number of first steps.
         noises: Parameters of the noise variances.
+        per_epoch: Number of steps in an epoch, a divisor of the number of first steps.
     """
 
-    def __init__(self, recipe: Recipe, noises: Sequence[nn.Parameter]) -> None:
-        self.recipe, self.noises, self.since = recipe, noises, time.process_time()
+    def __init__(self, recipe: Recipe, noises: Sequence[nn.Parameter], per_epoch: int) -> None:
+        self.recipe, self.noises, self.per_epoch, self.since = recipe, noises, per_epoch, time.process_time()
         self.load_state_dict({"steps": 0})
 
     def identity(self) -> dict[str, Any]:
         """See `Update`."""
         return {"recipe": asdict(self.recipe)}
 
-    def after_step(self) -> None:
-        """See `Update`."""
-        self.load_state_dict({"steps": self.steps + 1})
-
     def after_epoch(self) -> dict[str, float]:
         """See `Update`."""
+        self.load_state_dict({"steps": self.steps + self.per_epoch})
         before, self.since = self.since, time.process_time()
         return {"processor_seconds": self.since - before}
 
@@ -118,7 +118,7 @@ def train(
     Returns:
         Processor seconds, including those before an interruption.
     """
-    num_data, steps = x.shape[1], math.gcd(recipe.total, every)
+    num_data, steps = x.shape[1], math.gcd(recipe.total, recipe.fixed_noise_steps, every)
     noises = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -141,7 +141,7 @@ def train(
             optimizer=optimizer,
             scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, recipe.factor),
             steps=Steps(scheduler="step"),
-            update=_Following(recipe, noises),
+            update=_Following(recipe, noises, steps),
             checkpoint=checkpoint,
             callbacks=[lambda _, history: report(len(history) * steps, seconds(history))],
             seed=seed,
