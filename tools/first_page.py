@@ -20,6 +20,7 @@ from torch import Tensor
 from bayesify.datasets import toy
 from bayesify.demo.figures import DATA_COLOR, EPISTEMIC_COLOR, MEAN_COLOR, TRUTH_COLOR
 from bayesify.methods import get_method
+from bayesify.version import __version__
 from benchmarks import truth
 from benchmarks.truth_problems import PROBLEMS
 from tools import cifar10_page, tables_page, unseen_tables_page
@@ -156,7 +157,9 @@ def install() -> str:
         "```bash\n"
         "pip install -c constraints.txt .            # the library\n"
         "pip install -c constraints.txt '.[all]'     # with estimators, tables and reports\n"
-        "```"
+        "```\n\n"
+        "From a wheel (`make wheel` builds one): "
+        f"`pip install 'dist/bayesify-{__version__}-py3-none-any.whl[all]'`, or without `[all]`."
     )
 
 

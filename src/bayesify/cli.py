@@ -125,7 +125,7 @@ def demo(
     """
     chosen = _choose(only, everything)
     path = _report_path(out)
-    need("demo", "matplotlib", "jinja2")
+    need("demo", "matplotlib", "jinja2", extra="report")
     from bayesify.demo.report import render_demo
     from bayesify.demo.run import EPOCHS, QUICK_EPOCHS, problems
     from bayesify.storage import write_file

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from bayesify import posteriors
+from bayesify.arguments.installing import how_to_install
 from bayesify.arguments.plugins import GROUP, plain_name, plugins
 from bayesify.arguments.suggestions import suggest
 from bayesify.baselines.from_task import fit_hmc, fit_microcanonical, fit_sghmc, fit_swag, natural_gradient_fit
@@ -108,6 +109,11 @@ class Method:
         if self.extra is None or find_spec(self.extra) is not None:
             return "ready"
         return f"needs {self.extra}"
+
+    @property
+    def remedy(self) -> str:
+        """How to install the optional dependency; empty if the method has none."""
+        return how_to_install("reference") if self.extra == "pyro" else f"install {self.extra}" if self.extra else ""
 
 
 METHODS: dict[str, Method] = {

@@ -223,7 +223,7 @@ def test_mistakes_name_the_remedy():
         bayesianize_lora(network(), names="*lora_*")
     with pytest.raises(ValueError, match="give a tuple of glob patterns"):
         bayesianize_lora(network(), names=())
-    with pytest.raises(ValueError, match=r"no weight of Linear is called \*lora_\*.*pip install 'bayesify\[lora\]'"):
+    with pytest.raises(ValueError, match=r"no weight of Linear is called \*lora_\*.*pip install .*'peft>="):
         bayesianize_lora(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="unfreeze it"):
         bayesianize_lora(copy.deepcopy(network()).requires_grad_(False))

@@ -47,7 +47,7 @@ def test_missing_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("bayesify.serving.terminal.find_spec", lambda name: None)
     result = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 1
-    assert "pip install 'bayesify[all]'" in " ".join(result.stderr.split())
+    assert "pip install 'jinja2>=3.1' 'matplotlib>=3.9' (bayesify's extra 'report')" in " ".join(result.stderr.split())
 
 
 def test_help_and_version():

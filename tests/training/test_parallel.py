@@ -180,7 +180,7 @@ def test_generators_of_draws_differ_between_processes_for_local_noise_only():
 
 def test_without_fabric_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    with pytest.raises(ImportError, match=r"pip install 'bayesify\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'lightning-fabric>=.*extra 'train'"):
         bayesify.fit(network(), loader(), **options(device=Devices(2)))
     assert len(bayesify.fit(network(), loader(), **options())) == 3  # one process does not need it
 

@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.read(arguments)
     systems = list(chosen.systems)
     if REFERENCE_SYSTEM in systems and find_spec("pyro") is None:
-        print("NUTS is left out because pyro-ppl is not installed; pip install 'bayesify[reference]'")
+        print("NUTS is left out because pyro-ppl is not installed; pip install pyro-ppl")
         systems.remove(REFERENCE_SYSTEM)
     usual = PUBLISHED_TRAINING if chosen.published else Training()
     given = {name: value for name in ("steps", "num_draws") if (value := getattr(chosen, name)) is not None}

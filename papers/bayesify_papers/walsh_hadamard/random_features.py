@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.read(arguments)
     systems = list(chosen.systems)
     if "inducing_points" in systems and find_spec("gpytorch") is None:
-        print("Inducing points are left out because gpytorch is not installed; pip install 'bayesify[gp]'")
+        print("Inducing points are left out because gpytorch is not installed; pip install gpytorch")
         systems.remove("inducing_points")
     training = SMOKE if chosen.smoke else Training(chosen.steps, chosen.steps * 5 // 6)
     blocks, seeds = ([4], 1) if chosen.smoke else (chosen.blocks, chosen.seeds)

@@ -1,10 +1,12 @@
-"""Import of optional packages, with an error that names the extra to install."""
+"""Import of optional packages, with an error that says how to install them."""
 
 from __future__ import annotations
 
 import warnings
 from importlib import import_module
 from typing import Any
+
+from bayesify.arguments.installing import how_to_install
 
 
 def load(module: str, *, extra: str, owner: str) -> Any:
@@ -25,6 +27,4 @@ def load(module: str, *, extra: str, owner: str) -> Any:
             warnings.simplefilter("ignore")
             return import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{owner}: {module.partition('.')[0]} is not installed; pip install 'bayesify[{extra}]'"
-        ) from error
+        raise ImportError(f"{owner}: {module.partition('.')[0]} is not installed; {how_to_install(extra)}") from error

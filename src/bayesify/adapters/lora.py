@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from bayesify.arguments.checks import checked
+from bayesify.arguments.installing import how_to_install
 from bayesify.configuration import make_likelihood, make_posterior, make_prior
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
@@ -64,7 +65,8 @@ def bayesianize_lora(
     if not found:
         raise ValueError(
             f"bayesianize_lora: no weight of {type(model).__name__} is called {' or '.join(names)}; "
-            "add adapters with peft.get_peft_model(model, peft.LoraConfig(...)) (pip install 'bayesify[lora]')"
+            "add adapters with peft.get_peft_model(model, peft.LoraConfig(...)); if peft is missing, "
+            f"{how_to_install('lora')}"
         )
     if posterior == "inducing":
         rank = max((min(value.shape) for value in found if value.ndim > 1), default=1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, Seed, checked
+from bayesify.arguments.installing import how_to_install
 from bayesify.draws import Draws
 from bayesify.likelihoods.objectives import check_example_weights, expected_log_likelihood
 from bayesify.network import BayesianNetwork
@@ -60,7 +61,7 @@ def nuts(
     try:
         infer: Any = import_module("pyro.infer")
     except ImportError as error:
-        raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
+        raise ImportError(f"nuts: pyro-ppl is not installed; {how_to_install('reference')}") from error
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("nuts: some targets are not finite; remove their rows")
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}

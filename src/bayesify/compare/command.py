@@ -94,7 +94,7 @@ def compare(
 
     try:
         check_there(data)  # before anything large is loaded
-        need("compare", "pandas", "sklearn", "jinja2", "scipy")
+        need("compare", "pandas", "sklearn", "jinja2", "scipy", extra="compare")
         from bayesify.compare.question import Question
 
         question = Question(

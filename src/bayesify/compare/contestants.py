@@ -76,4 +76,4 @@ def obstacle(name: str, num_inputs: int, num_outputs: int) -> str:
         return f"left out: it is too large for a layer of {max(layers):,} weights"
     if sum(layers) > MAX_WEIGHTS.get(name, sum(layers)):
         return f"left out: it is too slow for {sum(layers):,} weights"
-    return "" if method.status == "ready" else f"left out: it {method.status}; pip install 'bayesify[all]'"
+    return "" if method.status == "ready" else f"left out: it {method.status}; {method.remedy}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, DataCount, Memory, Positive, checked
+from bayesify.arguments.installing import how_to_install
 from bayesify.likelihoods import Gaussian
 from bayesify.likelihoods.objectives import integrated_log_likelihood
 from bayesify.predictive.gaussian import OutputGaussian
@@ -178,7 +179,7 @@ def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
         with _quietly():
             import gpytorch
     except ImportError:
-        raise ImportError("InducingPointGP needs gpytorch; pip install 'bayesify[gp]'") from None
+        raise ImportError(f"InducingPointGP needs gpytorch; {how_to_install('gp')}") from None
 
     class Process(gpytorch.models.ApproximateGP):
         def __init__(self) -> None:

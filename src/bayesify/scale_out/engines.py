@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from bayesify.arguments.installing import how_to_install
 from bayesify.scale_out.workers import Finished, begin_worker
 
 Call = Callable[..., Finished]
@@ -221,8 +222,8 @@ def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]
         return
     package, extra = NEEDED[engine]
     if find_spec(package) is None:
-        advice = " or use one worker" if engine == "local" else ""
-        raise ImportError(f"engine {engine!r} needs {package}; pip install 'bayesify[{extra}]'{advice}")
+        advice = ", or use one worker" if engine == "local" else ""
+        raise ImportError(f"engine {engine!r} needs {package}; {how_to_install(extra)}{advice}")
     with ENGINES[engine](workers, threads) as opened:
         yield lambda call, arguments: run_all(opened, call, arguments)
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from rich.console import Console
 
+from bayesify.arguments.installing import how_to_install
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C, by the convention of shells."""
 TaskName = Annotated[
@@ -37,11 +39,11 @@ def refuse(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def need(command: str, *modules: str, extra: str = "all") -> None:
+def need(command: str, *modules: str, extra: str) -> None:
     """End a command if packages that it needs are not installed."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        refuse(f"bayesify {command} needs {', '.join(missing)}; pip install 'bayesify[{extra}]'", 1)
+        refuse(f"bayesify {command} needs {', '.join(missing)}; {how_to_install(extra)}", 1)
 
 
 def names_of(text: str) -> list[str]:

@@ -308,7 +308,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         if method.status != "ready":
-            raise ImportError(f"{owner}: method={method.name!r} {method.status}; pip install 'bayesify[all]'")
+            raise ImportError(f"{owner}: method={method.name!r} {method.status}; {method.remedy}")
         return method
 
     def _check_options(self, method: str, names: tuple[str, ...] | None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from bayesify.arguments.installing import how_to_install
 from bayesify.tables.csv_files import CsvFile, TextFile
 from bayesify.tables.errors import InputError, check_names, first_line
 from bayesify.tables.packed import ZIP, read_workbook, unpack
@@ -175,7 +176,7 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise InputError(f"{path}: Parquet needs pyarrow; pip install 'bayesify[compare]', or save as CSV") from error
+        raise InputError(f"{path}: Parquet needs pyarrow; {how_to_install('compare')}, or save as CSV") from error
     try:
         with parquet.ParquetFile(source) as file:
             check_names(path, [str(name).strip() for name in file.schema_arrow.names])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from bayesify.arguments.installing import how_to_install
 from bayesify.predictor import Batch
 from bayesify.training.arguments import Devices
 from bayesify.training.batches import BatchReader, parse_batch
@@ -196,9 +197,7 @@ def make_fabric(devices: Devices, *, unused: bool) -> Any:
         from lightning_fabric import Fabric
         from lightning_fabric.strategies.ddp import DDPStrategy
     except ImportError:
-        raise ImportError(
-            f"fit: Devices({devices.count}) needs Lightning Fabric; install it with pip install 'bayesify[train]'"
-        ) from None
+        raise ImportError(f"fit: Devices({devices.count}) needs Lightning Fabric; {how_to_install('train')}") from None
     kind = torch.device(devices.kind or ("cuda" if torch.cuda.is_available() else "cpu")).type
     if kind == "cuda" and torch.cuda.device_count() < devices.count:
         raise ValueError(

@@ -1,0 +1,45 @@
+"""The one sentence that says how to install an optional package."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import metadata
+
+
+def how_to_install(extra: str) -> str:
+    """A pip command for the packages of an extra that are not installed, as the remedy of an error message.
+
+    The command names the packages and their versions instead of `bayesify[extra]`, so that it also works for a wheel, a
+    checkout or a copy of the source. If all packages are installed, an import failed for another reason, and the command names
+    all of them, so that pip replaces versions that are too old.
+
+    Args:
+        extra: Extra of `pyproject.toml`, such as `"report"`.
+    """
+    packages = _packages(extra)
+    if not packages:
+        return f"install bayesify with its extra {extra!r}, as its README says"
+    missing = [requirement for name, requirement in packages.items() if not _is_installed(name)]
+    command = " ".join(map(shlex.quote, missing or packages.values()))
+    return f"pip install {command} (bayesify's extra {extra!r})"
+
+
+def _packages(extra: str) -> dict[str, str]:
+    """Requirements of an extra by name of the package; empty without the metadata of an installation."""
+    try:
+        requirements = metadata.requires("bayesify") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    of_extra = [
+        text.partition(";")[0].strip() for text in requirements if re.search(rf"extra == ['\"]{extra}['\"]", text)
+    ]
+    return {re.split(r"[^\w.-]", text, maxsplit=1)[0]: text for text in of_extra}
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
