@@ -1,4 +1,4 @@
-"""Derivatives by chosen weights equal those of automatic differentiation, for every kind of layer."""
+"""Derivatives with respect to chosen weights equal those of automatic differentiation, for every kind of layer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ GEOMETRIES = [
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: f"{geometry.kernel}")
 @pytest.mark.parametrize("largest", [2**28, 500])
 def test_matrices_and_gradients_are_those_of_float64(geometry, bias, largest, monkeypatch):
-    """The first matrix to the digits of float32, the second and gradients by maps to those of bfloat16, 2**-8."""
+    """The first matrix to the digits of float32, the second and gradients with respect to maps to those of bfloat16, 2**-8."""
     monkeypatch.setattr(patch_products, "MAX_PATCH_NUMBERS", largest)
     generator = torch.Generator().manual_seed(0)
     sizes = (9, 8)[: len(geometry.kernel)]

@@ -64,7 +64,7 @@ def test_the_closed_bound_is_the_evidence_in_expectation() -> None:
 
 
 def test_the_gradient_of_the_bound_vanishes_at_the_exact_posterior() -> None:
-    """With the sampled KL every draw's gradient by V and the precision is that of a constant."""
+    """With the sampled KL every draw's gradient with respect to V and the precision is that of a constant."""
     x, y = regression_data()
     bnn = linear_network(x, y, kl_form="sampled")
     value = bnn.elbo(x, y, num_data=20, num_draws=400, generator=generator())

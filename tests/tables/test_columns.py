@@ -212,6 +212,39 @@ def test_numbers_that_cannot_be_squared_are_refused(scale):
         TargetUnits.of(values[:, None], np.ones(40), "none")
 
 
+TOO_MANY_CLASSES = {
+    "free text": (
+        [f"a sentence about matter {i}" for i in range(150)],
+        "like free text: 150 values occur only once; give another",
+    ),
+    "identifiers": (
+        [f"k{i}" for i in range(150)],
+        "like names or identifiers: 150 values occur only once; give another column",
+    ),
+    "towns": (
+        [f"town {i}" for i in range(150)] * 4,
+        "a category with many values, of 4 rows each on average; merge rare values",
+    ),
+    "numbers": ([str(i / 2) for i in range(150)], "holds numbers; use --task regression"),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_MANY_CLASSES)
+def test_a_target_with_too_many_classes_says_what_it_looks_like(kind):
+    cells, looks = TOO_MANY_CLASSES[kind]
+    with pytest.raises(InputError) as error:
+        read_target(pandas.Series(cells, name="y"), task="classification")
+    start = f"the target 'y' has 150 different values in {len(cells)} rows, such as "
+    assert str(error.value).startswith(start)
+    assert ", but a classification may have at most 100 classes. It " in str(error.value)
+    assert looks in str(error.value)
+
+
+def test_a_long_text_is_quoted_in_part():
+    with pytest.raises(InputError, match=r"such as 'x{40}\.\.\.', but"):
+        read_target(pandas.Series(["x" * 60 + str(i) for i in range(150)], name="y"))
+
+
 def test_a_soft_limit_holds_far_away():
     encoding = replace(Encoding.scaled(np.arange(5.0)[:, None], np.ones(5)), soft_limit=True)
     np.testing.assert_allclose(encoding(np.array([[1e300], [-1e200], [1e6]])), [[3], [-3], [3]], rtol=1e-9)

@@ -66,7 +66,10 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 def _of_dense(
     gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """Terms from gradients by every entry of a weight: for small weights, weights used several times, and layers without a rule."""
+    """Terms from gradients with respect to every entry of a weight.
+
+    For small weights, weights used several times, and layers without a rule.
+    """
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
     if not calls:

@@ -146,7 +146,7 @@ class Jacobians:
             args: Positional inputs of B examples.
             kwargs: Keyword inputs.
             values: Weights by name that replace the network's own.
-            differentiable: Whether results can be differentiated by `values`.
+            differentiable: Whether results can be differentiated with respect to `values`.
 
         Raises:
             ValueError: If the network mixes the examples of a batch.

@@ -1,9 +1,9 @@
 """Layers with fast backward passes for many vectors, whose gradients can be differentiated again.
 
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
-a GPU. Here the gradient by the input is itself a transposed convolution, whose derivatives have fast kernels, or on a CPU one with
-the flipped kernel, in about half the time of the backward kernel. Batch normalization by running statistics, whose gradient torch
-computes by many operations, is a product and a sum here.
+a GPU. Here the gradient with respect to the input is itself a transposed convolution, whose derivatives have fast kernels. On a
+CPU it is a convolution with the flipped kernel, in about half the time of the backward kernel. Batch normalization by running
+statistics, whose gradient torch computes by many operations, is a product and a sum here.
 """
 
 from __future__ import annotations

@@ -118,7 +118,10 @@ class Trace:
 
 
 class Pulled:
-    """K gradients [K, B, ...] at every call of a traced layer, of all or some examples. Gradients by weights follow from them."""
+    """K gradients [K, B, ...] at every call of a traced layer, of all or some examples.
+
+    Gradients with respect to weights follow from them.
+    """
 
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
         self._found, self._index = found, index
@@ -193,7 +196,7 @@ def trace(
         runner: The network.
         call: Function that runs the network through a private runner and returns the outputs.
         modules: The layers to watch, with their rules.
-        differentiable: Whether results can be differentiated by the weights.
+        differentiable: Whether results can be differentiated with respect to the weights.
         lenient: Whether to skip a call that a rule cannot handle, instead of raising.
     """
     applications: list[Application] = []

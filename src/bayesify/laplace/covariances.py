@@ -375,7 +375,7 @@ class KroneckerCovariance(WeightCovariance):
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients with respect to each independent weight, and by each block in its eigenbasis: [B, K, n].
+        """Gradients with respect to each independent weight, and to each block in its eigenbasis: [B, K, n].
 
         With one position per example, a block or the weight of a linear layer gives two factors instead: inputs [B, d_in] and
         gradients [K, B, d_out].
@@ -401,7 +401,9 @@ class KroneckerCovariance(WeightCovariance):
                 yield index, turned.movedim(1, 0).flatten(2)
 
     def _outer(self, gradients: Gradients, name: str) -> tuple[Tensor, Tensor] | None:
-        """Inputs [B, d_in] and gradients [K, B, d_out], whose outer products are the gradients by a whole weight of a linear layer.
+        """Inputs [B, d_in] and gradients [K, B, d_out] of a linear layer.
+
+        Their outer products are the gradients with respect to its whole weight.
 
         `None` if the gradients are not such products: the weight has several uses or positions, or its layer is not linear.
         """

@@ -149,7 +149,7 @@ class Pieces:
     Args:
         loader: Iterable of batches; see `bayesify.fit`.
         jacobians: Derivatives of the network.
-        loss: Curvature of the loss by the outputs.
+        loss: Curvature of the loss with respect to the outputs.
         memory: Budget in bytes.
         per_row: Number of entries of the Jacobian that are held per example and vector.
         reader: Function that converts an item of the loader to inputs and targets, if needed.

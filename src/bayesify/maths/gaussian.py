@@ -57,7 +57,9 @@ def _with_kl(
     slopes: list[Tensor],
     grad_kl: Tensor | None,
 ) -> list[Tensor]:
-    r"""Gradients by all means, then by all log stds, including those of the KL; `slopes` are gradients by s, and overwritten.
+    r"""Gradients with respect to all means, then all log stds, including those of the KL.
+
+    `slopes` are gradients with respect to s, and are overwritten.
 
     $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
        \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$

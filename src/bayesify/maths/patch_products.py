@@ -152,7 +152,7 @@ def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tenso
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """Gradients by patches, [M, *o, (*k, C, ...)], summed at their positions in the map, times the precision: [M, C, *n]."""
+    """Gradients with respect to patches, [M, *o, (*k, C, ...)], summed at their positions, times the precision: [M, C, *n]."""
     sizes, channels = found.shape[1:-1], shape[1]
     if len(sizes) == 2 and has_kernel(precision):
         from bayesify.maths.patch_kernels import fold_kernel

@@ -158,7 +158,7 @@ def gradient_kernel(
     owners, table, precisions, base, seed, grads, weight, to_mean, to_log_std, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by means and log stds, from those of the draws and of the KL (`weight`); the noise is generated again."""
+    """Gradients with respect to means and log stds, from those of the draws and the KL (`weight`); the noise is generated again."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     pull = tl.load(weight)

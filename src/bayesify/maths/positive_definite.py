@@ -48,7 +48,7 @@ def inverse_from_factor(factor: Tensor) -> Tensor:
 
 
 class _Forms(Function):
-    """k^T w and k^T G k for the columns k of a matrix; the backward pass reuses the product G k for both gradients by k."""
+    """k^T w and k^T G k for the columns k of a matrix; the backward pass uses the product G k for both gradients."""
 
     @staticmethod
     def forward(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:

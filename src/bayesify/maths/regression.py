@@ -180,7 +180,8 @@ class _InverseFactor(Function):
 class _Drawn(Function):
     r"""$\tilde W$, the closed KL, whether a factorization failed, K and $\tilde m = K^\top K C$.
 
-    With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$, the gradient by C is $\bar C = K^\top K \bar m$. The gradient by $P$ is
+    With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$, the gradient with respect to C is $\bar C = K^\top K \bar m$. The
+    gradient with respect to $P$ is
     $K^\top \tfrac12 [R\, \bar{\mathrm{KL}}\, I - \Phi(\bar K K^\top) - \Phi(\bar K K^\top)^\top] K - \tfrac12 (\bar C \tilde m^\top
     + \tilde m \bar C^\top)$ with $\bar K = \epsilon \bar W^\top + R\, \bar{\mathrm{KL}}\, K$; see `_InverseFactor`.
     """

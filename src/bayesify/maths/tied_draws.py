@@ -25,7 +25,7 @@ class TiedPlan:
     Columns of the table: positions of mean, raw row and raw column factors, in numbers from `base`; number of entries and of
     columns; first tile of noise, tiles per draw; columns of W; first number of its draws; distance between rows, number of
     positions per channel, distance between channels and between positions; first number of b's draws; size of a draw of W and
-    of b; first number of a gradient by the mean, by the row and by the column factors; number of row and of column factors.
+    of b; first number of a gradient with respect to the mean, the row and the column factors; number of row and of column factors.
 
     Args:
         means: M of each matrix, [rows, cols].
@@ -120,7 +120,7 @@ class TiedPlan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients by all means, then all row and all column factors, from the gradients of the draws and of the KL."""
+        """Gradients with respect to all means, then all row and all column factors, from those of the draws and of the KL."""
         from bayesify.maths.tied_kernels import factor_kernel, tied_gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)

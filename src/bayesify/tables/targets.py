@@ -21,6 +21,8 @@ MAX_CLASS_NUMBERS = 10
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
 """Counts have at least this many different values, and the largest value has at most this share of the most frequent one's rows."""
 MAX_CLASSES = 100
+MAX_SHOWN_LETTERS = 40
+"""Maximum number of letters of a text that an error message quotes."""
 MIN_CLASS_ROWS = 5
 """Minimum number of rows of a class, so that each part of a split can have some."""
 
@@ -150,9 +152,7 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
             f"the target {name!r} is {str(known[0])!r} in every row; a classification needs rows of at least two classes"
         )
     if len(known) > MAX_CLASSES:
-        raise InputError(
-            f"the target {name!r} has {len(known):,} different values; a classification may have at most {MAX_CLASSES} classes"
-        )
+        raise InputError(f"the target {name!r} {_many_classes(known, counts)}")
     rare, classes = (known[chosen].tolist() for chosen in (counts < MIN_CLASS_ROWS, counts >= MIN_CLASS_ROWS))
     kept = np.isin(labels, classes)
     if rare:
@@ -169,6 +169,28 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
     position = {label: index for index, label in enumerate(classes)}
     codes = np.array([position[label] for label in labels[kept].tolist()], dtype=np.int64)
     return Target(name, "classification", codes, rows[kept], tuple(classes), tuple(notes))
+
+
+def _many_classes(known: np.ndarray, counts: np.ndarray) -> str:
+    """What a column with too many classes looks like, and what to do about it."""
+    rows, example = int(counts.sum()), str(known[counts.argmax()])
+    once = int((counts == 1).sum())
+    if all(is_number(label) for label in known.tolist()):
+        looks, remedy = "It holds numbers", "use --task regression"
+    elif 2 * once > rows:
+        several_words = 2 * sum(" " in label for label in known.tolist()) > len(known)
+        looks = (
+            f"It looks like {'free text' if several_words else 'names or identifiers'}: {once:,} values occur only once"
+        )
+        remedy = "give another column as --target, or first sort the texts into a few classes in a new column"
+    else:
+        looks = f"It looks like a category with many values, of {rows / len(known):.0f} rows each on average"
+        remedy = "merge rare values into one class such as 'other', or give a coarser column as --target"
+    shown = example if len(example) <= MAX_SHOWN_LETTERS else f"{example[:MAX_SHOWN_LETTERS].rstrip()}..."
+    return (
+        f"has {len(known):,} different values in {rows:,} rows, such as {shown!r}, but a classification may have at most "
+        f"{MAX_CLASSES} classes. {looks}; {remedy}"
+    )
 
 
 def label_of(cell: object) -> str:
