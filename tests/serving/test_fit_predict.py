@@ -124,6 +124,11 @@ def test_the_card_says_what_it_is_and_is_not(regression):
     assert about["fingerprint"] in card
     assert "rows that were held out of a first training run" in card
     assert "| share of rows whose true value is inside their 90 % interval |" in card
+    for term in (
+        "90 % interval of a row is the range",
+        "CRPS, the absolute error of",
+    ):
+        assert card.count(term) == 1  # each term is explained once
     area = table()["area"]
     assert f"| area | number | {shown(float(area.min()))} to {shown(float(area.max()))} | 1 |" in card
     assert "3 different texts: " in card

@@ -8,8 +8,9 @@ from bayesify.tables.written_numbers import shown, significant
 MAX_TEXTS = 5
 """Maximum number of texts of a column that the page lists."""
 WORDS = {
-    "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit (lower is better)",
-    "log_loss": "log-loss, a penalty for little probability of the true class, in nats per row (lower is better)",
+    "crps": "CRPS, the absolute error of a whole predicted distribution (too wide and too narrow ones cost more), in the "
+    "target's unit (lower is better)",
+    "log_loss": "log-loss, the mean of -ln(probability given to the true class); 0 is perfect (lower is better)",
     "rmse": "typical error (root mean squared error), in the target's unit (lower is better)",
     "accuracy": "share of rows whose predicted class is right",
 }
@@ -22,6 +23,13 @@ WORDS_OF_LEVEL = {
 }
 
 
+EXPLAINED = {
+    "regression": "The 90 % interval of a row is the range that should contain the row's true value with probability 90 %, so "
+    "that about 0.90 of all rows should be inside.",
+    "classification": "The 90 % set of a row is the shortest list of its most probable classes whose probabilities add up to "
+    "90 %, so that at least about 0.90 of all rows should have their true class in it.",
+}
+"""What intervals and sets are, said once above the scores."""
 FIGURES = {
     "regression": "Left: true values against predicted means. Right: share of rows inside their intervals against the stated level",
     "classification": "Share of right classes against the stated confidence",
@@ -62,13 +70,13 @@ def render_card(about: About, figure: str = "") -> str:
         f"# {_text(about.target)}, predicted from {_text(about.table)}",
         "",
         f"A {about.task} model by bayesify {about.version}: {_method(about)}. It was trained on {about.num_rows:,} rows "
-        f"(fingerprint `{about.fingerprint}`) with seed {about.seed}.",
+        f"(`{about.fingerprint}` is the fingerprint of their contents) with seed {about.seed} of its random numbers.",
         "",
         f"The target {_holds(target)}.",
         "",
         "## How well it predicts",
         "",
-        f"Measured on {about.scored_on}:",
+        f"Measured on {about.scored_on}. {EXPLAINED[about.task]}",
         "",
         "| score | value |",
         "| --- | --- |",
@@ -119,7 +127,8 @@ def _groups(about: About) -> list[str]:
         for group in about.groups
     )
     told = (
-        f"Measured on {about.groups_on}. The number after ± is one standard error. If the share in a group is far below 90 %, its "
+        f"Measured on {about.groups_on}. The number after ± is one standard error: chance alone often moves the share by "
+        "this much. If the share in a group is far below 90 %, its "
         f"{'intervals are too narrow' if about.task == 'regression' else 'sets are too small'}; far above 90 %, they are too "
         f"{'wide' if about.task == 'regression' else 'large'}."
     )
@@ -159,8 +168,8 @@ def _method(about: About) -> str:
     noise = LIKELIHOODS.get(likelihood, f"a {likelihood.replace('_', ' ')} likelihood")
     of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
     return (
-        f"an ensemble of {choices.get('members')} networks{of} with {noise}; each network held out some rows to decide when to "
-        "stop training"
+        f"an ensemble of {choices.get('members')} networks, whose predictions are averaged,{of} with {noise}; each network held "
+        "out some rows to decide when to stop training"
     )
 
 
