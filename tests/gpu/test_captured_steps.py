@@ -13,6 +13,8 @@ import bayesify
 from bayesify import baselines, likelihoods, posteriors
 from bayesify.training.arguments import Checkpointing, Steps
 from bayesify.training.average import Average
+from bayesify.training.batches import StackedBatches
+from bayesify.training.stack import ModelStack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 POSTERIORS = {
@@ -401,3 +403,32 @@ def test_momenta_that_change_from_step_to_step_are_not_captured():
         results.append((bnn, history.notes["capture"]))
     assert "cycle_momentum=False" in results[0][1]
     near(results[0][0], results[1][0])
+
+
+STACKED = {
+    "walsh_hadamard": posteriors.WalshHadamard,
+    "mean_field": posteriors.MeanField,
+    "dropout": lambda: posteriors.Dropout(0.1),
+    "matrix_normal": posteriors.MatrixNormal,
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_steps_of_a_stack_are_captured(name):
+    """A step of a stack waits for nothing: no check of values, and no constants copied from the host."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 64, 5, generator=generator).cuda()
+    bounds = []
+    for capture in (True, False):
+        models = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1))
+            models.append(bayesify.bayesianize(net, STACKED[name](), likelihood=likelihoods.Gaussian(0.1)).cuda())
+        history = bayesify.fit(
+            ModelStack(models), StackedBatches(x, x[..., :1].sin(), 16, 20), epochs=2, num_data=64,
+            steps=Steps(capture=capture), seed=1, progress=False,
+        )  # fmt: skip
+        bounds.append(torch.tensor(history.column("elbo")))
+        assert (history.notes["capture"] == "steps were captured") == capture
+    torch.testing.assert_close(*bounds, rtol=1e-3, atol=1e-2)

@@ -91,9 +91,8 @@ class PriorDraw:
             scales = [0.5 / float(self.std[name]) ** 2 for name in second_moments]
             logs = sum(sizes[name] * math.log(self.std[name]) for name in second_moments)
             if transforming():
-                together = torch.stack(list(second_moments.values()), dim=-1)
-                halves = torch.tensor(scales, dtype=together.dtype, device=together.device)
-                return (together * halves).sum(-1) + (logs + constant)
+                parts = [square * scale for square, scale in zip(second_moments.values(), scales, strict=True)]
+                return torch.stack(parts, dim=-1).sum(-1) + (logs + constant)
             scaled = torch._foreach_mul(list(second_moments.values()), scales)  # one launch, and no copy to the device
             return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
+from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
@@ -303,7 +304,7 @@ class ModelStack(nn.Module, Trainable):
             if fast.take(x, num_draws, weights[0]):
                 outputs, penalty = fast.terms(x, weights)
                 data, kl = (num_data * self._mean_density(outputs, batch)).unsqueeze(1), penalty.unsqueeze(1)
-                if not self._shared and not _capturing(x) and not _are_finite(data, kl):
+                if not self._shared and should_check(x) and not _are_finite(data, kl):
                     return None
                 return (
                     (data, kl)
@@ -323,7 +324,8 @@ class ModelStack(nn.Module, Trainable):
         options = (batch, phase, num_data, num_draws)
         if self.loop_reason is not None:
             return self._one_by_one(*options, generator)
-        captured = _capturing(next(self.parameters()))
+        like = next(self.parameters())
+        captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
         before = [] if captured else self._random_state(generator)
         try:
             found = self._by_vmap(*options, self._sources if self._sources is not None else source_of(generator))
@@ -336,7 +338,7 @@ class ModelStack(nn.Module, Trainable):
             if not isinstance(refusal, UserWarning):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
             return found
-        if captured or _are_finite(*found):
+        if not should_check(like) or _are_finite(*found):
             return found
         self._set_random_state(generator, before)  # the loop treats a difficult factor with care, or names the error
         return self._one_by_one(*options, generator)
@@ -405,11 +407,6 @@ class ModelStack(nn.Module, Trainable):
 
 def _generator_of(source: NoiseSource) -> torch.Generator:
     return source.generator if source.generator is not None else torch.default_generator
-
-
-def _capturing(like: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may wait for the device."""
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _are_finite(data: Tensor, kl: Tensor) -> bool:

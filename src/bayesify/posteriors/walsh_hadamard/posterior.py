@@ -177,8 +177,10 @@ class WalshHadamard(Posterior):
         stds = [prior.std[part.weight.name] for part in parts for _ in range(part.blocks.count)]
         if not any(isinstance(std, Tensor) for std in stds):
             key = ("prior", size, tuple(stds), like.dtype, like.device)
-            scales = [[float(std) * math.sqrt(size)] for std in stds]
-            return self.results.constant(self, key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
+            scales = [float(std) * math.sqrt(size) for std in stds]
+            return self.results.constant(
+                self, key, lambda: torch.cat([like.new_full((1, 1), scale) for scale in scales])
+            )
         columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
         return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
 
