@@ -66,6 +66,8 @@ def check_package() -> None:
     assert "Usage: bayesify" in command("--help")
     assert command("--version").strip() == bayesify.__version__
     assert "mean_field" in command("methods")
+    missing = subprocess.run([sys.executable, "-c", "import bayesify.sklearn"], stderr=subprocess.PIPE, text=True)
+    assert "pip install 'scikit-learn>=" in missing.stderr, missing.stderr
 
 
 def double(job: int) -> dict[str, int]:
