@@ -137,20 +137,12 @@ class RegressionPredictive(Predictive):
     @checked
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
-
-        def probability(outputs: Tensor, y: Tensor) -> Tensor:
-            return self.family.cdf(y, *self._components(outputs)).mean(0)
-
-        return self._rowwise(probability, y)
+        return self._rowwise(lambda *given: self.family.cdf(*given).mean(0), y)
 
     @checked
     def below(self, y: Tensor) -> Tensor:
         """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
-
-        def probability(outputs: Tensor, y: Tensor) -> Tensor:
-            return self.family.below(y, *self._components(outputs)).mean(0)
-
-        return self._rowwise(probability, y)
+        return self._rowwise(lambda *given: self.family.below(*given).mean(0), y)
 
     @checked
     def centrality(self, y: Tensor) -> Tensor:
@@ -212,14 +204,12 @@ class RegressionPredictive(Predictive):
         integral; see the family's `half_spread`.
         """
         self.family.check_targets(y)
-
-        def score(outputs: Tensor, y: Tensor) -> Tensor:
-            return self.family.crps(y, *self._components(outputs))
-
-        return self._rowwise(score, y)
+        return self._rowwise(self.family.crps, y)
 
     def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
-        return self._source.map(function, match_targets(y, self.mean))
+        """A function of targets and the family's parameters, [rows, O] and [S, rows, O] each, applied chunk by chunk."""
+        values = match_targets(y, self.mean)
+        return self._source.map(lambda outputs, y: function(y, *self._components(outputs)), values)
 
 
 def _composed(

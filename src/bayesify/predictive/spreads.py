@@ -14,20 +14,37 @@ from bayesify.maths.eigen import stable_eigh
 
 
 class Spread(ABC):
-    """A covariance over K outputs for each of N rows, such as the positions of examples."""
+    """A covariance over K outputs for each of N rows, such as the positions of examples, by one tensor [N, ..., n]."""
 
-    num_noise: int
-    """Count of standard normal numbers for one draw of a row."""
     is_joint = False
     """Whether shared noise moves all positions of an example with their true joint distribution."""
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """N, the number of rows."""
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
 
-    @abstractmethod
-    def __getitem__(self, rows: slice) -> Spread:
-        """The spread of some rows."""
+    @property
+    def num_noise(self) -> int:
+        """Count n of standard normal numbers for one draw of a row."""
+        return self._rows.shape[-1]
+
+    def _like(self, rows: Tensor) -> Self:
+        """The same kind of spread with other rows."""
+        return type(self)(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: slice) -> Self:
+        return self._like(self._rows[rows])
+
+    def scaled(self, factor: float) -> Self:
+        """The covariances times a factor."""
+        return self._like(factor * self._rows)
+
+    @staticmethod
+    def joined(parts: Sequence[Spread]) -> Spread:
+        """The rows of several spreads of one kind. Spreads with a basis must have the same one."""
+        return parts[0]._like(torch.cat([part._rows for part in parts]))
 
     @abstractmethod
     def variances(self) -> Tensor:
@@ -45,55 +62,27 @@ class Spread(ABC):
     def dense(self) -> Tensor:
         """The covariances as matrices: [N, K, K]."""
 
-    @abstractmethod
-    def scaled(self, factor: float) -> Self:
-        """The covariances times a factor."""
-
-    @classmethod
-    @abstractmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The rows of several spreads of this kind."""
-
 
 class DenseSpread(Spread):
     """A matrix for each row, [N, K, K]."""
 
-    def __init__(self, matrices: Tensor) -> None:
-        self._matrices = matrices
-        self.num_noise = matrices.shape[-1]
-
-    def __len__(self) -> int:
-        return len(self._matrices)
-
-    def __getitem__(self, rows: slice) -> DenseSpread:
-        return DenseSpread(self._matrices[rows])
-
     def variances(self) -> Tensor:
         """The diagonals of the matrices."""
-        return self._matrices.diagonal(dim1=-2, dim2=-1)
+        return self._rows.diagonal(dim1=-2, dim2=-1)
 
     def row_means(self) -> Tensor:
         """The means of the matrices' rows."""
-        return self._matrices.mean(-1)
+        return self._rows.mean(-1)
 
     def move(self, noise: Tensor) -> Tensor:
         """Deviations by the symmetric root, which is the same on every machine."""
-        values, vectors = stable_eigh(self._matrices, "Predictive: the covariance of the outputs")
+        values, vectors = stable_eigh(self._rows, "Predictive: the covariance of the outputs")
         root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
         return (noise.transpose(0, 1) @ root).transpose(0, 1)
 
     def dense(self) -> Tensor:
         """The matrices."""
-        return self._matrices
-
-    def scaled(self, factor: float) -> DenseSpread:
-        """Entries times the factor."""
-        return DenseSpread(factor * self._matrices)
-
-    @classmethod
-    def joined(cls, parts: Sequence[DenseSpread]) -> DenseSpread:
-        """All matrices."""
-        return cls(torch.cat([part._matrices for part in parts]))
+        return self._rows
 
 
 class SharedBasis(Spread):
@@ -105,86 +94,58 @@ class SharedBasis(Spread):
     """
 
     def __init__(self, variances: Tensor, basis: Tensor | None = None) -> None:
-        self._values, self._basis = variances.clamp_min(0), basis
-        self.num_noise = variances.shape[-1]
+        super().__init__(variances.clamp_min(0))
+        self._basis = basis
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, rows: slice) -> SharedBasis:
-        return SharedBasis(self._values[rows], self._basis)
+    def _like(self, rows: Tensor) -> Self:
+        return type(self)(rows, self._basis)
 
     def variances(self) -> Tensor:
         """The variances times the squared eigenvectors."""
-        return self._values if self._basis is None else self._values @ self._basis.square().T
+        return self._rows if self._basis is None else self._rows @ self._basis.square().T
 
     def row_means(self) -> Tensor:
         """Products with the eigenvectors' means."""
         if self._basis is None:
-            return self._values / self.num_noise
-        return (self._values * self._basis.mean(0)) @ self._basis.T
+            return self._rows / self.num_noise
+        return (self._rows * self._basis.mean(0)) @ self._basis.T
 
     def move(self, noise: Tensor) -> Tensor:
         """Deviations by the symmetric root, which is the same on every machine."""
-        root = self._values.sqrt()
+        root = self._rows.sqrt()
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 
     def dense(self) -> Tensor:
         """One product for each row."""
         if self._basis is None:
-            return torch.diag_embed(self._values)
-        return (self._basis * self._values.unsqueeze(-2)) @ self._basis.T
-
-    def scaled(self, factor: float) -> SharedBasis:
-        """Variances times the factor."""
-        return SharedBasis(factor * self._values, self._basis)
-
-    @classmethod
-    def joined(cls, parts: Sequence[SharedBasis]) -> SharedBasis:
-        """All variances in the basis of the first part. All parts must have the same basis."""
-        return cls(torch.cat([part._values for part in parts]), parts[0]._basis)
+            return torch.diag_embed(self._rows)
+        return (self._basis * self._rows.unsqueeze(-2)) @ self._basis.T
 
 
 class LowRank(Spread):
-    r"""$C_n = R_n R_n^\top$, the covariance of draws.
+    r"""$C_n = R_n R_n^\top$, the covariance of draws, from roots R, [N, K, n].
 
-    Args:
-        roots: R, [N, K, n]. Column j belongs to the same draw at all positions of an example.
+    Column j of R belongs to the same draw at all positions of an example.
     """
 
     is_joint = True
 
-    def __init__(self, roots: Tensor) -> None:
-        self._roots = roots
-        self.num_noise = roots.shape[-1]
-
-    def __len__(self) -> int:
-        return len(self._roots)
-
-    def __getitem__(self, rows: slice) -> LowRank:
-        return LowRank(self._roots[rows])
+    def scaled(self, factor: float) -> Self:
+        """The roots times the square root of the factor."""
+        return self._like(math.sqrt(factor) * self._rows)
 
     def variances(self) -> Tensor:
         """Sums of squares."""
-        return self._roots.square().sum(-1)
+        return self._rows.square().sum(-1)
 
     def row_means(self) -> Tensor:
         """Products with the columns' means."""
-        return (self._roots @ self._roots.mean(-2).unsqueeze(-1)).squeeze(-1)
+        return (self._rows @ self._rows.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:
         """The noise times R."""
-        return (noise.transpose(0, 1) @ self._roots.mT).transpose(0, 1)
+        return (noise.transpose(0, 1) @ self._rows.mT).transpose(0, 1)
 
     def dense(self) -> Tensor:
         """One product for each row."""
-        return self._roots @ self._roots.mT
-
-    def scaled(self, factor: float) -> LowRank:
-        """The roots times the square root of the factor."""
-        return LowRank(math.sqrt(factor) * self._roots)
-
-    @classmethod
-    def joined(cls, parts: Sequence[LowRank]) -> LowRank:
-        """All roots."""
-        return cls(torch.cat([part._roots for part in parts]))
+        return self._rows @ self._rows.mT

@@ -113,6 +113,10 @@ class Family(ABC):
         found = self.mean_distance(widened(y), *wide).mean(0) - self.half_spread(*wide)
         return found.clamp_min(0).to(parameters[0].dtype)
 
+    def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """P(Y <= y), or a smooth interpolation of it between whole numbers."""
+        return self.cdf(y, *parameters)
+
     def half_spread(self, *parameters: Tensor) -> Tensor:
         r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, with a relative error of 1e-6: [B, O].
 
@@ -120,13 +124,17 @@ class Family(ABC):
         varies.
         """
         places = self.places(*parameters)
-        left, width = places[:-1], places.diff(dim=0)
-        total = torch.zeros_like(places[0])
-        for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
-            at = left + 0.5 * (1 + node) * width
-            for start, values in self._mixture_cdf(at, *parameters):
-                total += 0.5 * weight * (values * (1 - values) * width[start : start + len(values)]).sum(0)
+        total, step = torch.zeros_like(places[0]), self._rows_at_once(places, *parameters)
+        for at, share in self._nodes(places[:-1], places.diff(dim=0)):
+            for some, shares in zip(at.split(step), share.split(step), strict=True):
+                values = self.smooth_cdf(some.unsqueeze(1), *parameters).mean(1)
+                total += (values * (1 - values) * shares).sum(0)
         return total
+
+    def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Values and weights, [J, B, O] each, of each node of an integral over pieces that start at `left`."""
+        for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
+            yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
     def places(self, *parameters: Tensor) -> Tensor:
         """Sorted quantiles of the components, which divide an integral over the mixture: [J, B, O]."""
@@ -135,12 +143,6 @@ class Family(ABC):
     def node_levels(self) -> list[float]:
         """Probabilities whose quantiles divide the integral of `half_spread`."""
         return torch.linspace(-30, 30, 41, dtype=torch.float64).sigmoid().tolist()
-
-    def _mixture_cdf(self, at: Tensor, *parameters: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The mixture's distribution function at values [J, B, O], in chunks, each with the index of its first value."""
-        step = self._rows_at_once(at, *parameters)
-        for start in range(0, len(at), step):
-            yield start, self.cdf(at[start : start + step].unsqueeze(1), *parameters).mean(1)
 
     @staticmethod
     def _rows_at_once(at: Tensor, *parameters: Tensor) -> int:
@@ -167,14 +169,7 @@ def solve_quantile(
 ) -> Tensor:
     """The value at which a distribution function equals q, entry by entry, up to rounding.
 
-    Args:
-        cdf: The distribution function.
-        density: The derivative of `cdf`.
-        q: The probability.
-        lower, upper: A bracket of the solution.
-        start: The first guess.
-        scale: Scale of the rounding error, in addition to the value itself.
-        steps: Largest number of steps.
+    The solution lies between `lower` and `upper`. The rounding error is relative to the value's size plus `scale`.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
     done = torch.zeros_like(value, dtype=torch.bool)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.maths.gamma import widened
 from bayesify.maths.incomplete_beta import regularized_beta
-from bayesify.predictive.families.base import LEGENDRE_NODES, LEGENDRE_WEIGHTS, Family, in_order
+from bayesify.predictive.families.base import LEGENDRE_NODES, Family, in_order
 from bayesify.predictive.families.gaussian import normal_quantile
 
 TAIL_PROBABILITY = 1e-12
@@ -118,20 +118,11 @@ class CountFamily(Family):
             lower, upper = torch.where(reached, lower, middle), torch.where(reached, middle, upper)
         return upper
 
-    def half_spread(self, *parameters: Tensor) -> Tensor:
-        r"""$\sum_k F(k) (1 - F(k))$: an exact sum over short pieces between `places`, and integrals over long pieces."""
-        places = self.places(*parameters)
-        left, width = places[:-1], places.diff(dim=0)
+    def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every count of a short piece between `places`, with weight 1, and the nodes of an integral over a long piece."""
         short = width <= len(LEGENDRE_NODES)
-        total = torch.zeros_like(places[0])
-        for index, (node, weight) in enumerate(zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True)):
-            at = torch.where(short, left + index, left - 0.5 + 0.5 * (1 + node) * width)
-            share = torch.where(short, (index < width).to(width), 0.5 * weight * width)
-            step = self._rows_at_once(at, *parameters)
-            for some, shares in zip(at.split(step), share.split(step), strict=True):
-                values = self.smooth_cdf(some.unsqueeze(1), *parameters).mean(1)
-                total += (values * (1 - values) * shares).sum(0)
-        return total
+        for index, (at, share) in enumerate(super()._nodes(left - 0.5, width)):
+            yield torch.where(short, left + index, at), torch.where(short, (index < width).to(width), share)
 
     def places(self, *parameters: Tensor) -> Tensor:
         """Counts from 0 at growing distances, and quantiles of gamma distributions with the components' moments."""
