@@ -111,12 +111,7 @@ def label_pool(
 
 
 class _StoredRun:
-    """Labels and rounds so far, stored in a file if a path is given.
-
-    Args:
-        path: Path of the file.
-        settings: Settings that must match those in the file for a run to continue from it.
-    """
+    """Labels and rounds so far, stored in a file if a path is given. A run continues from a file with the same settings."""
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
         self._path, self._settings = path, settings

@@ -81,9 +81,9 @@ class Layer(nn.Module):
         *,
         skip: Tensor | None,
         lengthscale: float | None,
-        amplitude: float,
         jitter: float,
         place: int,
+        amplitude: float = 1.0,
     ) -> None:
         super().__init__()
         self.num_inputs, self.num_outputs, self.jitter, self.place = num_inputs, num_outputs, jitter, place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify.arguments.checks import Budget, Count, DataCount, Memory, NonNegative, Positive, Seed, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, NonNegative, Positive, Seed, checked
 from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
@@ -137,13 +136,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         for place, (num_inputs, num_outputs) in enumerate(zip(self.widths[:-1], self.widths[1:], strict=True), start=1):
             last = place == len(self.widths) - 1
             matrix = None if last else projection(data, num_outputs)
-            more: dict[str, Any] = {
-                "skip": matrix if self.skip else None,
-                "lengthscale": self.lengthscale,
-                "amplitude": 1.0,
-                "jitter": self.jitter,
-                "place": place,
-            }
+            more: dict[str, Any] = {"skip": matrix if self.skip else None, "place": place}
+            more |= {"lengthscale": self.lengthscale, "jitter": self.jitter}
             start = centers.new_zeros(len(centers), num_outputs)
             if matrix is not None and not self.skip:
                 start = below @ matrix
@@ -178,25 +172,22 @@ class DeepGP(nn.Module, Predictor, Trainable):
         Returns:
             One conditional per layer, and the KL [S] in nats.
         """
-        try:
-            return self._conditionals(num_draws, generator)
-        except ValueError:
-            self._check_parameters()
-            raise
-
-    def _conditionals(self, num_draws: int, generator: Randomness) -> tuple[list[Conditional], Tensor]:
         total: Tensor | float = 0.0
         parts: list[Conditional] = []
         below = None if self.inducing_inputs is None else widened(self.inducing_inputs).unsqueeze(0)
-        for layer in self.layers:
-            if below is None:
-                conditional, kl = layer.condition()  # type: ignore[operator]
-            elif layer is self.layers[-1]:
-                conditional, kl = layer.condition(below)  # type: ignore[operator]
-            else:
-                conditional, kl, below = layer.draw(below, num_draws, generator)  # type: ignore[operator]
-            parts.append(conditional)
-            total = kl + total
+        try:
+            for layer in self.layers:
+                if below is None:
+                    conditional, kl = layer.condition()  # type: ignore[operator]
+                elif layer is self.layers[-1]:
+                    conditional, kl = layer.condition(below)  # type: ignore[operator]
+                else:
+                    conditional, kl, below = layer.draw(below, num_draws, generator)  # type: ignore[operator]
+                parts.append(conditional)
+                total = kl + total
+        except ValueError:
+            self._check_parameters()
+            raise
         return parts, torch.as_tensor(total).expand(num_draws)
 
     def propagate(
@@ -213,9 +204,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         values = widened(x).unsqueeze(0)
         for part in parts[:-1]:
             mean, variance = part.moments(values)
-            size = (num_draws, *mean.shape[1:])
-            noise = standard_normal(math.prod(size), mean, generator).view(size)
-            values = part.layer.skip(values) + mean + variance.clamp_min(1e-12).sqrt() * noise
+            drawn = self._draw_values(mean.expand(num_draws, -1, -1), variance, generator)
+            values = part.layer.skip(values) + drawn
         mean, variance = parts[-1].moments(values)
         mean = mean + parts[-1].layer.skip(values)
         return mean.expand(num_draws, -1, -1), variance.expand(num_draws, -1, mean.shape[-1])
@@ -358,21 +348,15 @@ class DeepGP(nn.Module, Predictor, Trainable):
         random = len(self.layers) > 1 or not isinstance(self.likelihood, Gaussian)
         count = num_draws or (DEFAULT_NUM_DRAWS if random else 1)
         budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
-        mean, variance = self._all_moments(x, count, generator, budget)
+        parts, _ = self.conditionals(count, generator)
+        size = max(part.weights.shape[-2] * max(2 * part.weights.shape[-1], 4) for part in parts)
+        pieces = x.split(max(1, budget // (8 * count * size)))
+        moments = [self.propagate(parts, piece, count, generator) for piece in pieces]  # with the same inducing values
+        mean, variance = (torch.cat(found, dim=1) for found in zip(*moments, strict=True))
         if isinstance(self.likelihood, Gaussian):
             noise = self.likelihood.noise.detach().clone()
             return ProcessPredictive(mean.to(x.dtype), variance.to(x.dtype), noise, draw_seed(generator))
         return self.likelihood.predictive(Outputs(kept=self._draw_values(mean, variance, generator).to(x.dtype)))
-
-    def _all_moments(
-        self, x: Tensor, num_draws: int, generator: torch.Generator | None, memory: Memory
-    ) -> tuple[Tensor, Tensor]:
-        """Moments of f, computed in pieces of the batch with the same draws of the inducing values."""
-        parts, _ = self.conditionals(num_draws, generator)
-        size = max(part.weights.shape[-2] * max(2 * part.weights.shape[-1], 4) for part in parts)
-        rows = max(1, memory // (8 * num_draws * size))
-        pieces = [self.propagate(parts, piece, num_draws, generator) for piece in x.split(rows)]
-        return torch.cat([mean for mean, _ in pieces], dim=1), torch.cat([variance for _, variance in pieces], dim=1)
 
     def config(self) -> dict[str, Any]:
         """Sizes and arguments as plain data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -124,7 +124,8 @@ class Box(Context):
 
     def config(self) -> dict[str, Any]:
         """Ends and number of inputs."""
-        ends = {} if self.for_images else {"low": _plain(self.low), "high": _plain(self.high)}
+        both = {} if self.for_images else {"low": self.low, "high": self.high}
+        ends = {key: end if end.ndim else float(end) for key, end in both.items()}
         return {"name": self.name, **ends, "n": self.n}
 
 
@@ -157,8 +158,12 @@ class StoredContext(Context):
         return held
 
     def _read(self, loader: Iterable[Any]) -> Tensor:
+        parts: list[Tensor] = []
         with own_generators():  # a shuffling loader must not advance the caller's generator
-            parts = list(_until(map(self._inputs, loader), self.keep))
+            for batch in loader:
+                parts.append(self._inputs(batch))
+                if sum(map(len, parts)) >= self.keep:
+                    break
         if not parts:
             raise ValueError(f"{type(self).__name__}: the loader yields no batches; give a loader with data")
         return torch.cat(parts)[: self.keep]
@@ -320,16 +325,3 @@ def _like(x: Any, key: str | None, found: Tensor) -> Any:
     if key is not None:
         return {key: found}
     return found if isinstance(x, Tensor) else type(x)([found])
-
-
-def _until(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
-    held = 0
-    for part in parts:
-        yield part
-        held += part.shape[0]
-        if held >= count:
-            return
-
-
-def _plain(end: Tensor) -> float | Tensor:
-    return float(end) if end.ndim == 0 else end

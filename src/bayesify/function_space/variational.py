@@ -153,8 +153,11 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @property
     def memory(self) -> int:
-        """Memory budget in bytes."""
-        return self._memory if self._memory is not None else _default_memory(next(self.bnn.parameters()).device)
+        """Memory budget of the linearization in bytes; by default an eighth of a GPU's memory, or 1 GiB on a CPU."""
+        if self._memory is not None:
+            return self._memory
+        device = next(self.bnn.parameters()).device
+        return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30
 
     def _means(self) -> dict[str, Tensor]:
         """Means of all weights under the posterior, in the network's own types and units."""
@@ -461,8 +464,3 @@ def _check_trainable(bnn: BayesianNetwork) -> None:
                 f"FunctionSpaceVI: {name} belongs to an EmbeddingBag, which torch cannot differentiate twice; use nn.Embedding and "
                 "a sum over words, or leave it out of the posterior"
             )
-
-
-def _default_memory(device: torch.device) -> int:
-    """Default memory budget of the linearization in bytes: an eighth of a GPU's memory, or 1 GiB on a CPU."""
-    return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30

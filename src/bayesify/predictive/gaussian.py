@@ -279,14 +279,8 @@ class GaussianClassPredictive(ClassificationPredictive):
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
     """Log of the joint density of some Gaussian variables and probability that the censored variables are at most `residual`: [B].
 
-    Each variable is conditional on the variables before it. A censored variable before the last one is integrated over
-    quantiles of its tail.
-
-    Args:
-        residual: Values minus their means, [B, O].
-        censored: Truth values [B, O].
-        factor: Lower Cholesky factor of the covariances, [B, O, O].
-        nodes: Number of quantiles. One censored variable needs only 1.
+    Each variable is conditional on the variables before it. A censored variable before the last one is integrated over `nodes`
+    quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the covariances' lower Cholesky factor [B, O, O].
     """
     step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
     ratio = 2.0  # becomes the root of x^(O + 1) = x + 1 for Kronecker's sequence, which is the golden ratio for O = 1

@@ -51,6 +51,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     likelihood: Gaussian
     output = None
+    training_draws = 1
 
     @checked
     def __init__(
@@ -124,11 +125,6 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         return data[0], self.kl()
 
     # -- training --------------------------------------------------------------------------------------------------
-
-    @property
-    def training_draws(self) -> int:
-        """One draw, because the bound has a closed form."""
-        return 1
 
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
