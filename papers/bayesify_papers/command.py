@@ -81,7 +81,11 @@ def work(job: dict[str, Any], *, folder: str, data: str | None = None, echo: boo
     experiment, out = CATALOG[job["experiment"]], Path(folder, job["experiment"], job["part"])
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with (out / "log.txt").open("a") as log, _environment(data), _prints_to(log, echo):
+    with (
+        (out / "log.txt").open("a") as log,
+        _environment(data),
+        contextlib.redirect_stdout(_Both(log, sys.stdout) if echo else log),
+    ):
         try:
             status = experiment.main([*job["arguments"], "--out", str(out)])
         except SystemExit as left:  # argparse
@@ -249,10 +253,6 @@ def _environment(data: str | None) -> Iterator[None]:
             os.environ.pop("BAYESIFY_DATA")
             if before is not None:
                 os.environ["BAYESIFY_DATA"] = before
-
-
-def _prints_to(log: TextIO, echo: bool) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.redirect_stdout(_Both(log, sys.stdout) if echo else log)
 
 
 class _Both(io.TextIOBase):

@@ -18,7 +18,6 @@ def draw(problem: str, models: Mapping[str, Any], path: Path) -> None:
     Args:
         problem: `"snelson"` or `"two_moons"`.
         models: Models with `predict`, by method.
-        path: Path of the picture.
     """
     with figures.panels(path, 1, len(models), (5 * len(models), 4), kinds=("png",), sharey=True) as axes:
         for axis, (method, model) in zip(axes, models.items(), strict=True):

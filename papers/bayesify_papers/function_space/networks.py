@@ -16,9 +16,7 @@ def convolutional_network(
     """3 x 3 convolutions without batch normalization, each followed by a ReLU and pooling, then a linear layer.
 
     Args:
-        channels: Number of channels of the images.
         side: Height and width of the images.
-        num_classes: Number of outputs.
         widths: Numbers of channels of the convolutions: three for Fashion-MNIST, seven for CIFAR-10.
     """
     layers: list[nn.Module] = []

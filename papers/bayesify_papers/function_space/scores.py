@@ -27,7 +27,6 @@ def evaluate(folder: Path, data: str | None = None) -> int:
     """Score the predictions of a run, print the tables and write `results.json`.
 
     Args:
-        folder: Folder of the run.
         data: Folder of the data; by default the environment variable `BAYESIFY_DATA`.
 
     Raises:

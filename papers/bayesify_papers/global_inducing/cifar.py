@@ -119,7 +119,6 @@ def make(system: str, prior: str, x: Tensor, y: Tensor, setting: Setting) -> Bay
         prior: A key of `PRIORS`.
         x: Training images, normalized, [N, C, H, W].
         y: Labels of the inputs.
-        setting: Settings of the training.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
@@ -145,10 +144,6 @@ def run(
     Args:
         system: One of `SYSTEMS`.
         prior: A key of `PRIORS`.
-        data: Images.
-        setting: Settings of the training.
-        checkpoint: File of the checkpoint.
-        device: Device of the computation.
         training: Whether to train. Otherwise the checkpoint is scored as it is.
     """
     scale = normalization(data)
@@ -179,9 +174,6 @@ def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoi
         bnn: Network to train; changed in place.
         x: Images, [N, C, H, W].
         y: Labels, [N].
-        setting: Settings of the training.
-        checkpoint: File of the checkpoint.
-        label: Name in messages.
 
     Returns:
         History of the epochs, see `bayesify.History`.

@@ -80,8 +80,6 @@ def variational(
     Args:
         method: One of `METHODS`.
         seeds: Seeds of the data.
-        schedule: Schedule of the training.
-        num_draws: Number of draws for bounds and curves.
     """
     problems = [problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])

@@ -71,7 +71,6 @@ def compress(x: Tensor, y: Tensor, noise: float) -> tuple[Tensor, Tensor, float]
     Args:
         x: Inputs X, [N, D].
         y: Targets, [N, 1].
-        noise: Variance of the noise.
 
     Returns:
         R, [D, D]; Q^T y, [D, 1]; and the log-likelihood of all data minus the log-likelihood of these rows.
@@ -96,14 +95,8 @@ def fit(
     """The bound of one network after training, in nats, and its standard error over draws.
 
     Args:
-        data: The problem.
         method: One of `METHODS`.
-        width: Number of units of each hidden layer.
         depth: Number of layers, including the last.
-        schedule: Schedule of the training.
-        num_draws: Number of draws for the bound.
-        device: Device of the computation.
-        seed: Seed of all random numbers.
     """
     inputs, targets, constant = compress(data.x, data.y, data.noise)
     x, y = inputs[None].to(device), targets[None].to(device)

@@ -23,11 +23,10 @@ class Posterior:
         x: Training inputs, [C, N, inputs].
         y: Training targets, [C, N, outputs].
         noise: Noise variances, [C].
-        linear: Whether to omit the ReLU between layers.
     """
 
-    def __init__(self, sizes: tuple[int, ...], x: Tensor, y: Tensor, noise: Tensor, linear: bool = False) -> None:
-        self.x, self.y, self.noise, self.linear = x.double(), y.double(), noise.double(), linear
+    def __init__(self, sizes: tuple[int, ...], x: Tensor, y: Tensor, noise: Tensor) -> None:
+        self.x, self.y, self.noise = x.double(), y.double(), noise.double()
         self.shapes = [(below + 1, above) for below, above in pairwise(sizes)]
         self.numbers = [rows * columns for rows, columns in self.shapes]
         self.stds = [1 / math.sqrt(size) for size in sizes[:-1]]
@@ -37,7 +36,7 @@ class Posterior:
         values = x
         for layer, part in enumerate(position.split(self.numbers, dim=-1)):
             weight = part.unflatten(-1, self.shapes[layer]) * self.stds[layer]  # [C, rows + 1, columns]
-            values = values if layer == 0 or self.linear else values.relu()
+            values = values if layer == 0 else values.relu()
             values = torch.baddbmm(weight[:, -1:], values, weight[:, :-1])
         return values
 
@@ -70,12 +69,10 @@ def sample(
     size adapts so that four of five proposals are accepted; then it is fixed.
 
     Args:
-        posterior: Posterior to draw from.
         num_warmup: Number of warm-up proposals, which are discarded.
         num_draws: Number of proposals after the warm-up.
         leapfrogs: Mean number of steps of a trajectory.
         step_size: Initial step size.
-        seed: Seed of all random numbers.
         report: Function called every 50 proposals with their number, the step sizes and the log-densities, [C].
     """
     generator = torch.Generator().manual_seed(seed)

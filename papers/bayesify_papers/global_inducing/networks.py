@@ -79,12 +79,9 @@ def stack(
     """One network for each of R data sets.
 
     Args:
-        design: Design that all networks share.
         x: Training inputs, [R, N, inputs].
         y: Training targets, [R, N, outputs].
         noise: Noise variance, one for all data sets or one for each.
-        learn_noise: Whether to train the noise variance.
-        seed: Seed of all initial values.
     """
     noises = [noise] * len(x) if isinstance(noise, float) else noise
     with torch.random.fork_rng(devices=[]):
@@ -105,8 +102,6 @@ def make(design: Design, x: Tensor, y: Tensor, noise: float, learn_noise: bool =
         design: Shape, prior and posteriors of the network.
         x: Training inputs, [N, inputs].
         y: Training targets, [N, outputs].
-        noise: Noise variance.
-        learn_noise: Whether to train the noise variance.
     """
     layers = [nn.Linear(*sizes, bias=design.bias) for sizes in pairwise(design.sizes)]
     parts: list[nn.Module] = []

@@ -34,8 +34,6 @@ def run(
         data: Name of the data set, for messages.
         rows: Training rows, test rows and units of the splits, as `uci.stack_splits` makes them.
         model: A key of `MODELS`.
-        schedule: Schedule of the training.
-        num_draws: Number of draws for bounds and predictions.
     """
     (x, y), (x_test, y_test), units = rows
     stack = ModelStack([make(x[split], y[split], model, seed=split) for split in range(len(x))])
@@ -54,7 +52,6 @@ def make(x: Tensor, y: Tensor, model: str, seed: int = 0) -> DeepGP:
         x: Inputs, [N, D].
         y: Targets, [N, 1].
         model: A key of `MODELS`.
-        seed: Seed of all random numbers.
     """
     depth, inducing = MODELS[model]
     with torch.random.fork_rng(devices=[]):

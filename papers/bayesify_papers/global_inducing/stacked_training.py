@@ -13,20 +13,6 @@ from bayesify.training import ModelStack, StackedBatch, StackedBatches, Steps
 from bayesify_papers.shared.small_products import small_products
 
 
-def elbo(
-    stack: ModelStack,
-    x: Tensor,
-    y: Tensor,
-    num_data: int,
-    num_draws: int = 1,
-    kl_weight: float | Tensor = 1.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """The bound of each model, [R], from batches [R, B, ...]."""
-    data, kl = stack.terms(StackedBatch(x, y), num_data=num_data, num_draws=num_draws, generator=generator)
-    return (data - kl_weight * kl).mean(-1)
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Adam with a learning rate that falls to 0 along half a cosine. The factor on the KL first rises linearly to 1.
@@ -84,7 +70,6 @@ def train(
         stack: Stack of models; changed in place.
         x: Inputs, [R, N, inputs].
         y: Targets, [R, N, outputs].
-        schedule: Schedule of the training.
         seed: Seed of batches and noise.
         label: Name of the training run in progress lines; without a label none are printed.
         every: Largest number of steps between progress lines; a divisor of the schedule's steps.
@@ -127,6 +112,9 @@ def bounds(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int = 100, seed: 
 def bound_parts(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int, seed: int = 0) -> Tensor:
     """The bound of each model from ten draws at a time, [num_draws / 10, R]."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
+    parts = []
     with small_products():
-        parts = [elbo(stack, x, y, x.shape[1], 10, 1.0, generator) for _ in range(max(1, num_draws // 10))]
+        for _ in range(max(1, num_draws // 10)):
+            data, kl = stack.terms(StackedBatch(x, y), num_data=x.shape[1], num_draws=10, generator=generator)
+            parts.append((data - kl).mean(-1))
     return torch.stack(parts)

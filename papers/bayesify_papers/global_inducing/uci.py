@@ -50,7 +50,6 @@ def stack_splits(data: uci.Table, splits: int | None = None, device: str = "cpu"
     Args:
         data: A regression whose splits are of one size.
         splits: Number of splits, from the first; all by default.
-        device: Device of the tensors.
     """
     parts: list[list[np.ndarray]] = [[], [], [], []]
     units = []
@@ -80,14 +79,9 @@ def run_networks(
     """Train networks on all splits at once and return scores by split.
 
     Args:
-        data: A regression.
         model: A key of `MODELS`.
         prior: One of `PRIORS`.
-        schedule: Schedule of the training.
         splits: Number of splits, from the first; all by default.
-        device: Device of the computation.
-        num_draws: Number of draws for bounds and predictions.
-        seed: Seed of all random numbers.
         hidden_precision: Initial precision of the pseudo-outputs of hidden layers.
         start: Initial pseudo-outputs of hidden layers, see `Design`.
         points: Number M of inducing inputs.
@@ -126,14 +120,9 @@ def run(
 
     Args:
         folder: Folder for the results, one file per job.
-        tables: Data sets.
         models: Keys of `MODELS` and of `processes.MODELS`.
         priors: Priors of networks. Deep Gaussian processes do not use them.
-        schedule: Schedule of every training run.
         splits: Number of splits, from the first; all by default.
-        device: Device of the computation.
-        num_draws: Number of draws for bounds and predictions.
-        facts: Record of the run, written to each file.
         inducing: `hidden_precision`, `start` and `points` of `run_networks`.
 
     Raises:

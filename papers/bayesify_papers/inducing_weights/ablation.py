@@ -61,7 +61,6 @@ def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, An
     """Scores of each system and setting, averaged over the finished seeds, FFG-U first.
 
     Args:
-        planned: Jobs from `jobs`.
         results: Results of the finished jobs.
     """
     grouped: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}

@@ -93,11 +93,8 @@ def run(
             deterministic system and Ensemble-W use. Systems with predictions from a run of the same settings are not trained
             again. Several processes may train different systems in one folder.
         source: Training images and images to score.
-        recipe: Recipe of the training.
         systems: Names from `SYSTEMS` and `BASELINES`.
         seed: Seed of all random numbers. Network k of an ensemble has `seed + k`.
-        device: Device for training.
-        facts: Record of the run, written to `run.json`.
     """
     problem = ImageProblem(source, device)
     folder.mkdir(parents=True, exist_ok=True)

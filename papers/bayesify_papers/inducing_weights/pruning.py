@@ -80,16 +80,12 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
 
 
 def _score(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
-    made = given.predict_one([network], "test", job.recipe.prediction_draws, job.seed)
-    return {"parameters": count_parameters(network), **given.score(made)}
+    made = given.predict([network], job.recipe.prediction_draws, job.seed)
+    return {"parameters": count_parameters(network), **given.score(made["test"])}
 
 
 def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of each system, fraction and kind, averaged over seeds.
-
-    Args:
-        results: Results of `work`.
-    """
+    """Scores of each system, fraction and kind, averaged over seeds."""
     grouped: dict[tuple[str, float, bool], list[dict[str, float]]] = {}
     for result in results:
         for row in result["rows"]:

@@ -202,11 +202,8 @@ def run(
 
     Args:
         systems: Names of `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs for the first seed only.
-        seeds: Number of seeds.
-        training: Settings of the training.
         folder: Folder for `regression.json`, from which a run resumes, and for the figure of the first seed (if matplotlib is
             installed and all systems were trained in this run). By default nothing is written.
-        facts: Record of the run, written to the JSON file.
     """
     data = toy.cosine()
     outcomes: list[Outcome] = []

@@ -209,9 +209,6 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
 
     Args:
         system: A name of `SYSTEMS`.
-        recipe: Recipe of the training.
-        given: Images on a device.
-        seed: Seed of the initial values and of the training.
         checkpoint: File to resume from, written about twenty times; none by default.
     """
     x, y = given.x, given.y

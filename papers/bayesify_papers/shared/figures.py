@@ -27,8 +27,6 @@ def panels(
 
     Args:
         path: Path of the figure. Its suffix is replaced.
-        rows: Number of rows of panels.
-        columns: Number of columns of panels.
         size: Size of the figure in inches.
         kinds: Suffixes of the files.
         share: `sharex` and `sharey` of matplotlib.

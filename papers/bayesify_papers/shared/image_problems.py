@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bayesify import BayesianNetwork
 from bayesify.predictor import Predictor
@@ -43,11 +42,6 @@ class ImageProblem:
         sets = {name: partial(self.scale, images, self.device) for name, images in self.source.scored().items()}
         return predictions.predict_sets(networks, sets, num_draws, seed)
 
-    def predict_one(self, networks: Sequence[Predictor], name: str, num_draws: int, seed: int) -> StoredPrediction:
-        """Joint prediction of networks for one set of the source."""
-        pictures: Tensor = self.scale(self.source.scored()[name], self.device)
-        return predictions.predict(networks, pictures, num_draws, seed)
-
     def score(self, prediction: StoredPrediction) -> dict[str, float]:
         """Accuracy, NLL, ECE and Brier score on the images to be scored."""
         return classification_scores(prediction, self.test_labels)
@@ -59,8 +53,6 @@ class ImageProblem:
 
         Args:
             train: Function that trains and returns the network and its history.
-            num_draws: Number of draws of the prediction.
-            seed: Seed of these draws.
             path: File of the predictions. They are not stored if it is `None`.
 
         Returns:

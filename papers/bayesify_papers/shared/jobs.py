@@ -17,9 +17,7 @@ def run_trainings(
     jobs: Mapping[str, Any] | Callable[[Mapping[str, Result]], Mapping[str, Any]],
     folder: Path,
     *,
-    workers: int | None = None,
-    device: str = "cpu",
-    on_gpu: int = 6,
+    workers: int = 1,
 ) -> dict[str, Result]:
     """Run jobs by `bayesify.scale_out.run_jobs` and print a line for each finished job.
 
@@ -27,19 +25,18 @@ def run_trainings(
         work: Function from a job (a dataclass) and the folder to a result. It is defined at the top level of a module.
         jobs: Jobs by name, or a plan that makes them from earlier results.
         folder: Folder of the results and of all files that `work` writes.
-        workers: Number of simultaneous jobs; by default `count_workers` decides.
-        device: Device of the training. On a GPU, a step of a small network waits for kernel launches, so that several processes
-            together take hardly longer than one.
-        on_gpu: Default of `workers` on a GPU.
+        workers: Number of simultaneous jobs; see `count_workers`.
     """
-    count = count_workers(workers, device, on_gpu)
-    threads = max(1, torch.get_num_threads() // count)
+    threads = max(1, torch.get_num_threads() // workers)
     function: Callable[[Any], Result] = partial(_call, work, folder)
-    return run_jobs(function, jobs, folder, workers=count, threads=threads, retries=0, progress=_tell)
+    return run_jobs(function, jobs, folder, workers=workers, threads=threads, retries=0, progress=_tell)
 
 
 def count_workers(workers: int | None, device: str, on_gpu: int = 6) -> int:
-    """Number of simultaneous training runs: `workers` if given, otherwise `on_gpu` on a GPU and 1 on a CPU."""
+    """Number of simultaneous training runs: `workers` if given, otherwise `on_gpu` on a GPU and 1 on a CPU.
+
+    On a GPU, a step of a small network waits for kernel launches, so that several processes together take hardly longer than one.
+    """
     return workers or (on_gpu if torch.device(device).type == "cuda" else 1)
 
 

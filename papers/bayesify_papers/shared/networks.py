@@ -11,8 +11,6 @@ def residual_network(depth: int, width: int, channels: int, num_classes: int, *,
     Args:
         depth: Number of basic blocks in each of the four stages. ResNet-18 has 2.
         width: Number of channels of the first stage. ResNet-18 and ResNet-50 have 64.
-        channels: Number of channels of the images.
-        num_classes: Number of outputs.
         bottleneck: Whether to use the 3, 4, 6 and 3 bottleneck blocks of ResNet-50 instead of basic blocks.
     """
     if bottleneck:

@@ -49,11 +49,6 @@ class StoredPrediction(ClassificationPredictive):
         return self.stored_entropy
 
 
-def predict(networks: Sequence[Predictor], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
-    """Joint prediction of networks for one set of images; see `predict_sets`."""
-    return predict_sets(networks, {"x": lambda: x}, num_draws, seed)["x"]
-
-
 def predict_sets(
     networks: Sequence[Predictor], sets: Mapping[str, Callable[[], Tensor]], num_draws: int, seed: int
 ) -> dict[str, StoredPrediction]:
@@ -62,8 +57,6 @@ def predict_sets(
     Args:
         networks: Networks of equal weight; or one Laplace posterior, which predicts by its closed form.
         sets: Functions by name of a set. Each returns images on the networks' device, [B, C, H, W].
-        num_draws: Number of draws of each network.
-        seed: Seed of the draws.
     """
     if isinstance(networks[0], Laplace):
         return {name: _closed_form(networks[0], images()) for name, images in sets.items()}

@@ -10,7 +10,6 @@ def synthetic(rows: int = 60, inputs: int = 3, splits: int = 3, amplitude: float
 
     Args:
         rows: Number of rows N.
-        inputs: Number of inputs D.
         splits: Number of standard splits.
         amplitude: Amplitude of the sine. The noise has standard deviation 0.1.
     """

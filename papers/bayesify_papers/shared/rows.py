@@ -28,7 +28,6 @@ def row(setting: Mapping[str, Any], metric: str, values: float | Sequence[float]
     """One row of results.
 
     Args:
-        setting: Settings of the run.
         metric: The score's name.
         values: Score of each run, or their mean, in the unit of the published number.
         published: Published mean and standard deviation, or the mean alone.

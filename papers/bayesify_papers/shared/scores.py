@@ -4,11 +4,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from bayesify import ClassificationPredictive, metrics
-from bayesify.metrics.ranking import uncertainties
 
 CLASSIFICATION_SCORES = ("accuracy", "nll", "ece", "brier")
 
@@ -17,7 +15,6 @@ def classification_scores(prediction: ClassificationPredictive, labels: Tensor) 
     """Accuracy, NLL, ECE and Brier score.
 
     Args:
-        prediction: Prediction for B images.
         labels: Labels of the images on the prediction's device, [B].
     """
     return {
@@ -32,7 +29,6 @@ def reliability_curve(prediction: ClassificationPredictive, labels: Tensor) -> d
     """Confidence, accuracy and number of images in bins of confidence of equal width. Values of empty bins are `None`.
 
     Args:
-        prediction: Prediction for B images.
         labels: Labels of the images on the prediction's device, [B].
     """
     found = metrics.reliability(prediction, labels)
@@ -46,20 +42,10 @@ def reliability_curve(prediction: ClassificationPredictive, labels: Tensor) -> d
 
 
 def separation(made: Mapping[str, ClassificationPredictive]) -> dict[str, float]:
-    """AUROC of the set `ood/...` against `test`, by entropy and by mutual information, from ranks."""
+    """AUROC of the set `ood/...` against `test`, by entropy and by mutual information."""
     (outside,) = (prediction for name, prediction in made.items() if name.startswith("ood/"))
-    inner, outer = uncertainties(made["test"]), uncertainties(outside)
-    return {f"auroc_{key}": rank_auroc(inner[key], outer[key]) for key in ("entropy", "mutual_information")}
-
-
-def rank_auroc(inside: Tensor, outside: Tensor) -> float:
-    """Probability that a number of `outside` is larger than a number of `inside`; ties count half."""
-    values, place = torch.cat((inside, outside)).double().unique(return_inverse=True)
-    counts = torch.bincount(place, minlength=len(values)).double()
-    ranks = counts.cumsum(0) - (counts - 1) / 2  # mean rank of each value, from 1
-    total = float(ranks[place[len(inside) :]].sum())
-    low = len(outside) * (len(outside) + 1) / 2
-    return (total - low) / (len(inside) * len(outside))
+    found = metrics.ood(made["test"], outside)
+    return {key: found[key] for key in ("auroc_entropy", "auroc_mutual_information")}
 
 
 def standard_error(values: Sequence[float]) -> float | None:

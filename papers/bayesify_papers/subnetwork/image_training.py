@@ -90,11 +90,8 @@ def trained(
 
     Args:
         path: File of the checkpoint. A network that it contains is not trained again.
-        recipe: Recipe of the training.
         x: Images, normalized, [N, C, H, W].
         y: Labels, [N].
-        num_classes: Number of outputs.
-        seed: Seed of the initial values and of the training.
 
     Returns:
         The network in evaluation mode, and the seconds of its training.

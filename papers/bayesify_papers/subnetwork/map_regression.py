@@ -54,10 +54,6 @@ def make(inputs: int, hidden_layers: int, width: int, seed: int, *, residual: bo
     """A ReLU network with one output, from a seed.
 
     Args:
-        inputs: Number of inputs D.
-        hidden_layers: Number of hidden layers.
-        width: Number of units of each hidden layer.
-        seed: Seed of the initial values.
         residual: Whether each hidden layer after the first adds to its input, as in the authors' code.
     """
     with torch.random.fork_rng(devices=[]):
@@ -86,7 +82,6 @@ def train(
         net: Network from [B, D] to [B, 1].
         x: Inputs, [N, D].
         y: Targets, [N, 1].
-        recipe: Recipe of the training.
         validation: Inputs and targets whose log-likelihood decides which epoch is kept; by default the last epoch.
         seed: Seed of the order of examples.
         noise: Initial noise variance.

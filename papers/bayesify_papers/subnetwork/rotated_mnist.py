@@ -124,7 +124,6 @@ def train(chosen: argparse.Namespace, task: shifted_images.Task, **recipe: Any) 
 
     Args:
         chosen: Options that `image_program` read.
-        task: Images for training and prediction.
         recipe: Settings of the recipe that a quick run changes.
     """
     how, settings, device = fill(Recipe, chosen), fill(Settings, chosen), chosen.device

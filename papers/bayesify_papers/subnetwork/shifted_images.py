@@ -58,13 +58,7 @@ def run(
 
     Args:
         folder: Folder for one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
-        task: Images for training and prediction.
-        recipe: Recipe of the training.
-        settings: Settings of the systems.
         systems: Names of `SYSTEMS`.
-        seed: Seed of all random numbers.
-        device: Device of the computation.
-        facts: Record of the run, written to `run.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device(device)

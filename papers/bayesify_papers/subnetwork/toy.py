@@ -188,11 +188,8 @@ def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, fac
     """Train, score and plot. Seeds in `toy.json` with the same settings are not run again.
 
     Args:
-        data: Data points.
-        seeds: Number of seeds.
         recipe: Recipe of the MAP estimate.
         folder: Folder for `toy.json` and, if matplotlib is installed, the figure of the first seed.
-        facts: Record of the run, written to the JSON file.
     """
     path = folder / "toy.json"
     content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}

@@ -147,14 +147,11 @@ def run(
 
     Args:
         folder: Folder for `uci.jsonl`, with one line per posterior, and `uci.json`, with the facts and settings of the run.
-        tables: Data sets to run.
         kinds: `"standard"`, `"gap"` or both.
         splits: Number of splits of each kind, from the first.
         networks: Number of hidden layers and width of each network.
         recipes: Recipes of the MAP estimates by data set.
         largest: Largest number of weights of a subnetwork.
-        device: Device of the computation.
-        facts: Record of the run, written to the JSON file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "uci.jsonl"

@@ -49,7 +49,6 @@ def distances(matrices: Tensor, search: Search, generator: torch.Generator) -> t
 
     Args:
         matrices: $\Gamma$, [R, D, D].
-        search: Effort of the search.
         generator: Source of randomness of the starts.
 
     Returns:

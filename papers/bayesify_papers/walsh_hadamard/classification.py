@@ -73,14 +73,8 @@ def run_setting(
 
     Args:
         folder: See `regression.run_stored`.
-        data: Data set.
         model: A key of `regression.MODELS`.
-        hidden_layers: Number of hidden layers.
-        width: Number of units of each hidden layer.
-        recipe: Schedule.
         splits: Number of splits, from the first.
-        num_draws: Number of draws of a prediction.
-        facts: Record of the run, written to the JSON file.
         device: Device for training. Scores are computed on a CPU.
 
     Returns:

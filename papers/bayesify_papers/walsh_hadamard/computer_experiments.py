@@ -55,22 +55,6 @@ class Simulator:
         return low + (high - low) * unit
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """Inputs and outputs of a simulator.
-
-    Args:
-        x: Inputs, each rescaled to the range from 0 to 1, [N, D], float32.
-        y: Outputs, with noise if requested, [N, 1], float32.
-    """
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-
 def borehole(x: Tensor) -> Tensor:
     r"""Flow of water through a borehole between two aquifers, in cubic meters per year (Harper & Gupta 1983).
 
@@ -181,14 +165,16 @@ SIMULATORS: dict[str, Simulator] = {
 """The five functions of the Walsh-Hadamard paper's comparison of Gaussian processes, by name."""
 
 
-def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -> Evaluations:
+def sample(name: str, n: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Evaluate a simulator at points of a scrambled Sobol sequence, which fill its box evenly.
 
     Args:
         name: A name of `SIMULATORS`.
         n: Number of points N; by default the paper's.
-        seed: Seed of the scrambling and of the noise.
-        noise: Variance of Gaussian noise in y, in the square of y's units.
+        seed: Seed of the scrambling.
+
+    Returns:
+        Inputs, each rescaled to the range from 0 to 1, [N, D], and outputs, [N, 1], in float32.
 
     Raises:
         ValueError: If the name is unknown.
@@ -199,8 +185,4 @@ def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -
     count = simulator.num_points if n is None else n
     points = torch.quasirandom.SobolEngine(simulator.num_inputs, scramble=True, seed=seed)
     unit = points.draw(count, dtype=torch.float64)
-    y = simulator(simulator.rescale(unit))
-    if noise > 0:
-        generator = torch.Generator().manual_seed(seed)
-        y = y + math.sqrt(noise) * torch.randn(count, generator=generator, dtype=torch.float64)
-    return Evaluations(unit.float(), y.float().unsqueeze(-1))
+    return unit.float(), simulator(simulator.rescale(unit)).float().unsqueeze(-1)

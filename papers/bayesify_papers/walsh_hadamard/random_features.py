@@ -13,10 +13,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,51 +105,35 @@ class Job:
         """Smallest number of features or inducing points that uses at least the budget. Features come in pairs."""
         if self.system == "walsh_hadamard":
             return self.block**2
-        if self.system == "fourier":
-            count = _fourier_parameters(self.covariance)
-            return _fewest(count, self.budget, range(2, self.budget + 2, 2))
-        inputs = computer_experiments.SIMULATORS[self.function].num_inputs
-        return _fewest(
-            lambda size: count_inducing_parameters(size, inputs, self.covariance), self.budget, range(1, self.budget)
-        )
+        step = 2 if self.system == "fourier" else 1
+        return next(size for size in count(step, step) if self._parameters_of(size) >= self.budget)
 
     @property
     def parameters(self) -> int:
         """Number of parameters of the posterior and the inducing points, without kernel and noise."""
-        if self.system == "walsh_hadamard":
-            return self.budget
-        if self.system == "fourier":
-            return _fourier_parameters(self.covariance)(self.size)
-        inputs = computer_experiments.SIMULATORS[self.function].num_inputs
-        return count_inducing_parameters(self.size, inputs, self.covariance)
+        return self.budget if self.system == "walsh_hadamard" else self._parameters_of(self.size)
 
-
-def _fourier_parameters(covariance: Covariance) -> Callable[[int], int]:
-    if covariance == "diagonal":
-        return lambda size: 2 * size
-    return lambda size: size + size * (size + 1) // 2
-
-
-def _fewest(count: Callable[[int], int], budget: int, sizes: Iterable[int]) -> int:
-    return next(size for size in sizes if count(size) >= budget)
+    def _parameters_of(self, size: int) -> int:
+        if self.system == "inducing_points":
+            inputs = computer_experiments.SIMULATORS[self.function].num_inputs
+            return count_inducing_parameters(size, inputs, self.covariance)
+        return 2 * size if self.covariance == "diagonal" else size + size * (size + 1) // 2
 
 
 def prepare(name: str, training: Training, seed: int) -> FeatureProblem:
     """Space-filling evaluations of a function, split at random."""
-    data = computer_experiments.sample(name, training.num_points, seed=seed)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-    cut = int(TRAIN_SHARE * len(data))
+    x, y = computer_experiments.sample(name, training.num_points, seed=seed)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    cut = int(TRAIN_SHARE * len(x))
     train, test = order[:cut], order[cut:]
-    mean, std = data.y[train].mean(), data.y[train].std(unbiased=False)
-    y = (data.y - mean) / std
-    return FeatureProblem(data.x[train], y[train], data.x[test], y[test])
+    y = (y - y[train].mean()) / y[train].std(unbiased=False)
+    return FeatureProblem(x[train], y[train], x[test], y[test])
 
 
 def make(job: Job, x: Tensor) -> RandomFeatureGP | InducingPointGP:
     """The untrained model of a job.
 
     Args:
-        job: The job.
         x: Training inputs. Inducing points start at some of them.
     """
     if job.system == "inducing_points":
@@ -170,7 +154,7 @@ def train(
     seed: int,
 ) -> None:
     """Maximize the bound in place. The bound has a closed form for all systems, so batches are the only noise."""
-    likelihood, count = model.likelihood, len(problem.x)
+    likelihood, num_data = model.likelihood, len(problem.x)
     assert isinstance(likelihood, Gaussian)
     assert isinstance(likelihood.raw_noise, nn.Parameter)
     adam = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
@@ -178,8 +162,8 @@ def train(
     for phase, (learned, steps) in enumerate(phases):
         likelihood.raw_noise.requires_grad_(learned)
         if steps > 0:
-            batches = RandomBatches(problem.x, problem.y, min(training.batch_size, count), steps)
-            fit(model, batches, epochs=1, num_data=count, optimizer=adam, seed=2 * seed + phase, progress=False)
+            batches = RandomBatches(problem.x, problem.y, min(training.batch_size, num_data), steps)
+            fit(model, batches, epochs=1, num_data=num_data, optimizer=adam, seed=2 * seed + phase, progress=False)
 
 
 def judge(
@@ -242,11 +226,7 @@ def run(
     """Train and score the jobs that are not yet in the file or in the files to merge.
 
     Args:
-        wanted: Jobs to run.
-        training: Settings of the training.
         path: JSON file of results, written after each training run; by default nothing is written.
-        facts: Record of the run, written to the file.
-        device: Device for training.
         merge: Files of other runs.
     """
     keys = [field.name for field in fields(Job)]

@@ -111,7 +111,6 @@ class Rows:
         """Scale each split by the statistics of its training rows.
 
         Args:
-            data: Data set.
             splits: Splits with equal numbers of training rows.
             validation: See `Setting`.
         """
@@ -165,10 +164,6 @@ def make(setting: Setting, inputs: int, seed: int, *, outputs: int = 1, unit: fl
     """The untrained network of a setting.
 
     Args:
-        setting: Network and posterior.
-        inputs: Number of columns.
-        seed: Seed of the initial values.
-        outputs: Number of targets.
         unit: Standard deviation of the targets in their own unit.
     """
     with torch.random.fork_rng(devices=[]):
@@ -224,12 +219,9 @@ def judge(network: BayesianNetwork, x: Tensor, y: Tensor, unit: float, num_draws
     """RMSE and mean negative log-likelihood in the target's own unit, for the mixture of draws and for single draws.
 
     Args:
-        network: Trained network.
         x: Inputs, [B, D].
         y: Standardized targets, [B, O].
         unit: Number that the targets were divided by.
-        num_draws: Number of draws S.
-        seed: Seed of the draws.
     """
     prediction = network.predict(x, num_draws, generator=torch.Generator().manual_seed(seed), keep_outputs=True)
     outputs = prediction.outputs.double()  # [S, B, O]
@@ -261,12 +253,7 @@ def run_setting(
 
     Args:
         folder: See `run_stored`.
-        data: Data set.
-        setting: Settings of the training run.
-        recipe: Recipe of the training.
         splits: Number of splits, from the first; all by default.
-        num_draws: Number of draws of a prediction.
-        facts: Record of the run, written to the JSON file.
         device: Device for training. Scores are computed on a CPU.
 
     Returns:
@@ -316,7 +303,6 @@ def run_stored(
         stem: Stem of the files' names.
         network: Data set, model, layers and width, for every line.
         about: Settings, which must equal those of an earlier run.
-        facts: Record of the run, written to the JSON file.
         recipe: Recipe, which has the number of steps.
         work: Function from a checkpoint file and a `Report` to scores by split and processor seconds.
 
@@ -349,7 +335,6 @@ def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Rec
 
     Args:
         networks: Networks with `MatrixNormal` posteriors; changed in place.
-        rows: Rows of all splits.
         recipe: Recipe with the batch size and the number of steps, which is rounded to whole epochs. The learning rate is 0.1 and
             falls along half a cosine, as in `bayesify.compare`.
         report: Function called after each network with its number of steps and the seconds of one network.

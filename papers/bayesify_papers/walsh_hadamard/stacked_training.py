@@ -109,7 +109,6 @@ def train(
         stack: Stack of networks. Each sees batches of its own data.
         x: Inputs, [R, N, inputs].
         y: Targets [R, N, O], or labels [R, N].
-        recipe: Schedule.
         checkpoint: File to resume from and to write. The caller removes it when the result is stored.
         seed: Seed of batches and noise.
         every: Largest number of steps between checkpoints; a divisor of the recipe's steps.

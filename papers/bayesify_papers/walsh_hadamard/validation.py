@@ -30,9 +30,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
     """Train candidates of one shape on all splits at once, and score them on the rows set aside.
 
     Args:
-        data: Data set.
         candidates: Settings whose parameters have the same shapes.
-        recipe: Recipe of the training.
         splits: Number of splits, from the first.
     """
     rows = Rows.of(data, data.splits[:splits], validation=True)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from bayesify_papers.function_space import fashion, scores, toy, trainings
 from bayesify_papers.function_space.networks import convolutional_network
-from bayesify_papers.shared.scores import rank_auroc
 
 from bayesify import fit
 
@@ -92,12 +91,6 @@ def test_mean_field_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
         trainings.train(other, given)
         assert seen[-1]["trained"] == len(given.x)
         assert "patience" not in seen[-1]
-
-
-def test_rank_auroc_counts_pairs() -> None:
-    inside, outside = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 0.5])
-    pairs = [(1.0 if b > a else 0.5 if b == a else 0.0) for a in inside for b in outside]
-    assert rank_auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
 
 
 def test_points_of_a_mixture_are_shared() -> None:

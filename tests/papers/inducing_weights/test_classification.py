@@ -150,11 +150,11 @@ def test_networks_predict_together():
         torch.manual_seed(seed)
         net = bayesianize(recipe.network(1, 3), SYSTEMS["deterministic"].posterior(recipe), likelihood=Categorical())
         networks.append(net.eval())
-    together = predictions.predict(networks, x, 1, 0)
+    together = predictions.predict_sets(networks, {"test": lambda: x}, 1, 0)["test"]
     apart = [network.predict(x, 1) for network in networks]
     assert torch.allclose(together.probs, sum(part.probs for part in apart) / 2, atol=1e-6)
     assert torch.allclose(together.aleatoric_entropy, sum(part.entropy for part in apart) / 2, atol=1e-6)
-    stored = [{"test": predictions.predict([network], x, 1, 0)} for network in networks]
+    stored = [predictions.predict_sets([network], {"test": lambda: x}, 1, 0) for network in networks]
     combined = predictions.combine(stored)["test"]
     assert torch.allclose(combined.probs, together.probs, atol=1e-6)
     assert torch.allclose(combined.mutual_information, together.mutual_information, atol=1e-6)
@@ -318,7 +318,7 @@ def test_trains_without_luck(name, monkeypatch):
     problem, nlls = ImageProblem(sources.Source(sources.SYNTHETIC), "cpu"), []
     for seed in range(5):
         bnn, _ = train(SYSTEMS[name], LUCK, problem, seed)
-        nlls.append(problem.score(problem.predict_one([bnn], "test", 10, 0))["nll"])
+        nlls.append(problem.score(problem.predict([bnn], 10, 0)["test"])["nll"])
     median = statistics.median(nlls)
     assert median < 0.3
     assert all(abs(nll - median) < 0.05 for nll in nlls)
