@@ -350,7 +350,8 @@ def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[
 
 
 def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Key, list[Cell]]:
-    """Rows of one recipe for each system, if rows name their recipe: the recipe with the most seeds, then the newest.
+    """Rows of one recipe for each system, if rows name their recipe: the recipe with the most seeds, then the most
+    epochs, then the newest.
 
     Seeds of different recipes are never averaged. Systems may have different recipes, as in the paper.
     """
@@ -358,14 +359,14 @@ def _alike(table: Mapping[str, Any], found: Mapping[Key, list[Cell]]) -> dict[Ke
         return dict(found)
     at = table["axes"].index("system")
     seeds: dict[tuple[str, str], set[Any]] = {}
-    newest: dict[tuple[str, str], str] = {}
+    age: dict[tuple[str, str], tuple[int, str]] = {}  # epochs and date
     for key, rows in found.items():
         for row in rows:
             pair = key[at], row["recipe"]
             seeds.setdefault(pair, set()).add(row.get("seed"))
-            newest[pair] = max(newest.get(pair, ""), row["date"])
+            age[pair] = max(age.get(pair, (0, "")), (row.get("epochs") or 0, row["date"]))
     chosen = dict(
-        sorted(seeds, key=lambda pair: (len(seeds[pair]), newest[pair], pair))
+        sorted(seeds, key=lambda pair: (len(seeds[pair]), age[pair], pair))
     )  # the last recipe of a system stays
     kept = {key: [row for row in rows if row["recipe"] == chosen[key[at]]] for key, rows in found.items()}
     return {key: rows for key, rows in kept.items() if rows}

@@ -65,7 +65,11 @@ def classification(folder: Path) -> list[Row]:
         theirs = paper.find(*path) if known else None
         number = theirs if theirs is None or place is None else theirs[place]
         trained = setting["system"].removesuffix(f"_{size}")
-        facts = {"seed": content.get("seed"), "recipe": recipe_in_words(settings, trained)}
+        facts = {
+            "seed": content.get("seed"),
+            "recipe": recipe_in_words(settings, trained),
+            "epochs": settings.get("epochs"),
+        }
         seconds = content["seconds"].get(trained)
         rows.append({**row({**about, **setting}, metric, ours, number), **facts, "seconds": seconds})
 
