@@ -89,6 +89,7 @@ from bayesify.predictive.spreads import Spread
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (
+    as_inputs,
     batch_size,
     checked_inputs,
     explain_shape_errors,
@@ -1021,7 +1022,7 @@ class Laplace(Drawable):
         if found is None:
             announced = self._announce("predict", self._exact_passes(x))
             columns = ("{task.description}", "bar", "percent", "left")
-            total = batch_size(*checked_inputs(x))
+            total = batch_size(*as_inputs(x))
             with Display(*columns, show=announced, total=total, description="covariance of outputs") as bar:
                 told = replace(network, progress=lambda count: bar.update(advance=count)) if bar.shown else network
                 found = told.gaussians(x, budget, parts=True)

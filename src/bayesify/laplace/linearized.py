@@ -19,7 +19,7 @@ from bayesify.laplace.sampled import SampledCovariance
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.gaussian import marginals
 from bayesify.predictive.spreads import LowRank, Spread
-from bayesify.running.inputs_and_outputs import batch_size, checked_inputs, split_rows
+from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_inputs, split_rows
 
 MAX_EXACT_OUTPUTS = 128
 """Largest number of outputs of an example with exact curvature and predictive covariance by default, if each output takes a
@@ -126,7 +126,7 @@ class LinearizedNetwork:
             factors: Factors on the prior precisions; by default the posterior's own factor.
             parts: Whether to cut covariances to `marginals` if all of them together exceed the budget.
         """
-        total = batch_size(*checked_inputs(x))
+        total = batch_size(*as_inputs(x))
 
         def use(mean: Tensor, found: Features | Gradients) -> tuple[Tensor, list[Covariance]]:
             fits = not parts or total * mean[0].numel() ** 2 * mean.element_size() <= budget
