@@ -45,9 +45,9 @@ def test_products_of_patches_are_those_of_the_cpu():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(6, 4, 9, 8, generator=generator) for _ in range(2))
     geometry = Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)))
-    precision, found = torch.rand(6, generator=generator), []
+    scale, found = torch.rand(6, generator=generator), []
     for device in ("cpu", "cuda"):
-        inputs = [value.to(device).requires_grad_() for value in (x.bfloat16(), y, precision)]
+        inputs = [value.to(device).requires_grad_() for value in (x.bfloat16(), y, scale)]
         made = patch_products(inputs[0], inputs[1], geometry, inputs[2], True)
         grads = torch.autograd.grad(sum(value.square().sum() for value in made), inputs)
         found.append([value.cpu() for value in (*made, *grads)])

@@ -17,31 +17,35 @@ GEOMETRIES = [
     Geometry((2,), (1,), (1,), ((0, 0),)),
 ]
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
+
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: f"{geometry.kernel}")
 @pytest.mark.parametrize("largest", [2**28, 500])
-def test_matrices_and_gradients_are_those_of_float64(geometry, bias, largest, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_matrices_and_gradients_are_those_of_float64(geometry, bias, largest, device, monkeypatch):
     """The first matrix to the digits of float32, the second and gradients with respect to maps to those of bfloat16, 2**-8."""
     monkeypatch.setattr(patch_products, "MAX_PATCH_NUMBERS", largest)
     generator = torch.Generator().manual_seed(0)
     sizes = (9, 8)[: len(geometry.kernel)]
     x = torch.randn(6, 3, *sizes, generator=generator).bfloat16()
     v = torch.randn(6, 4, *geometry.outputs(sizes), generator=generator)
-    precision = torch.rand(6, generator=generator)
-    near = [value.clone().requires_grad_() for value in (x, v, precision)]
-    exact = [value.double().requires_grad_() for value in (x, v, precision)]
-    root = exact[2].sqrt()
-    found = patch_products.patch_products(near[0], near[1], geometry, near[2], bias)
-    known = convolution_moments(exact[0], exact[1], geometry, root if bias else None, root)
+    scale = torch.rand(6, generator=generator)
+    near = [value.to(device, copy=True).requires_grad_() for value in (x, v, scale)]
+    exact = [value.double().requires_grad_() for value in (x, v, scale)]
+    found = [part.cpu() for part in patch_products.patch_products(*near[:2], geometry, near[2], bias)]
+    known = convolution_moments(*exact[:2], geometry, exact[2] if bias else None, exact[2])
     for own, other in zip(found, known, strict=True):
         limit = 2e-5 if own.shape[-1] == own.shape[-2] else 2**-8
         torch.testing.assert_close(own.double(), other, rtol=limit, atol=limit * float(other.detach().abs().max()))
     weights = [torch.randn(value.shape, generator=generator) for value in found]
     for values in (found, known):
         sum((value * weight).sum() for value, weight in zip(values, weights, strict=True)).backward()
-    for own, other, limit in zip(near, exact, (2**-8, 2**-8, 2**-8), strict=True):
-        assert torch.linalg.vector_norm(own.grad.double() - other.grad) < limit * torch.linalg.vector_norm(other.grad)
+    for own, other in zip(near, exact, strict=True):
+        difference = own.grad.cpu().double() - other.grad
+        assert torch.linalg.vector_norm(difference) < 2**-8 * torch.linalg.vector_norm(other.grad)
 
 
 def test_a_network_under_autocast_has_the_bound_of_float32():

@@ -10,29 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def gather_kernel(
-    x,
-    targets,
-    rows,
-    count,
-    height,
-    width,
-    out_height,
-    out_width,
-    channels: tl.constexpr,
-    outputs: tl.constexpr,
-    columns: tl.constexpr,
-    full: tl.constexpr,
-    KW: tl.constexpr,
-    SY: tl.constexpr,
-    SX: tl.constexpr,
-    DY: tl.constexpr,
-    DX: tl.constexpr,
-    PY: tl.constexpr,
-    PX: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    x, targets, rows, count, height, width, out_height, out_width,
+    channels: tl.constexpr, outputs: tl.constexpr, columns: tl.constexpr, full: tl.constexpr, KW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    BIAS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Rows [A, 1, V, 0] from maps [M, H, W, C] and targets [M, H', W', R]; see `_rows`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]
@@ -56,27 +38,11 @@ def gather_kernel(
 
 @triton.jit
 def fold_kernel(
-    grads,
-    precision,
-    out,
-    count,
-    height,
-    width,
-    out_height,
-    out_width,
-    channels: tl.constexpr,
-    full: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SY: tl.constexpr,
-    SX: tl.constexpr,
-    DY: tl.constexpr,
-    DX: tl.constexpr,
-    PY: tl.constexpr,
-    PX: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    grads, precision, out, count, height, width, out_height, out_width,
+    channels: tl.constexpr, full: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Sums over all patches that contain a position of a map [M, H, W, C], times the example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDE)[None, :]
@@ -102,17 +68,9 @@ def fold_kernel(
 
 @triton.jit
 def scale_kernel(
-    found,
-    precision,
-    out,
-    count,
-    positions,
-    start: tl.constexpr,
-    outputs: tl.constexpr,
-    full: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    found, precision, out, count, positions,
+    start: tl.constexpr, outputs: tl.constexpr, full: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Columns of a matrix from `start` on, with each row multiplied by its example's precision, in float32."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]

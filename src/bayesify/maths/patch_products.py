@@ -1,4 +1,4 @@
-r"""Matrices of regression on a convolution's patches by products of bfloat16 patches, for GPUs.
+r"""Matrices of regression on a convolution's patches by products of bfloat16 patches, by kernels on a GPU.
 
 A network that runs in bfloat16 has features of this type. Products of two bfloat16 numbers are exact in float32, and a GPU sums
 in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m loses only the rounding of float32
@@ -10,13 +10,13 @@ Unlike in `convolution_moments`, patches are extracted, and chunks of examples b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry
+from bayesify.maths.convolution_moments import convolution_moments
 from bayesify.maths.fused_draws import has_kernel, on_device
 from bayesify.maths.signatures import Function
 from bayesify.transforms import next_power_of_two
@@ -25,25 +25,28 @@ MAX_PATCH_NUMBERS = 2**28
 """Maximum number of entries of extracted patches in memory at once."""
 
 
-def patch_products(
-    x: Tensor, targets: Tensor, geometry: Geometry, precision: Tensor, bias: bool
-) -> tuple[Tensor, Tensor]:
+def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
     r"""$A^\top \Lambda A$ and $A^\top \Lambda V$ of a convolution with one group of channels.
+
+    Kernels serve maps with two axes. Other maps, and devices without kernels, use `convolution_moments` of the same numbers.
 
     Args:
         x: The map in bfloat16, [M, c_in, *n].
         targets: V in float32, [M, c_out, *o].
         geometry: Geometry of the convolution.
-        precision: Diagonal of $\Lambda$, one value per example, float32, [M].
+        scale: Root of the diagonal of $\Lambda$, one value per example, float32, [M].
         bias: Whether the last column of A is 1.
 
     Returns:
         [1, D, D] and [1, D, c_out] in float32, with D = c_in times the kernel's positions, and one more for a bias.
     """
+    if len(geometry.kernel) != 2 or not has_kernel(targets):
+        rounded = targets.to(x.dtype).float()
+        return convolution_moments(x.float(), rounded, geometry, scale if bias else None, scale)
     size = max(1, MAX_PATCH_NUMBERS // (math.prod(targets.shape[2:]) * x.shape[1] * math.prod(geometry.kernel)))
     parts = [
         _Products.apply(*part, geometry, bias)
-        for part in zip(x.split(size), targets.split(size), precision.split(size), strict=True)
+        for part in zip(x.split(size), targets.split(size), scale.square().split(size), strict=True)
     ]
     found = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # [K C + bias, K C + bias + R]
     turned = _by_channel(found, x.shape[1], bias)
@@ -58,22 +61,6 @@ def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
     return torch.cat((own, matrix[-1:])) if bias else own
 
 
-def _windows(padded: Tensor, geometry: Geometry, outputs: Sequence[int]) -> Tensor:
-    """Part of a map [M, *n, C] without padding that each kernel position sees, a view [M, *o, *k, C]."""
-    steps = padded.stride()[1:-1]
-    strides = [step * own for step, own in zip(steps, geometry.stride, strict=True)]
-    strides += [step * own for step, own in zip(steps, geometry.dilation, strict=True)]
-    sizes = (padded.shape[0], *outputs, *geometry.kernel, padded.shape[-1])
-    return padded.as_strided(sizes, (padded.stride(0), *strides, padded.stride(-1)))
-
-
-def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """Product of bfloat16 matrices, summed in float32."""
-    if left.is_cuda:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
-
-
 class _Products(Function):
     r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, with columns of A by kernel position, then channel, then the ones: [D, D + R]."""
 
@@ -81,8 +68,8 @@ class _Products(Function):
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
         outputs, width = targets.shape[1], x.shape[1] * math.prod(geometry.kernel) + bias
         rows = _rows(x, targets, geometry, bias)  # [M, o, A V 0]
-        each = _multiply(rows[..., : _aligned(width)].mT, rows)[:, :width, : width + outputs]  # [M, D, D + R]
-        each = each.contiguous()
+        each = torch.bmm(rows[..., : _aligned(width)].mT, rows, out_dtype=torch.float32)
+        each = each[:, :width, : width + outputs].contiguous()  # [M, D, D + R]
         ctx.save_for_backward(rows, each, precision)
         ctx.geometry, ctx.shapes = geometry, (x.shape, targets.shape)
         return torch.mv(each.flatten(1).T, precision).view(each.shape[1:])
@@ -111,70 +98,47 @@ def _aligned(columns: int) -> int:
 
 def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
     """Patches, ones and V, concatenated and padded to a multiple of eight columns, [M, o, ...]."""
-    columns, outputs, sizes = x.shape[1] * math.prod(geometry.kernel), targets.shape[1], targets.shape[2:]
-    start = columns + bias
-    rows = x.new_empty(x.shape[0], *sizes, _aligned(start + outputs))
-    values = targets.movedim(1, -1)
-    if len(sizes) == 2 and has_kernel(targets):
-        from bayesify.maths.patch_kernels import gather_kernel
+    from bayesify.maths.patch_kernels import gather_kernel
 
-        maps, count, wide = x.movedim(1, -1).contiguous(), x.shape[0] * sizes.numel(), next_power_of_two(rows.shape[-1])
-        block = max(1, 4096 // wide)
-        with on_device(x.device):
-            gather_kernel[(-(-count // block),)](
-                maps, values.contiguous(), rows, count, *x.shape[2:], *sizes, x.shape[1], outputs, columns,
-                rows.shape[-1], geometry.kernel[1], *_steps(geometry), bias, block, wide, num_warps=8,
-            )  # fmt: skip
-        return rows.flatten(1, -2)
-    padded, bare = geometry.padded(x)
-    view = _windows(padded.movedim(1, -1).contiguous(), bare, sizes)
-    rows[..., :columns].unflatten(-1, (*geometry.kernel, x.shape[1])).copy_(view)
-    if bias:
-        rows[..., columns] = 1
-    rows[..., start : start + outputs] = values
-    rows[..., start + outputs :] = 0
+    columns, outputs, sizes = x.shape[1] * math.prod(geometry.kernel), targets.shape[1], targets.shape[2:]
+    rows = x.new_empty(x.shape[0], *sizes, _aligned(columns + bias + outputs))
+    maps, values = x.movedim(1, -1).contiguous(), targets.movedim(1, -1).contiguous()
+    count, wide = x.shape[0] * sizes.numel(), next_power_of_two(rows.shape[-1])
+    block = max(1, 4096 // wide)
+    with on_device(x.device):
+        gather_kernel[(-(-count // block),)](
+            maps, values, rows, count, *x.shape[2:], *sizes, x.shape[1], outputs, columns, rows.shape[-1],
+            geometry.kernel[1], *_steps(geometry), bias, block, wide, num_warps=8,
+        )  # fmt: skip
     return rows.flatten(1, -2)
 
 
 def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tensor:
     """Some columns of a matrix [M, *o, ...], multiplied by each example's precision, in float32, [M, *o, R]."""
-    if has_kernel(precision):
-        from bayesify.maths.patch_kernels import scale_kernel
+    from bayesify.maths.patch_kernels import scale_kernel
 
-        out, wide = precision.new_empty(*found.shape[:-1], outputs), next_power_of_two(outputs)
-        count, block = out[..., 0].numel(), max(1, 4096 // wide)
-        with on_device(found.device):
-            scale_kernel[(-(-count // block),)](
-                found, precision, out, count, count // len(precision), start, outputs, found.shape[-1], block, wide, num_warps=4,
-            )  # fmt: skip
-        return out
-    return found[..., start : start + outputs] * precision.view(-1, *[1] * (found.ndim - 1))
+    out, wide = precision.new_empty(*found.shape[:-1], outputs), next_power_of_two(outputs)
+    count, block = out[..., 0].numel(), max(1, 4096 // wide)
+    with on_device(found.device):
+        scale_kernel[(-(-count // block),)](
+            found, precision, out, count, count // len(precision), start, outputs, found.shape[-1], block, wide, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
     """Gradients with respect to patches, [M, *o, (*k, C, ...)], summed at their positions, times the precision: [M, C, *n]."""
-    sizes, channels = found.shape[1:-1], shape[1]
-    if len(sizes) == 2 and has_kernel(precision):
-        from bayesify.maths.patch_kernels import fold_kernel
+    from bayesify.maths.patch_kernels import fold_kernel
 
-        out, wide = found.new_empty(shape[0], *shape[2:], channels), next_power_of_two(channels)
-        count, block = shape[0] * shape[2:].numel(), max(1, 2048 // wide)
-        with on_device(found.device):
-            fold_kernel[(-(-count // block),)](
-                found, precision, out, count, *shape[2:], *sizes, channels, found.shape[-1], *geometry.kernel,
-                *_steps(geometry), block, wide, num_warps=4,
-            )  # fmt: skip
-        return out.movedim(-1, 1)
-    padded = [size + sum(pad) for size, pad in zip(shape[2:], geometry.padding, strict=True)]
-    total = precision.new_zeros(shape[0], *padded, channels)
-    seen = found[..., : channels * math.prod(geometry.kernel)].unflatten(-1, (*geometry.kernel, channels))
-    view = _windows(total, geometry, sizes)
-    for offset in geometry.offsets:
-        index: Any = (..., *offset, slice(None))
-        view[index].add_(seen[index])
-    for axis, (size, pad) in enumerate(zip(shape[2:], geometry.padding, strict=True), start=1):
-        total = total.narrow(axis, pad[0], size)
-    return (total * precision.view(-1, *[1] * (total.ndim - 1))).to(found.dtype).movedim(-1, 1)
+    sizes, channels = found.shape[1:-1], shape[1]
+    out, wide = found.new_empty(shape[0], *shape[2:], channels), next_power_of_two(channels)
+    count, block = shape[0] * shape[2:].numel(), max(1, 2048 // wide)
+    with on_device(found.device):
+        fold_kernel[(-(-count // block),)](
+            found, precision, out, count, *shape[2:], *sizes, channels, found.shape[-1], *geometry.kernel,
+            *_steps(geometry), block, wide, num_warps=4,
+        )  # fmt: skip
+    return out.movedim(-1, 1)
 
 
 def _steps(geometry: Geometry) -> tuple[int, ...]:

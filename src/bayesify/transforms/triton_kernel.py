@@ -52,16 +52,9 @@ def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr)
 
 @triton.jit(do_not_specialize=["count"])
 def _kernel(
-    source,
-    target,
-    count,
-    scale,
-    OUTER: tl.constexpr,
-    SIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-):
+    source, target, count, scale,
+    OUTER: tl.constexpr, SIDE: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
     """Transform PARTS tiles of SIDE rows: butterflies between tiles, products within.
 
     A vector is PARTS tiles, or OUTER of the SIDE rows of one tile, so that H = H_PARTS x H_OUTER x H_SIDE. `count` is the number of

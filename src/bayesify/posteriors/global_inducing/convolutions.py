@@ -82,7 +82,7 @@ class Convolution(LinearMap):
             return ones.square().sum().view(1, 1, 1), (ones @ mix(targets)).view(1, 1, -1)
         geometry, column = self.geometry(module), ones if self.has_bias else None
         if seen[0].dtype == torch.bfloat16 and mix.numbers is not None:
-            found = patch_products(seen[0], targets, geometry, mix.numbers.square(), self.has_bias)
+            found = patch_products(seen[0], targets, geometry, mix.numbers, self.has_bias)
         elif mix.numbers is not None:
             found = convolution_moments(seen[0], targets, geometry, column, mix.numbers)
         else:
