@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import matheron
-from bayesify.maths.matheron import Augmented, Factors, Group, StackDraw, draw_group, factorize, whole
+from bayesify.maths.matheron import Augmented, Factors, GroupDraw, draw_group, factorize
 from bayesify.posteriors.inducing_weights.posterior import InducingWeights
 
 
@@ -73,42 +73,6 @@ def test_draws_of_low_precision(monkeypatch: Any) -> None:
         assert float(error) < 3 * 2**-8  # a rounding is up to 2^-9 of a number; three products and the sum are rounded
 
 
-GROUPS = [Group(0, 2, 4, 6, 5, 7), Group(2, 3, 3, 8, 5, 5), Group(3, 4, 4, 4, 2, 9)]
-"""Three sizes in a stack of four matrices, whose U are filled up to 5 x 5."""
-
-
-def stacked(generator: torch.Generator, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows, columns, start, size and rest of a stack, zeros where it is filled up, and the noise of its groups."""
-    shapes = [(4, 5, 8), (4, 5, 9), (4, 1, 5, 5), (4, 1, 1, 1), (4, 5, 5)]
-    made = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-    noise: list[list[Tensor]] = [[], []]
-    for first, last, m_r, d_out, m_c, d_in in GROUPS:
-        cuts = [(m_r, d_out), (m_c, d_in), (1, m_r, m_c), (1, 1, 1), (m_c, m_c)]
-        for part, cut in zip(made, cuts, strict=True):
-            place = part[(slice(first, last), *(slice(size) for size in cut))]
-            place.copy_(torch.randn(place.shape, generator=generator, dtype=dtype))
-        for parts_, size in zip(noise, (d_in, m_c), strict=True):
-            parts_.append(torch.randn(last - first, 1, d_out, size, generator=generator, dtype=dtype))
-    return made, [*noise[0], *noise[1]]
-
-
-def by_groups(given: list[Tensor], noise: list[Tensor]) -> tuple[Tensor, ...]:
-    """The same group by group, in operations that torch differentiates."""
-    row, col, start, size, rest = given
-    return tuple(
-        draw_group(
-            row[first:last, :m_r, :d_out],
-            col[first:last, :m_c, :d_in],
-            start[first:last, :, :m_r, :m_c],
-            size[first:last],
-            rest[first:last, :m_c, :m_c],
-            noise[at],
-            noise[at + len(GROUPS)],
-        )
-        for at, (first, last, m_r, d_out, m_c, d_in) in enumerate(GROUPS)
-    )
-
-
 @pytest.mark.parametrize("sizes", [1, 3])
 def test_gradients_of_draws(sizes: int) -> None:
     """Written out, once and twice, against those of torch; `sizes`: of the noise, one or one for each draw."""
@@ -118,29 +82,10 @@ def test_gradients_of_draws(sizes: int) -> None:
     learned = [part.requires_grad_() for part in given[:5]]
 
     def draw(*learned: Tensor) -> Tensor:
-        return StackDraw.apply(None, [whole(*learned[:2])], *learned, *given[5:])[0]
+        return GroupDraw.apply(None, *learned, *given[5:])
 
     torch.testing.assert_close(draw(*learned), draw_group(*given), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(draw, learned, fast_mode=True)
-    assert torch.autograd.gradgradcheck(draw, learned, fast_mode=True)
-
-
-def test_draws_of_several_groups_at_once() -> None:
-    given, noise = stacked(torch.Generator().manual_seed(0), torch.float64)
-    learned = [part.requires_grad_() for part in given]
-
-    def draw(*learned: Tensor) -> tuple[Tensor, ...]:
-        return StackDraw.apply(None, GROUPS, *learned, *noise)
-
-    found, exact = draw(*learned), by_groups(learned, noise)
-    through = [torch.randn_like(part) for part in exact]
-    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, learned, through),
-        torch.autograd.grad(exact, learned, through),
-        rtol=1e-12,
-        atol=1e-12,
-    )
     assert torch.autograd.gradgradcheck(draw, learned, fast_mode=True)
 
 
@@ -153,7 +98,7 @@ def test_gradients_of_low_precision() -> None:
     through = torch.randn(2, 3, 40, 33, generator=generator).bfloat16().float()  # what comes back from autocast
     found = []
     for dtype in (None, torch.bfloat16):
-        (drawn,) = StackDraw.apply(dtype, [whole(*given[:2])], *given)
+        drawn = GroupDraw.apply(dtype, *given)
         assert drawn.dtype == torch.float32
         found.append([drawn.detach(), *torch.autograd.grad(drawn, learned, through)])
     for exact, low in zip(*found, strict=True):

@@ -127,16 +127,10 @@ class MatheronPlan:
         sides = [(m_r, d_out, m_c, thin + d_in) for d_out, d_in, m_r, m_c in (one.shape for one in matrices)]
         if stack is not None:
             sides = [(stack[0], stack[1], stack[0], thin + stack[2])] * len(matrices)
-        self.places = [
-            list(
-                zip(
-                    accumulate((side[0] * side[1] for side in part), initial=0),
-                    (side[1] for side in part),
-                    strict=False,
-                )
-            )
-            for part in ([side[:2] for side in sides], [side[2:] for side in sides])
-        ]
+        self.places = []  # of both sides: first number and row length of each matrix
+        for at in (0, 2):
+            firsts = accumulate((side[at] * side[at + 1] for side in sides), initial=0)
+            self.places.append([(first, side[at + 1]) for first, side in zip(firsts, sides, strict=False)])
         self.starts = list(accumulate((num_draws * one.shape[2] * one.shape[3] for one in matrices), initial=0))
         self.orders = self._orders([len(matrices)] if stack else counts, stack[2] if stack else None)
         self._tables()
@@ -255,7 +249,7 @@ class MatheronPlan:
     def gradients(
         self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients with respect to the factors, start and size, from the gradients of the draws; see `StackDraw`."""
+        """Gradients with respect to the factors, start and size, from the gradients of the draws; see `GroupDraw`."""
         from bayesify.maths import matheron_kernels as kernels
 
         rows, cols, start, size, inner, reached = saved
@@ -285,11 +279,7 @@ class MatheronPlan:
     def reference(self, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor) -> list[Tensor]:
         """The draws, matrix by matrix, in operations that torch differentiates."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
-        ends = [
-            first + (halves - 1) * step + row * one.shape[0]
-            for one in self.matrices
-            for first, step, row in [one.noise]
-        ]
+        ends = (one.noise[0] + (halves - 1) * one.noise[1] + one.noise[2] * one.shape[0] for one in self.matrices)
         stream = kernel_normals(max(ends), seed)
         found = []
         for at, one in enumerate(self.matrices):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, cycle
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,21 +24,6 @@ STACKS_ON = ("cuda",)
 """Device types on which a launch costs more than small products."""
 
 
-MAX_BRANCHES = 4
-"""Maximum number of groups that a captured draw computes at the same time."""
-
-
-class Group(NamedTuple):
-    """Position of matrices of one size in a stack: matrices `first` to `last`, with U of `rows x cols`."""
-
-    first: int
-    last: int
-    rows: int
-    outputs: int
-    cols: int
-    inputs: int
-
-
 @dataclass(frozen=True)
 class Stack:
     """Factors of all matrices of all blocks, each in one tensor, padded with zeros to M inducing rows and columns.
@@ -50,7 +35,6 @@ class Stack:
     row_reach: Tensor
     col_reach: Tensor
     col_rest: Tensor
-    groups: list[Group]
 
 
 @dataclass(frozen=True)
@@ -159,33 +143,25 @@ def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
     size = max(max(block.d_row.shape[-1], block.d_col.shape[-1]) for block in blocks)
     sides = [[z for block in blocks for z in block.z_row], [z for block in blocks for z in block.z_col]]
     stacked = [_Stacked.apply(size, *side) for side in sides]
-    d = torch.cat(
-        [
-            _filled(part, size, 1.0, axes=1)
-            for block in zip(*((b.d_row, b.d_col) for b in blocks), strict=True)
-            for part in block
-        ]
-    )
+    ds = [block.d_row for block in blocks] + [block.d_col for block in blocks]
+    d = torch.cat([_filled(part, size, 1.0, axes=1) for part in ds])
     inverse, root, tril = _Triangles.apply(d, *stacked)
     count = len(stacked[0])
     row_inverse, col_inverse = inverse.to(d.dtype).split(count)
     rests, trils = ((part.to(d.dtype)).split(count) for part in (inverse * root.unsqueeze(-2), tril))
-    ends = list(accumulate((z.shape[0] for z in sides[0]), initial=0))
-    groups = [
-        Group(first, last, *row.shape[1:], *col.shape[1:])
-        for first, last, row, col in zip(ends, ends[1:], *sides, strict=False)
-    ]
-    stack = Stack(row_inverse @ stacked[0], col_inverse @ stacked[1], rests[1], groups)
+    stack = Stack(row_inverse @ stacked[0], col_inverse @ stacked[1], rests[1])
+    row_reaches, col_reaches = (
+        iter(_cut(reach, [z.shape for z in side]))
+        for reach, side in zip((stack.row_reach, stack.col_reach), sides, strict=True)
+    )
     counts = [len(block.d_row) for block in blocks]
-    found, rest = [], iter(groups)
+    found = []
     for block, *parts in zip(blocks, *(part.split(counts) for part in (*rests, *trils)), strict=True):
         m_r, m_c = block.d_row.shape[-1], block.d_col.shape[-1]
         row_rest, col_rest, row_tril, col_tril = (
             part[:, :m, :m] for part, m in zip(parts, (m_r, m_c, m_r, m_c), strict=True)
         )
-        own = [next(rest) for _ in block.z_row]
-        row_reach = [stack.row_reach[group.first : group.last, :m_r, : group.outputs] for group in own]
-        col_reach = [stack.col_reach[group.first : group.last, :m_c, : group.inputs] for group in own]
+        row_reach, col_reach = ([next(reaches) for _ in block.z_row] for reaches in (row_reaches, col_reaches))
         found.append(Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril, stack))
     return found
 
@@ -315,14 +291,15 @@ def conditional_draw(
     cut = base.split(counts), amplitude.split(counts), factors.col_rest.split(counts)
     groups = zip(factors.row_reach, factors.col_reach, *cut, noise[1::2], noise[2::2], strict=True)
     if torch.is_grad_enabled() and not transforming():
-        return [StackDraw.apply(dtype, [whole(*group[:2])], *group)[0] for group in groups]
-    return side_by_side(draw_group if dtype is None else partial(draw_low, dtype), groups)
+        return [GroupDraw.apply(dtype, *group) for group in groups]
+    draw = draw_group if dtype is None else partial(draw_low, dtype)
+    return [draw(*group) for group in groups]
 
 
 def conditional_draws(
     blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
 ) -> list[list[Tensor]]:
-    r"""`conditional_draw` of every block, by products of all matrices at once if they were factorized as a stack.
+    r"""`conditional_draw` of every block.
 
     Args:
         blocks: Factors, whitened U, $\lambda$ (`None` for 0, so that W is its mean), $\sigma$ and noise of each block.
@@ -330,27 +307,7 @@ def conditional_draws(
     """
     if blocks[0][2] is None:
         return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
-    stack = blocks[0][0].stack
-    if stack is None:
-        return [conditional_draw(*block, dtype) for block in blocks]
-    size = stack.col_rest.shape[-1]
-    starts, amplitudes = zip(*(start_and_size(*block[:4], block[4][0]) for block in blocks), strict=True)
-    filled = [F.pad(start, (0, size - start.shape[-1], 0, size - start.shape[-2])) for start in starts]
-    wides, thins = ([part for *_, noise in blocks for part in noise[begin::2]] for begin in (1, 2))
-    drawn = iter(
-        StackDraw.apply(
-            dtype,
-            stack.groups,
-            stack.row_reach,
-            stack.col_reach,
-            torch.cat(filled),
-            torch.cat(amplitudes),
-            stack.col_rest,
-            *wides,
-            *thins,
-        )
-    )
-    return [[next(drawn) for _ in factors.counts] for factors, *_ in blocks]
+    return [conditional_draw(*block, dtype) for block in blocks]
 
 
 def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -366,32 +323,6 @@ def _fold(draws: Tensor, right: Tensor) -> Tensor:
     return found
 
 
-def side_by_side(draw: Callable[..., Tensor], groups: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Results of a function for each group; during the capture of a CUDA graph, in branches that run at the same time.
-
-    A single group leaves most of a GPU idle. Branches begin after all earlier work and end before all later work. Their results are
-    recorded as used on the main stream, so that their memory is not reused too early.
-    """
-    if transforming() or not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return [draw(*group) for group in groups]
-    main = torch.cuda.current_stream()
-    branches = [torch.cuda.Stream(priority=-1) for _ in range(MAX_BRANCHES)]  # other code uses normal priority
-    found = []
-    for branch, group in zip(cycle(branches), groups, strict=False):
-        branch.wait_stream(main)
-        with torch.cuda.stream(branch):
-            found.append(draw(*group))
-        found[-1].record_stream(main)
-    for branch in branches[: len(found)]:
-        main.wait_stream(branch)
-    return found
-
-
-def whole(row: Tensor, col: Tensor) -> Group:
-    """A group that forms a stack by itself."""
-    return Group(0, row.shape[0], *row.shape[1:], *col.shape[1:])
-
-
 def draw_group(
     row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
 ) -> Tensor:
@@ -405,131 +336,63 @@ def draw_group(
     return (torch.baddbmm(flat, left, col) if keep else flat.baddbmm_(left, col)).view(wide.shape)
 
 
-class StackDraw(Function):
-    r"""Draws of several groups, one draw of each, or of one group, with hand-written gradients.
+class GroupDraw(Function):
+    r"""Draws of one group with hand-written gradients.
 
     Let $E$ be the noise of W's size and s its scale. With $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V, and
     $l = A_r^\top i$, draws are $W = s E + l A_c$. The gradient $\bar W$ gives $\bar l = \bar W A_c^\top$,
     $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
     $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
     $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$. These are three products with matrices of the weights'
-    size instead of four. Products on the rows' side are computed for all groups at once. The noise E is kept for the backward
-    pass, because $\bar A_c$ and $\bar s$ are products with it; it is kept in the type of the products as well, if that differs.
+    size instead of four. The noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with it; it is
+    kept in the type of the products as well, if that differs.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         dtype: torch.dtype | None,
-        groups: list[Group],
         row: Tensor,
         col: Tensor,
         start: Tensor,
         size: Tensor,
         rest: Tensor,
-        *noise: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Draws [G, S, d_out, d_in] of each group; `noise` is $E$ of each group, then $E_3$ of each group."""
-        wides, thins = noise[: len(groups)], noise[len(groups) :]
-        low = _rounded_all([wide.flatten(1, 2) for wide in wides], dtype or col.dtype)
-        right = _rounded(col, dtype or col.dtype)
-        outer = _space(groups, start, (*start.shape[:2], row.shape[-1], start.shape[-1]))
-        for group, part, thin in zip(groups, low, thins, strict=True):
-            side, end = _col_side(right, group), _square(rest, group)
-            torch.baddbmm(_times(part, side.mT), thin.flatten(1, 2), end.mT, out=_row_side(outer, group))
+        wide: Tensor,
+        thin: Tensor,
+    ) -> Tensor:
+        """Draws [G, S, d_out, d_in]; `wide` is $E$, and `thin` is $E_3$."""
+        low, right = (_rounded(value, dtype or col.dtype) for value in (wide.flatten(1, 2), col))
+        outer = torch.baddbmm(_times(low, right.mT), thin.flatten(1, 2), rest.mT).view(thin.shape)
         reached = row.unsqueeze(1) @ outer
         inner = torch.addcmul(start, reached, size, value=-1)
-        left = _rounded(row.mT.unsqueeze(1) @ inner, right.dtype)
-        drawn = []
-        for group, wide in zip(groups, wides, strict=True):
-            product = _times(_row_side(left, group), _col_side(right, group)).view(wide.shape)
-            drawn.append(product.addcmul_(wide, size[group.first : group.last]))
-        ctx.save_for_backward(row, col, start, size, rest, right, outer, reached, inner, left, *noise, *low)
-        ctx.groups = groups
-        return tuple(drawn)
+        left = _rounded((row.mT.unsqueeze(1) @ inner).flatten(1, 2), right.dtype)  # [G, S d_out, M_c]
+        ctx.save_for_backward(row, col, start, size, rest, wide, thin, low, right, outer, reached, inner, left)
+        return _times(left, right).view(wide.shape).addcmul_(wide, size)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """See the class."""
-        groups, saved = ctx.groups, ctx.saved_tensors  # read once, because checkpointing provides them once
-        row, col, start, size, rest, *_ = saved
-        wides, thins, _ = _thirds(saved[10:])
+        saved = ctx.saved_tensors  # read once, because checkpointing provides them once
         if torch.is_grad_enabled():  # the gradients will be differentiated again
-            drawn = [
-                draw_group(
-                    _row_part(row, group),
-                    _col_side(col, group),
-                    start[group.first : group.last, :, : group.rows, : group.cols],
-                    size[group.first : group.last],
-                    _square(rest, group),
-                    *pair,
-                )
-                for group, *pair in zip(groups, wides, thins, strict=True)
-            ]
-            again = gradients_again(drawn, (row, col, start, size, rest), grads)
-            return None, None, *again, *[None] * (len(wides) + len(thins))
-        with torch.autocast(row.device.type, enabled=False):
-            found = _gradients(groups, grads, saved)
-        return None, None, *found, *[None] * (len(wides) + len(thins))
+            return None, *gradients_again([draw_group(*saved[:7])], saved[:5], grads), None, None
+        with torch.autocast(saved[0].device.type, enabled=False):
+            return None, *_gradients(grads[0], saved), None, None
 
 
-def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients with respect to rows, columns, start, size and rest; see `StackDraw`."""
-    row, col, start, size, rest, right, outer, reached, inner, left, *others = saved
-    wides, thins, low = _thirds(others)
-    given = _rounded_all([grad.flatten(1, 2) for grad in grads], right.dtype)
-    through_left = _space(groups, start, (*start.shape[:2], row.shape[-1], start.shape[-1]))
-    for group, grad in zip(groups, given, strict=True):
-        _row_side(through_left, group).copy_(_times(grad, _col_side(right, group).mT))
+def _gradients(grad: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients with respect to rows, columns, start, size and rest; see `GroupDraw`."""
+    row, _, _, size, _, wide, thin, low, right, outer, reached, inner, left = saved
+    given = _rounded(grad.flatten(1, 2), right.dtype)
+    through_left = _times(given, right.mT).view(thin.shape)
     through_inner = row.unsqueeze(1) @ through_left
     scaled = through_inner * -size
-    through_outer = row.mT.unsqueeze(1) @ scaled
-    narrow = _rounded(through_outer, right.dtype)
-    by_row = inner @ through_left.mT  # [L, S, M_r, D_out]
+    through_outer = (row.mT.unsqueeze(1) @ scaled).flatten(1, 2)
+    by_row = inner @ through_left.mT  # [G, S, M_r, d_out]
     by_row.flatten(0, 1).baddbmm_(scaled.flatten(0, 1), outer.flatten(0, 1).mT)
-    grad_row = by_row.sum(1) if by_row.shape[1] > 1 else by_row.squeeze(1)
-    grad_col, grad_rest = _space(groups, col, col.shape), _space(groups, rest, rest.shape)
-    for group, grad, thin, part in zip(groups, given, thins, low, strict=True):
-        torch.add(
-            _times(_row_side(left, group).mT, grad),
-            _times(_row_side(narrow, group).mT, part),
-            out=_col_side(grad_col, group),
-        )
-        torch.bmm(_row_side(through_outer, group).mT, thin.flatten(1, 2), out=_square(grad_rest, group))
-    sums = [part.sum((-2, -1), keepdim=True) for part in torch._foreach_mul(list(grads), list(wides))]
-    by_size = torch.cat(sums) - (through_inner * reached).sum((-2, -1), keepdim=True)
-    return grad_row, grad_col, through_inner, by_size.sum_to_size(size.shape), grad_rest
-
-
-def _thirds(values: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """Split a list into three of equal length."""
-    count = len(values) // 3
-    return [values[at : at + count] for at in range(0, 3 * count, count)]
-
-
-def _space(groups: Sequence[Group], like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory for all groups; zeros if the groups differ in size."""
-    return like.new_zeros(shape) if len(groups) > 1 else like.new_empty(shape)
-
-
-def _row_side(stacked: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, S, D_out, M_c], with its draws stacked: [G, S d_out, m_c]."""
-    return stacked[group.first : group.last].flatten(1, 2)[:, : stacked.shape[1] * group.outputs, : group.cols]
-
-
-def _row_part(row: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, M, D_out]."""
-    return row[group.first : group.last, : group.rows, : group.outputs]
-
-
-def _col_side(col: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, M, D_in]."""
-    return col[group.first : group.last, : group.cols, : group.inputs]
-
-
-def _square(rest: Tensor, group: Group) -> Tensor:
-    """A group's part of [L, M, M] on the columns' side."""
-    return rest[group.first : group.last, : group.cols, : group.cols]
+    by_col = _times(left.mT, given) + _times(_rounded(through_outer, right.dtype).mT, low)
+    by_size = (grad * wide).sum((-2, -1), keepdim=True) - (through_inner * reached).sum((-2, -1), keepdim=True)
+    by_rest = through_outer.mT @ thin.flatten(1, 2)
+    return by_row.sum(1), by_col, through_inner, by_size.sum_to_size(size.shape), by_rest
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
@@ -559,16 +422,3 @@ def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in another type, with aligned rows."""
     return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)
-
-
-def _rounded_all(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """`_rounded` of several tensors; those without gaps in one launch."""
-    if values[0].dtype == dtype:
-        return list(values)
-    pairs = [(_aligned(value, dtype), value) for value in values]
-    if alike := [pair for pair in pairs if pair[0].stride() == pair[1].stride()]:
-        torch._foreach_copy_([made for made, _ in alike], [value for _, value in alike])
-    for made, value in pairs:
-        if made.stride() != value.stride():
-            made.copy_(value)
-    return [made for made, _ in pairs]
