@@ -49,8 +49,6 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
         ValueError: If a name is unknown or an option does not exist.
         TypeError: If the type of the choice is not one that `bayesianize` accepts.
     """
-    if isinstance(choice, (str, Path)) and str(choice).endswith(".json"):
-        choice = read_json(choice)
     if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
         if not choice:
             raise ValueError(

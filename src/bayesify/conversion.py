@@ -93,11 +93,4 @@ def bayesianize(
     if isinstance(net, BayesianNetwork):
         raise TypeError("bayesianize: net is already a BayesianNetwork; give the plain network, or its mean_network()")
     chosen = configuration.make_choices(net, posterior, likelihood, prior, output, batch_statistics)
-    return BayesianNetwork(
-        net,
-        chosen.posteriors,
-        likelihood=chosen.likelihood,
-        prior=chosen.prior,
-        output=chosen.output,
-        batch_statistics=chosen.batch_statistics,
-    )
+    return BayesianNetwork(net, **vars(chosen))

@@ -73,15 +73,8 @@ class Road:
         num_draws: Default number of draws of a prediction.
     """
 
-    __slots__ = (
-        "_parts",
-        "captured",
-        "device",
-        "has_buffers",
-        "num_draws",
-        "runner",
-        "ways",
-    )  # slots hide the modules from copies
+    # Slots hide the modules from copies.
+    __slots__ = ("_parts", "captured", "device", "has_buffers", "num_draws", "runner", "ways")
 
     def __init__(self, bnn: BayesianNetwork[Any]) -> None:
         self._parts = list(bnn.posteriors)
@@ -607,15 +600,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The network that `config()` and `state()` describe, over a copy of `net`."""
         with own_generators(), outside_inference_mode():  # posteriors may start at random
-            chosen = configuration.restore_choices(net, config)
-            made = cls(
-                net,
-                chosen.posteriors,
-                likelihood=chosen.likelihood,
-                prior=chosen.prior,
-                output=chosen.output,
-                batch_statistics=chosen.batch_statistics,
-            )
+            made = cls(net, **vars(configuration.restore_choices(net, config)))
         kept = below("kept_statistics", state)
         adopt(made, state)
         put_tensors(made, {name: value for name, value in state.items() if not name.startswith("kept_statistics.")})

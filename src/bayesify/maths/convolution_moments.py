@@ -87,5 +87,5 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     for axis, (k, s, d) in enumerate(zip(bare.kernel, bare.stride, bare.dilation, strict=True), start=2):
         x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     order = (1, 2, *range(3 + dims, 3 + 2 * dims), 0, *range(3, 3 + dims))
-    grouped = x.unflatten(1, (geometry.groups, -1)).permute(order)  # [G, C, *k, M, *o]
+    grouped: Tensor = x.unflatten(1, (geometry.groups, -1)).permute(order)  # [G, C, *k, M, *o]
     return grouped.reshape(geometry.groups, math.prod(grouped.shape[1 : 2 + dims]), -1)

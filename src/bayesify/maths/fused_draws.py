@@ -51,7 +51,6 @@ class Plan:
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
-        members: Indices of the Gaussians that are drawn; the noise of the others is skipped.
     """
 
     def __init__(
@@ -62,22 +61,13 @@ class Plan:
         num_draws: int,
         antithetic: bool,
         dtype: torch.dtype,
-        members: list[int],
     ) -> None:
-        tiles, first = first_tiles([mean.numel() for mean in means], num_draws, antithetic)
-        self.members = members
-        means, log_stds = [means[at] for at in members], [log_stds[at] for at in members]
-        prior_stds = [prior_stds[at] for at in members]
-        tiles, first = [tiles[at] for at in members], [first[at] for at in members]
+        sizes = [mean.numel() for mean in means]
+        tiles, first = first_tiles(sizes, num_draws, antithetic)
         self.num_draws, self.antithetic, self.dtype = num_draws, antithetic, dtype
         self.device = means[0].device
-        self.shapes, self.strides = [mean.shape for mean in means], [mean.stride() for mean in means]
-        sizes = [mean.numel() for mean in means]
-        layouts = [
-            ((num_draws, *shape), (size, *stride))
-            for shape, size, stride in zip(self.shapes, sizes, self.strides, strict=True)
-        ]
-        self.drawn, self.single = Joined(layouts), Joined(list(zip(self.shapes, self.strides, strict=True)))
+        self.drawn = Joined([((num_draws, *mean.shape), (mean.numel(), *mean.stride())) for mean in means])
+        self.single = Joined([(mean.shape, mean.stride()) for mean in means])
         self.base = torch.zeros(4, device=self.device)
         places = [[offset(part, self.base) for part in parts] for parts in (means, log_stds)]
         rows = [
@@ -233,41 +223,10 @@ def make_plan(
     antithetic: bool,
     dtypes: Sequence[torch.dtype],
 ) -> DrawPlan | None:
-    """A plan for Gaussians whose draws have the given types; `None` if a kernel cannot read the parameters."""
-    if not all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True)):
+    """A plan for Gaussians whose draws have the given types; `None` if types differ, or a kernel cannot read the parameters."""
+    if len(set(dtypes)) > 1 or not all(map(_is_dense, means, log_stds)):
         return None
-    members = {dtype: [at for at, kind in enumerate(dtypes) if kind == dtype] for dtype in dtypes}
-    kinds = (means, log_stds, prior_stds, num_draws, antithetic)
-    parts = [Plan(*kinds, dtype, own) for dtype, own in members.items()]
-    return parts[0] if len(parts) == 1 else _Several(parts)
-
-
-class _Several:
-    """Plans for draws of several types, combined into one."""
-
-    def __init__(self, plans: list[Plan]) -> None:
-        self.plans, self.count = plans, sum(len(plan.members) for plan in plans)
-
-    def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
-        """See `Plan`."""
-        found: list[Any] = [None] * self.count
-        parts = []
-        for plan in self.plans:
-            draws, part = plan.draw(seed)
-            parts.append(part)
-            for at, draw in zip(plan.members, draws, strict=True):
-                found[at] = draw
-        return found, torch.stack(parts).sum()
-
-    def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """See `Plan`."""
-        found: list[Any] = [None] * (2 * self.count)
-        for plan in self.plans:
-            made = iter(plan.gradients(seed, [grads[at] for at in plan.members], grad_kl))
-            for start in (0, self.count):
-                for at in plan.members:
-                    found[start + at] = next(made)
-        return found
+    return Plan(means, log_stds, prior_stds, num_draws, antithetic, dtypes[0])
 
 
 def _is_dense(mean: Tensor, log_std: Tensor) -> bool:

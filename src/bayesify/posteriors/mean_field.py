@@ -140,7 +140,7 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws by one kernel per type of weights. The kernel writes bfloat16 directly for a bfloat16 network."""
+        """The same draws by one kernel, if all weights have one type. It writes bfloat16 directly for a bfloat16 network."""
         means, log_stds = self.mean_value.values(), self.raw_std.values()
 
         def make(stds: list[float]) -> DrawPlan | None:

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from bayesify.running.free_copies import FreeCopies
 from bayesify.running.inputs_and_outputs import Untouched, WeightDict, as_tree, batch_size, count_draws, each, stack
 from bayesify.running.kernels import without_cudnn
-from bayesify.running.light_copies import LightCopy
+from bayesify.running.light_copies import LightCopy, Places
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
 from bayesify.weights.placed import PlacedWeights
@@ -318,14 +319,14 @@ class Pass(Runner):
 
     Attributes:
         unchanged: Whether `give_back` found the copy unchanged.
+        places: The slots that the last pass filled, if the network itself runs.
     """
 
     def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
         network = runner.network if copied is None else copied.root
         super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
         self._copy = copied
-        self._names: list[str] = []
-        self._slots: list[tuple[dict[str, Any], str]] = []
+        self.places: Places = ([], [])
         self._known: Decisions | None = None
         self._keeps_state = True
         self.unchanged = False
@@ -376,34 +377,24 @@ class Pass(Runner):
                 named |= dict.fromkeys(aliases, values[name])
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-        if self.decisions().recurrent:
-            return self._run_recurrent(named, args, kwargs, method)
+        recurrent = self.decisions().recurrent
+        if recurrent:  # these layers keep a list of their weights and need contiguous plain tensors
+            formed = {key: one.materialize() for key, one in named.items() if isinstance(one, StructuredWeight)}
+            named = {name: value.contiguous() for name, value in {**named, **formed}.items()}
         slots = self._slots_of(named)
         before = [place[leaf] for place, leaf in slots]
         for (place, leaf), value in zip(slots, named.values(), strict=True):
             place[leaf] = value
+        if recurrent:
+            refresh_recurrent(self.network)
         try:
-            return getattr(self.network, method)(*args, **kwargs)
-        finally:
-            for (place, leaf), value in zip(slots, before, strict=True):
-                place[leaf] = value
-
-    def _run_recurrent(
-        self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str
-    ) -> Any:
-        """A pass of a network with recurrent layers, which keep a list of their weights and need contiguous plain tensors."""
-        slots = self._slots_of(named)
-        before = [place[leaf] for place, leaf in slots]
-        for (place, leaf), value in zip(slots, named.values(), strict=True):
-            place[leaf] = (value.materialize() if isinstance(value, StructuredWeight) else value).contiguous()
-        refresh_recurrent(self.network)
-        try:
-            with without_cudnn() if self._needs_plain_recurrence(named) else nullcontext():
+            with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 return getattr(self.network, method)(*args, **kwargs)
         finally:
             for (place, leaf), value in zip(slots, before, strict=True):
                 place[leaf] = value
-            refresh_recurrent(self.network)
+            if recurrent:
+                refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
         """Whether a recurrent layer in evaluation mode may be differentiated, which the cuDNN kernels refuse."""
@@ -414,19 +405,16 @@ class Pass(Runner):
     def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
         """Location of each parameter and buffer, as a dict and a key; cached while the same names are filled."""
         names = list(named)
-        places = self._copy.places if self._copy is not None else (self._names, self._slots)
-        if places[0] == names:
-            return places[1]
+        holder = self._copy or self
+        if holder.places[0] == names:
+            return holder.places[1]
         owned = self._copy.owned if self._copy is not None else {}
         slots: list[tuple[dict[str, Any], str]] = []
         for name in names:
             path, _, leaf = name.rpartition(".")
             owner = owned.get(path) or owner_of(self.network, name)[0]
             slots.append((owner._parameters if leaf in owner._parameters else owner._buffers, leaf))
-        if self._copy is not None:
-            self._copy.places = names, slots
-        else:
-            self._names, self._slots = names, slots
+        holder.places = names, slots
         return slots
 
     def run(
@@ -457,13 +445,11 @@ class Pass(Runner):
             return self._loop(values, args, kwargs, buffers)
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
         try:
-            return self.decisions().vmaps.run(
-                lambda: self._vmap({**values, **together}, args, kwargs, chunk_size), "draws"
-            )
+            found = partial(self._vmap, {**values, **together}, args, kwargs, chunk_size)
+            return self.decisions().vmaps.run(found, "draws")
         except (RuntimeError, ValueError, SlowVmap) as refusal:
-            outputs = self._loop(
-                values, args, kwargs, buffers
-            )  # an error of the caller is raised here, with a plain message
+            # An error of the caller is raised here, with a plain message.
+            outputs = self._loop(values, args, kwargs, buffers)
             self.refuse_vmap(refusal)
             return outputs
 
@@ -497,10 +483,8 @@ class Pass(Runner):
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
     ) -> Any:
         trees = []
-        single = (
-            count_draws(values) == 1 and not self.evaluate
-        )  # like a call of the network itself, it may change its inputs
-        inputs = None if single else Untouched(args, kwargs)
+        # A single draw may change its inputs, like a call of the network itself.
+        inputs = None if count_draws(values) == 1 and not self.evaluate else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
             given = inputs.take() if inputs is not None else (args, kwargs)
             named = {**draw, **buffers[index]} if buffers else draw
