@@ -20,7 +20,7 @@ def test_leaf_modules_without_weights_to_fill_stand_for_themselves() -> None:
     copied = LightCopy(net, hooks=False, owners={"0"})
     same = [copied[part] is part for part in net]
     assert same == [False, True, True, True, True]
-    assert set(copied.modules()) == {copied.root, *(copied[part] for part in net)}
+    assert set(copied.root.modules()) == {copied.root, *(copied[part] for part in net)}
     assert copied.root[0] is copied[net[0]]
     assert copied.root[3] is net[3]
 

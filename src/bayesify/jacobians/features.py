@@ -106,7 +106,8 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
     if found is None:
         return None
     positions = rule.positions(rule.keep(inputs), made)
-    return Features(outputs, positions, made.shape[rule.channel_axis], None if _in_order(found) else found)
+    in_order = torch.equal(found, torch.arange(len(found)))
+    return Features(outputs, positions, made.shape[rule.channel_axis], None if in_order else found)
 
 
 def _version(tensor: Tensor) -> int:
@@ -150,7 +151,3 @@ def _addresses(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
         found += (torch.arange(size) * step).reshape(-1, *[1] * (len(shape) - axis - 1))
     return found
-
-
-def _in_order(places: Tensor) -> bool:
-    return torch.equal(places, torch.arange(len(places)))

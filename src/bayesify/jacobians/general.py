@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs_and_outputs import batch_size, select_output
+from bayesify.running.inputs_and_outputs import batch_size, select_output, split_rows
 from bayesify.running.kernels import twice_differentiable
 from bayesify.running.plain_recurrence import PlainRecurrence
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
@@ -60,7 +59,7 @@ Run = Callable[[dict[str, Tensor], tuple[Any, Any]], Tensor]
 def _together(run: Run, weights: dict[str, Tensor], inputs: tuple[Any, Any], vectors: Tensor) -> dict[str, Tensor]:
     batch = batch_size(*inputs)
     leaves, structure = pytree.tree_flatten(inputs)
-    axes = [0 if _is_rowwise(leaf, batch) else None for leaf in leaves]
+    axes = [0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == batch else None for leaf in leaves]
     mapped = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis == 0]
 
     def score(weights: dict[str, Tensor], rows: list[Tensor], vector: Tensor) -> Tensor:
@@ -77,14 +76,12 @@ def _together(run: Run, weights: dict[str, Tensor], inputs: tuple[Any, Any], vec
 
 
 def _one_by_one(run: Run, values: dict[str, Tensor], inputs: tuple[Any, Any], vectors: Tensor) -> dict[str, Tensor]:
-    batch = batch_size(*inputs)
     differentiable = torch.is_grad_enabled() and any(value.requires_grad for value in values.values())
     weights = {
         name: value if value.requires_grad else value.detach().requires_grad_() for name, value in values.items()
     }
     found: dict[str, list[Tensor]] = {name: [] for name in weights}
-    for row in range(batch):
-        one = pytree.tree_map(partial(_row, row=row, batch=batch), inputs)
+    for row, one in enumerate(split_rows(*inputs, 1)):
         with torch.enable_grad():
             outputs = run(weights, one)
         if not outputs.requires_grad:  # no layer of these weights saw this example
@@ -106,11 +103,3 @@ def _one_by_one(run: Run, values: dict[str, Tensor], inputs: tuple[Any, Any], ve
         for place, name in enumerate(weights):
             found[name].append(torch.stack([grad[place] for grad in grads]))
     return {name: torch.stack(parts, dim=1) for name, parts in found.items()}
-
-
-def _row(leaf: Any, row: int, batch: int) -> Any:
-    return leaf[row : row + 1] if _is_rowwise(leaf, batch) else leaf
-
-
-def _is_rowwise(leaf: Any, batch: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,14 @@ from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.maths.gamma import as_float
-from bayesify.running.inputs_and_outputs import batch_size, explain_shape_errors, select_output, split_rows, spread_rows
+from bayesify.running.inputs_and_outputs import (
+    batch_size,
+    explain_shape_errors,
+    map_rows,
+    select_output,
+    split_rows,
+    spread_rows,
+)
 from bayesify.running.kernels import full_float32, twice_differentiable
 from bayesify.running.memory import CountBytes, count_activation_bytes
 from bayesify.running.runner import FILTERS, Runner, SlowVmap
@@ -34,8 +41,6 @@ rounding."""
 
 Uses = dict[str, list[Use]]
 """Rules of weights by first name, one rule per name of a weight."""
-
-Found = TypeVar("Found")
 
 NUM_WITNESSES = 6
 """Examples of the first batch of several on which rules are compared with automatic differentiation."""
@@ -163,9 +168,8 @@ class Jacobians:
 
     def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
         """The rules that hold, found with the first batch of one example and the first batch of several."""
-        several = (
-            batch_size(args, kwargs) > 1
-        )  # one example does not show whether the network reorders or mixes examples
+        # One example does not show whether the network reorders or mixes examples.
+        several = batch_size(args, kwargs) > 1
         if several not in self._certified:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
@@ -198,7 +202,7 @@ class Jacobians:
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
-            return read_features(self.runner, self._plain_call(args, kwargs), own[0].rule)
+            return read_features(self.runner, self._call({}, args, kwargs, twice=False), own[0].rule)
         return None
 
     def feature_cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeatureCost | None:
@@ -211,7 +215,7 @@ class Jacobians:
             first = next(split_rows(*spread_rows(args, kwargs, NUM_WITNESSES), 1))
             with full_float32() if torch.cuda.is_available() else nullcontext(), CountBytes() as counter:
                 found = self._features_by(self._candidates, *first)
-            if found is None or self._features_end(self._known_end(args, kwargs, found.outputs)):
+            if found is None or self._known_end(args, kwargs, found.outputs).keys() != self._candidates.keys():
                 self._may_end = False
                 return None
             # Without derivatives, most activations are freed immediately.
@@ -220,13 +224,9 @@ class Jacobians:
             self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
         return self._feature_costs[key]
 
-    def _features_end(self, uses: Uses) -> bool:
-        """Whether a rule did not hold, so that the features of the candidates are not enough."""
-        return uses.keys() != self._candidates.keys()
-
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Outputs of a batch: [B, ...]."""
-        return self._plain_call(args, kwargs)(self.runner).detach()
+        return self._call({}, args, kwargs, twice=False)(self.runner).detach()
 
     def push(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], offsets: Mapping[str, Tensor]
@@ -244,52 +244,39 @@ class Jacobians:
             return found[0].detach(), as_float(found[1].detach())
 
         directions = {name: offsets[name].to(center[name]) for name in self.names}
-        together = torch.func.vmap(push, out_dims=(None, 0), randomness="same")  # type: ignore[arg-type]
-        found = self._together("pushes", lambda: together(directions)) if _count(directions) > 1 else None
-        if found is not None:
-            return found
-        parts = [
-            push({name: value[place] for name, value in directions.items()}) for place in range(_count(directions))
-        ]
-        return parts[0][0], torch.stack([change for _, change in parts])
+        outputs, changes = self._together("pushes", push, directions)
+        return outputs[0], changes
 
     def pull(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vectors: Tensor) -> dict[str, Tensor]:
         r"""$\sum_b v_{sb}^\top J_b$ for vectors [S, B, ...] in the shape of the outputs: [S, *shape] by name.
 
         Each vector takes one backward pass. Gradients of single examples are not computed.
         """
-        outputs, back = torch.func.vjp(lambda weights: self._call(weights, args, kwargs)(self.runner), self._center())[
-            :2
-        ]
+        run = self._call
+        outputs, back, *_ = torch.func.vjp(lambda weights: run(weights, args, kwargs)(self.runner), self._center())
 
         def pull(vector: Tensor) -> dict[str, Tensor]:
             found: dict[str, Tensor] = back(vector.to(outputs.dtype))[0]
             return {name: as_float(value.detach()) for name, value in found.items()}
 
-        several = len(vectors) > 1
-        found = self._together("pulls", lambda: torch.func.vmap(pull, randomness="same")(vectors)) if several else None
-        if found is not None:
-            return found
-        if not several:
-            return {name: value.unsqueeze(0) for name, value in pull(vectors[0]).items()}
-        parts = [pull(vector) for vector in vectors]
-        return {name: torch.stack([part[name] for part in parts]) for name in self.names}
+        found: dict[str, Tensor] = self._together("pulls", pull, vectors)
+        return found
 
     def _center(self) -> dict[str, Tensor]:
         return {name: self.value(name, {}).detach() for name in self.names}
 
-    def _together(self, what: str, run: Callable[[], Found]) -> Found | None:
-        """Result of a function that calls `vmap`; `None` if `vmap` refuses the network or would loop inside."""
-        vmaps = self.runner.decisions().vmaps
-        if what in vmaps.refused:
-            return None
-        try:
-            return vmaps.run(run, what)
-        except (RuntimeError, ValueError, SlowVmap) as refusal:
-            if isinstance(refusal, torch.OutOfMemoryError):
-                raise
-            vmaps.refused.add(what)
-            return None
+    def _together(self, what: str, function: Callable[[Any], Any], values: Any) -> Any:
+        """A function of each entry of the first axis, stacked: by `vmap`, or one by one if `vmap` refuses or loops inside."""
+        vmaps, count = self.runner.decisions().vmaps, len(pytree.tree_leaves(values)[0])
+        if count > 1 and what not in vmaps.refused:
+            try:
+                return vmaps.run(lambda: torch.func.vmap(function, randomness="same")(values), what)
+            except (RuntimeError, ValueError, SlowVmap) as refusal:
+                if isinstance(refusal, torch.OutOfMemoryError):
+                    raise
+                vmaps.refused.add(what)
+        parts = [function(pytree.tree_map(lambda value, at=at: value[at], values)) for at in range(count)]
+        return pytree.tree_map(lambda *leaves: torch.stack(leaves), *parts)
 
     def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cost:
         """Cost of an example, measured once per shape of the inputs."""
@@ -305,20 +292,14 @@ class Jacobians:
         return self._costs[key]
 
     def _call(
-        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
+        """Function that runs a network, by kernels that can be differentiated `twice` or by the network's own."""
+
         def call(runner: Runner) -> Tensor:
-            with explain_shape_errors(args, kwargs), twice_differentiable(runner.network):
+            kernels = twice_differentiable(runner.network) if twice else nullcontext()
+            with explain_shape_errors(args, kwargs), kernels:
                 return select_output(runner.call(values, args, kwargs), self.output)
-
-        return call
-
-    def _plain_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Runner], Tensor]:
-        """Same as `_call`, but with the network's own kernels."""
-
-        def call(runner: Runner) -> Tensor:
-            with explain_shape_errors(args, kwargs):
-                return select_output(runner.call({}, args, kwargs), self.output)
 
         return call
 
@@ -333,17 +314,11 @@ class Jacobians:
         detected on sorted ones, so they are also compared in reverse order.
         """
         args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
-        count = batch_size(args, kwargs)
-
-        def turn(leaf: Any) -> Any:
-            return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == count else leaf
-
         with full_float32() if torch.cuda.is_available() else nullcontext():
             uses = self._agreeing(self._candidates, args, kwargs, values)
-            if count < 2:
+            if batch_size(args, kwargs) < 2:
                 return uses
-            args, kwargs = pytree.tree_map(turn, (args, kwargs))
-            return self._agreeing(uses, args, kwargs, values)
+            return self._agreeing(uses, *map_rows(lambda leaf: leaf.flip(0), args, kwargs), values)
 
     def _agreeing(
         self,
@@ -538,10 +513,6 @@ def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Shapes of one example's inputs, and their types."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def _count(directions: Mapping[str, Tensor]) -> int:
-    return len(next(iter(directions.values())))
 
 
 def _watched(uses: Uses) -> dict[nn.Module, Rule]:

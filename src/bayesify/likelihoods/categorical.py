@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -51,10 +50,17 @@ class Categorical(Likelihood):
         """Axis of the outputs that holds the classes."""
         return self._class_axis
 
+    @property
+    def _axis(self) -> int:
+        """Axis of the classes in outputs [S, B, ...] with an axis of draws."""
+        return self._class_axis if self._class_axis < 0 else self._class_axis + 1
+
     def _classes_last(self, outputs: Tensor) -> Tensor:
-        if self._class_axis == -1:
-            return outputs
-        return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
+        return outputs if self._class_axis == -1 else outputs.movedim(self._axis, -1)
+
+    def _is_labeled(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Whether each target is a label, for outputs of one draw."""
+        return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
         """Whether every label is known to be in range and not ignored. False on a GPU, where the check would wait."""
@@ -96,9 +102,8 @@ class Categorical(Likelihood):
         """Log-probability of each label."""
         logits = self._classes_last(outputs)
         if self._all_count(y, logits.shape[-1]):
-            return (
-                F.log_softmax(logits, dim=-1).gather(-1, y.long().expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-            )
+            each = y.long().expand(logits.shape[:-1])
+            return F.log_softmax(logits, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
         ignored = y == self._ignore_index
         labels = y.masked_fill(ignored, 0).long()
         inside = labels.clamp(0, logits.shape[-1] - 1)
@@ -112,7 +117,8 @@ class Categorical(Likelihood):
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' class probabilities."""
-        return ClassificationPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
+        log_probs = partial(_class_log_probs, axis=self._axis)
+        return ClassificationPredictive(outputs, log_probs, ignore_index=self._ignore_index)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
         """See `GaussianClassPredictive`."""
@@ -123,10 +129,6 @@ class Categorical(Likelihood):
     def logit_axis(self, ndim: int) -> int:
         """The axis of the classes, counted from the end."""
         return self._class_axis if self._class_axis < 0 else self._class_axis - ndim
-
-    def _log_probs(self) -> Callable[[Tensor], Tensor]:
-        axis = self._class_axis if self._class_axis < 0 else self._class_axis + 1
-        return partial(_class_log_probs, axis=axis)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(p) - p p^T` over the last axis."""
@@ -143,17 +145,14 @@ class Categorical(Likelihood):
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         factor = self._factor(last)  # [B, ..., K, C]
         if y is not None:
-            labels, _ = self._fit_targets(outputs, y, False)
-            factor = factor * (labels != self._ignore_index)[..., None, None]
-        found = spread_factor(factor)  # [K, B, ..., C]
-        return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
+            factor = factor * self._is_labeled(outputs, y)[..., None, None]
+        return spread_factor(factor).movedim(-1, self._axis)
 
     def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The probabilities, both as h and as q. They are 0 for targets without a label."""
         probs = as_float(outputs).softmax(self.logit_axis(outputs.ndim))
         if y is not None:
-            labels, _ = self._fit_targets(outputs, y, False)
-            probs = probs * (labels != self._ignore_index).unsqueeze(self.logit_axis(outputs.ndim))
+            probs = probs * self._is_labeled(outputs, y).unsqueeze(self.logit_axis(outputs.ndim))
         return probs, probs
 
     def fisher_samples(
@@ -173,11 +172,10 @@ class Categorical(Likelihood):
         if probs.ndim > 2:  # with random signs, products of different positions have expectation 0
             weight = weight * random_signs(weight.shape, weight, generator)
         if y is not None:
-            labels, _ = self._fit_targets(outputs, y, False)
-            weight = weight * (labels != self._ignore_index).unsqueeze(-1)
+            weight = weight * self._is_labeled(outputs, y).unsqueeze(-1)
         found = -weight.unsqueeze(-1) * probs.unsqueeze(-2)
         found = found.scatter_add(-1, classes.unsqueeze(-1), weight.unsqueeze(-1)).movedim(-2, 0)  # [K, B, ..., C]
-        return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
+        return found.movedim(-1, self._axis)
 
     def _factor(self, outputs: Tensor) -> Tensor:
         root = outputs.softmax(-1).sqrt()  # [..., C], a unit vector
@@ -196,9 +194,8 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
     by steps of this share from a random start (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
-    tails = ordered.flip(-1).cumsum(
-        -1
-    )  # summed from the least likely class, because 1 minus the rest would be rounding error
+    # Sum from the least likely class, because 1 minus the rest would be rounding error.
+    tails = ordered.flip(-1).cumsum(-1)
     place = torch.arange(count, device=probs.device)
     left = tails.flip(-1)[..., :count]  # [..., K]: probability of each place and all later places
     shares = left / (count - place)

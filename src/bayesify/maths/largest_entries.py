@@ -28,9 +28,7 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         left[name] = torch.ones_like(score, dtype=torch.bool) if earlier is None else earlier
     total = sum(score.numel() for score in scores.values())
     alive = sum(int(mask.sum()) for mask in left.values())
-    wanted = max(
-        1, round(keep * total)
-    )  # keep at least one entry, because a layer without entries could not be trained
+    wanted = max(1, round(keep * total))  # at least one, because a layer without entries could not be trained
     if wanted > alive:
         raise ValueError(
             f"prune: keep={keep}, but only {alive / total:.3g} of the parameters are left; give a smaller fraction"

@@ -44,9 +44,8 @@ class NoiseSource:
         if not fast or torch.compiler.is_compiling():
             return torch.randn(count, dtype=like.dtype, device=where, generator=self.generator).to(like.device)
         seed = int(torch.randint(2**63 - 1, (), generator=self.generator))
-        return torch.from_numpy(
-            normal_numbers(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)
-        ).to(like.device)
+        kind = np.float32 if like.dtype == torch.float32 else np.float64
+        return torch.from_numpy(normal_numbers(count, kind, seed)).to(like.device)
 
     def by_kernel(self, like: Tensor) -> bool:
         """Whether normal numbers for a tensor come from `kernel_normals`, which kernels can compute in place."""
@@ -221,9 +220,8 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
 def _by_table(stream: Any, out: Any) -> None:
     """Fill an array with normal numbers made from the bits of a stream."""
     starts, slopes = _table()
-    bits = stream.integers(
-        2**64 - 1, size=(len(out) + 1) // 2, dtype=np.uint64, endpoint=True
-    )  # releases Python's lock
+    # This call releases Python's lock.
+    bits = stream.integers(2**64 - 1, size=(len(out) + 1) // 2, dtype=np.uint64, endpoint=True)
     scaled = bits.view(np.int32)[: len(out)].astype(np.float32)
     place = _upper_halves(scaled).astype(np.intp)
     slopes.take(place, out=out, mode="clip")

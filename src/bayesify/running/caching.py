@@ -149,11 +149,8 @@ class Results:
 
 def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
     device = first_parameter(owner).device.type
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch.autocast(device, enabled=False),
-    ):  # the result outlives these modes
+    # The result outlives these modes.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         return compute()
 
 

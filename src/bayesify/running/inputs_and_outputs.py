@@ -110,17 +110,23 @@ def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         )
 
 
+def map_rows(
+    function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Inputs after applying a function to each tensor with an entry per example; other inputs stay as they are."""
+    total = batch_size(args, kwargs)
+
+    def change(leaf: Any) -> Any:
+        return function(leaf) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
+
+    found: tuple[Any, dict[str, Any]] = pytree.tree_map(change, (args, dict(kwargs)))
+    return found
+
+
 def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Split a batch into pieces of `rows` examples; inputs of another length go to every piece whole."""
-    total = batch_size(args, kwargs)
-    for start in range(0, total, rows):
-
-        def cut(leaf: Any, start: int = start) -> Any:
-            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total:
-                return leaf[start : start + rows]
-            return leaf
-
-        yield pytree.tree_map(cut, (args, dict(kwargs)))
+    for start in range(0, batch_size(args, kwargs), rows):
+        yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
@@ -130,12 +136,7 @@ def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> 
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
     middle = (count + 1) // 2
     index = [place for pair in zip_longest(places[middle:], places[:middle]) for place in pair if place is not None]
-
-    def pick(leaf: Any) -> Any:
-        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
-
-    found: tuple[Any, dict[str, Any]] = pytree.tree_map(pick, (args, dict(kwargs)))
-    return found
+    return map_rows(lambda leaf: leaf[index], args, kwargs)
 
 
 class Untouched:

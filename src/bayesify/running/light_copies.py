@@ -157,10 +157,6 @@ class LightCopy:
         """The copy of one module of the tree."""
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
-    def modules(self) -> list[nn.Module]:
-        """All modules of the copy."""
-        return [*self._clones.values(), *self._shared.values()]
-
     def originals(self) -> list[nn.Module]:
         """All modules of the network, in the order in which they were met."""
         return [*self._copied, *(module for module, _ in self._scripted), *self._shared.values()]

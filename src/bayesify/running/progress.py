@@ -35,32 +35,24 @@ class Display:
         **fields: Any,
     ) -> None:
         self._bar: Any = None
-        if not show or not (sys.stderr.isatty() if console is None else console.is_terminal):
+        if not show or not _is_terminal(console):
             return
         try:
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                MofNCompleteColumn,
-                Progress,
-                TaskProgressColumn,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
+            import rich.console
+            import rich.progress
         except ImportError:
             return
         kinds: dict[str, Any] = {
-            "bar": BarColumn,
-            "count": MofNCompleteColumn,
-            "bytes": DownloadColumn,
-            "percent": TaskProgressColumn,
-            "elapsed": TimeElapsedColumn,
-            "left": TimeRemainingColumn,
+            "bar": rich.progress.BarColumn,
+            "count": rich.progress.MofNCompleteColumn,
+            "bytes": rich.progress.DownloadColumn,
+            "percent": rich.progress.TaskProgressColumn,
+            "elapsed": rich.progress.TimeElapsedColumn,
+            "left": rich.progress.TimeRemainingColumn,
         }
-        made = [kinds[column]() if column in kinds else TextColumn(column) for column in columns]
-        self._bar = Progress(*made, console=console or Console(stderr=True), transient=transient)
+        made = [kinds[column]() if column in kinds else rich.progress.TextColumn(column) for column in columns]
+        console = console or rich.console.Console(stderr=True)
+        self._bar = rich.progress.Progress(*made, console=console, transient=transient)
         self._task = self._bar.add_task(fields.pop("description", ""), total=total, **fields)
 
     @property
@@ -120,20 +112,15 @@ class TimeLeft:
         if not self._show:
             return
         passed = now - self._start
-        left = (
-            "" if share < MIN_WORK_SHARE else f"{self._most or 'about '}{duration(passed * (1 - share) / share)} left"
-        )
+        left = ""
+        if share >= MIN_WORK_SHARE:
+            left = f"{self._most or 'about '}{duration(passed * (1 - share) / share)} left"
         self._bar.update(description=name, completed=done, total=total, left=left)
-        if not self._bar.shown and now - self._said >= MIN_LINE_SECONDS and not self._on_terminal():
-            self._said = now
-            count = f"{done:,} of {self._most}{total:,} {self._unit} finished after {duration(passed)}"
-            line = f"{count}{', ' if left else ''}{left}: {name}"
-            self._print(line)
-
-    def _on_terminal(self) -> bool:
-        return bool(sys.stderr.isatty() if self._console is None else self._console.is_terminal)
-
-    def _print(self, line: str) -> None:
+        if self._bar.shown or now - self._said < MIN_LINE_SECONDS or _is_terminal(self._console):
+            return
+        self._said = now
+        count = f"{done:,} of {self._most}{total:,} {self._unit} finished after {duration(passed)}"
+        line = f"{count}{', ' if left else ''}{left}: {name}"
         if self._console is None:
             print(line, file=sys.stderr, flush=True)
         else:
@@ -145,6 +132,10 @@ class TimeLeft:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+
+def _is_terminal(console: Any) -> bool:
+    return bool(sys.stderr.isatty() if console is None else console.is_terminal)
 
 
 def duration(seconds: float) -> str:

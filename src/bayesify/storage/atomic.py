@@ -46,9 +46,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if (
-            error.errno not in DISK_ERRORS
-        ):  # raised by the block, such as a broken connection to the source of the content
+        if error.errno not in DISK_ERRORS:  # raised by the block, such as a broken connection to the source
             raise
         raise OSError(
             error.errno,
