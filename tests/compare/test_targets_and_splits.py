@@ -120,7 +120,7 @@ def test_too_few_rows():
 
 def test_rivals_run_first_and_then_the_longest_runs():
     """A report needs the rivals, and two workers end together only if the last runs are short."""
-    names = list(comparison._job_names(Question("t.csv", "y").chosen(), 5))
+    names = list(comparison._order_jobs(Question("t.csv", "y").chosen(), 5))
     assert names[:3] == ["constant", "linear", "boosted_trees"]
     rest = [name for name in names if name not in contestants.RIVALS]
     assert rest[:6] == ["inducing", *(f"auto-{split}" for split in range(5))]

@@ -173,10 +173,21 @@ def read_compared_table(question: Question) -> ComparedTable:
         values = codes[values]
     inputs = frame.drop(columns=list({target, *question.ignore, *([question.group] if question.group else [])}))
     features = read_features(inputs.iloc[rows])
-    groups, standard, more, cautions = _sides(question, frame, rows, features, values, found.task, standard, target)
+    groups = None
+    if question.group is not None:
+        groups = frame[question.group].iloc[rows].astype(str).factorize()[0].astype(np.int64)
+        words = f"Rows with the same {question.group} ({groups.max() + 1:,} different values)"
+        notes.append(f"{words} stay on the same side of every split.")
+    at_random = groups is None and times is None
+    standard, cautions = standard if at_random else (), []
+    if not standard:
+        copies = find_copies(features) if at_random else None
+        seed, by_time = derive_seed(question.seed, "giveaways") % 2**31, times is not None
+        cautions = describe(features, values, found.task, copies, target=target, by_time=by_time, seed=seed)
+        groups = copies if groups is None else groups
     table = ComparedTable(
         source.name, found.task, target, replace(features, notes=()), values, tuple(map(str, classes)), None, standard,
-        (*notes, *more, *found.notes, *features.notes), groups, times, tuple(cautions), rows,
+        (*notes, *found.notes, *features.notes), groups, times, tuple(cautions), rows,
         frame[[*inputs.columns, target]].iloc[rows].reset_index(drop=True),
     )  # fmt: skip
     table.parts(0, question.seed)
@@ -199,34 +210,6 @@ def _check_columns(question: Question, source: Source) -> str:
         if column == target:
             raise InputError(f"--{option} {column}: this is the target; give another column")
     return target
-
-
-def _sides(
-    question: Question,
-    frame: DataFrame,
-    rows: np.ndarray,
-    features: Features,
-    values: np.ndarray,
-    task: Task,
-    standard: Standard,
-    target: str,
-) -> tuple[np.ndarray | None, Standard, list[str], list[str]]:
-    """Groups of rows that stay on the same side of every split, the data set's own splits, notes, and cautions."""
-    group, by_time = question.group, question.time is not None
-    if group is not None or by_time:
-        standard = ()
-    elif standard:
-        return None, standard, [], []
-    groups, notes = None, []
-    if group is not None:
-        groups = frame[group].iloc[rows].astype(str).factorize()[0].astype(np.int64)
-        notes = [
-            f"Rows with the same {group} ({groups.max() + 1:,} different values) stay on the same side of every split."
-        ]
-    copies = find_copies(features) if group is None and not by_time else None
-    seed = derive_seed(question.seed, "giveaways") % 2**31
-    cautions = describe(features, values, task, copies, target=target, by_time=by_time, seed=seed)
-    return copies if groups is None else groups, standard, notes, cautions
 
 
 def _with_outside(table: ComparedTable, path: Path, question: Question) -> ComparedTable:

@@ -162,22 +162,13 @@ def compare(
         if not found.unfinished:
             if report is not None:
                 report(found, "training the recommended method on all rows")
-            found = _with_winner(found, folder)
+            winner = train_winner(question, table, found.summary, found.verdict, folder)
+            if winner is not None:
+                next_steps = commands(winner, found.summary, table, question, folder)
+                found = replace(found, winner=winner, commands=tuple(next_steps))
         if report is not None:
             report(found, "")
     return found
-
-
-def _with_winner(found: Comparison, folder: Path) -> Comparison:
-    """A comparison whose recommended method is trained on all rows, with the commands to type next."""
-    if found.verdict is None:
-        return found
-    winner = train_winner(found.question, found.table, found.summary, found.verdict, folder)
-    if winner is None:
-        return found
-    return replace(
-        found, winner=winner, commands=tuple(commands(winner, found.summary, found.table, found.question, folder))
-    )
 
 
 @dataclass
@@ -192,8 +183,9 @@ class _Runs:
     report: Report | None
 
     def __post_init__(self) -> None:
-        self._shared = {"data": self.table.fingerprint, "seed": self.question.seed, "quick": self.question.quick}
-        self._names = _job_names(self.question.chosen(), self.splits)
+        shared = {"data": self.table.fingerprint, "seed": self.question.seed, "quick": self.question.quick}
+        jobs = _order_jobs(self.question.chosen(), self.splits)
+        self._jobs = {name: {**shared, **job} for name, job in jobs.items()}
         self._done: set[str] = set()
         self._reported = monotonic()
 
@@ -207,17 +199,16 @@ class _Runs:
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
         """Results of every method and split; after Ctrl-C, results of the finished runs."""
-        jobs = {name: {**self._shared, "splits": own, "method": method} for name, (method, own) in self._names.items()}
+        run = partial(run_method, str(data))
         try:
-            done = run_jobs(
-                partial(run_method, str(data)), jobs, self.folder, engine=engine, workers=workers, progress=self._tell
+            return self._by_split(
+                run_jobs(run, self._jobs, self.folder, engine=engine, workers=workers, progress=self._tell)
             )
-            return self._by_split(done)
         except JobsFailed as failure:  # workers that died repeatedly
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
-                method, own = self._names[name]
-                results |= {(method, split): {"error": reason.splitlines()[-1]} for split in own}
+                job = self._jobs[name]
+                results |= {(job["method"], split): {"error": reason.splitlines()[-1]} for split in job["splits"]}
             return results
         except ImportError as error:
             raise InputError(f"--engine {engine}: {error}") from error
@@ -229,27 +220,21 @@ class _Runs:
 
     def _stored(self) -> dict[tuple[str, int], Mapping[str, Any]]:
         """Results of this comparison's runs that are on disk."""
-        found = {}
-        for name, (method, own) in self._names.items():
-            stored = read_result(self.folder, name)
-            if stored is not None and {**self._shared, "splits": own, "method": method}.items() <= stored[0].items():
-                found[name] = stored[1]
-        return self._by_split(found)
+        stored = {name: read_result(self.folder, name) for name in self._jobs}
+        return self._by_split({name: one[1] for name, one in stored.items() if one and one[0] == self._jobs[name]})
 
     def _by_split(self, found: Mapping[str, Any]) -> dict[tuple[str, int], Mapping[str, Any]]:
         return {
-            (self._names[name][0], split): run
+            (self._jobs[name]["method"], split): run
             for name, result in found.items()
-            if name in self._names
-            for split, run in zip(self._names[name][1], result["runs"], strict=True)
+            for split, run in zip(self._jobs[name]["splits"], result["runs"], strict=True)
         }
 
     def _tell(self, name: str, done: int, total: int) -> None:
         self._done.add(name)
         if self.progress is not None:
-            work = {job: _work(*about) for job, about in self._names.items()}
-            method, own = self._names[name]
-            words = title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
+            work, own = {other: _work(job) for other, job in self._jobs.items()}, self._jobs[name]["splits"]
+            words = title_of(self._jobs[name]["method"]) + (f", split {own[0] + 1}" if len(own) == 1 else "")
             self.progress(words, done, total, sum(work[job] for job in self._done) / sum(work.values()))
         if self.report is not None and monotonic() - self._reported > MIN_REPORT_SECONDS:
             self._reported = monotonic()
@@ -258,17 +243,17 @@ class _Runs:
                 self.report(self.comparison(results), f"{done} of {total} runs are finished")
 
 
-def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
-    """Jobs with their method and splits: all splits of a posterior train together, and other methods have one job per split.
+def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
+    """Method and splits of each job: all splits of a posterior train together, and other methods have one job per split.
 
     Rivals come first because the first report needs them. The longest runs follow, so that no worker ends with a long one.
     """
     every = list(range(splits))
-    names = {method: (method, every) for method in methods if trains_together(method)}
-    for split in every:
-        names |= {f"{method}-{split}": (method, [split]) for method in methods if not trains_together(method)}
-    return dict(sorted(names.items(), key=lambda job: 0 if job[1][0] in RIVALS else 1 / _work(*job[1])))
+    jobs = {method: {"method": method, "splits": every} for method in methods if trains_together(method)}
+    alone = [method for method in methods if not trains_together(method)]
+    jobs |= {f"{method}-{split}": {"method": method, "splits": [split]} for split in every for method in alone}
+    return dict(sorted(jobs.items(), key=lambda job: 0 if job[1]["method"] in RIVALS else 1 / _work(job[1])))
 
 
-def _work(method: str, splits: Sequence[int]) -> float:
-    return work_of(method) * len(splits)
+def _work(job: Mapping[str, Any]) -> float:
+    return work_of(job["method"]) * len(job["splits"])

@@ -26,16 +26,10 @@ MAX_JUDGED_COLUMNS = 30
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some rows from low to high predictions, or from certain to uncertain, with their predictions.
+    """Some test rows from low to high predictions, or from certain to uncertain, with their predictions.
 
-    Args:
-        prediction: Prediction of the test rows.
-        rows: Indices of the test rows in the table, [N].
-        values: Targets of the test rows, [N].
-
-    Returns:
-        For each example `row` and `truth`, and for a regression `mean`, `lower` and `upper` (90 %), otherwise `guess` and
-        `probability`.
+    `rows` are the indices of the test rows in the table, [N], and `values` their targets, [N]. Each example has `row` and `truth`,
+    and for a regression `mean`, `lower` and `upper` (90 %), otherwise `guess` and `probability`.
     """
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()

@@ -18,9 +18,7 @@ from bayesify.storage.locks import InUse, locked
 from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
-FORMAT = 5
-WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
-"""Names of settings in messages."""
+FORMAT = 6
 
 
 @contextmanager
@@ -84,7 +82,7 @@ def _other(key: str, known: Any, wanted: Any) -> str:
         return "another table, or with another --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":
         return "--quick" if known else "full training, without --quick"
-    return f"{WORDS.get(key, key)} {known}, not {wanted}"
+    return f"{key if key == 'format' else f'--{key}'} {known}, not {wanted}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -99,6 +97,5 @@ def drop_failed(folder: Path) -> None:
     """Delete runs that failed or whose files are damaged, so that they are repeated."""
     for path in (folder / "jobs").glob("*.json"):
         found = read_result(folder, path.stem)
-        runs = found[1].get("runs", []) if found is not None and isinstance(found[1], dict) else None
-        if runs is None or any("error" in run for run in runs):
+        if found is None or any("error" in run for run in found[1].get("runs", [])):
             path.unlink()

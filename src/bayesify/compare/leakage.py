@@ -78,12 +78,6 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     A small tree learns each column on half of the rows and predicts the other half. The share is the explained part of the
     variance for a regression. For labels it is one minus the errors divided by the errors of always predicting the most frequent
     class.
-
-    Args:
-        features: Features of all rows.
-        values: Targets, [N].
-        task: Task of the target.
-        seed: Seed of the halves.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -109,12 +103,9 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the columns most correlated with the target; all of them, in order, if there are at most `most`.
+    """Names of the columns most correlated with the targets [N]; all of them, in order, if there are at most `most`.
 
-    Args:
-        columns: Numbers of each column, each [N]; several if a column was split into parts.
-        values: Targets, [N].
-        most: Maximum number of names.
+    A column has several arrays of numbers, each [N], if it was split into parts.
     """
     if len(columns) <= most:
         return list(columns)
@@ -153,37 +144,24 @@ def describe(
     features: Features,
     values: np.ndarray,
     task: Task,
-    groups: np.ndarray | None,
+    copies: np.ndarray | None,
     *,
     target: str,
     by_time: bool,
     seed: int,
 ) -> list[str]:
-    """Sentences that a reader needs before believing the scores.
-
-    Args:
-        features: Features of all rows.
-        values: Targets.
-        task: Task of the target.
-        groups: Groups from `find_copies`.
-        target: Name of the target column.
-        by_time: Whether rows are split by time.
-        seed: Seed of the random trials.
-    """
+    """Sentences that a reader needs before believing the scores; `copies` are the groups of `find_copies`."""
     notes = []
-    if groups is not None:
-        copies = len(groups) - len(np.unique(groups))
+    if copies is not None:
         notes.append(
-            f"{copies:,} of {len(groups):,} rows are copies or near-copies of other rows. All copies of a row stay on "
-            "the same side of "
-            "every split; otherwise a model would be tested on rows that it has seen."
+            f"{len(copies) - len(np.unique(copies)):,} of {len(copies):,} rows are copies or near-copies of other rows. All "
+            "copies of a row stay on the same side of every split; otherwise a model would be tested on rows that it has seen."
         )
     for name, share in find_giveaways(features, values, task, seed)[:MAX_NAMED_COLUMNS]:
         words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
         notes.append(
-            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from "
-            f"{target}, or "
-            f"becomes known only after it, every score below is worthless; leave the column out with --ignore {name}."
+            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from {target}, "
+            f"or becomes known only after it, every score below is worthless; leave the column out with --ignore {name}."
         )
     columns = features.num_columns
     if columns > len(values):
@@ -206,8 +184,7 @@ def _time_hint(features: Features) -> list[str]:
         if max((steps >= 0).mean(), (steps <= 0).mean()) > 0.95:
             date = name.removesuffix(DAYS)
             return [
-                f"The rows are in the order of {date!r} but were split at random. If later rows are to be predicted "
-                "from earlier ones, "
-                f"expect lower scores; --time {date} tests this."
+                f"The rows are in the order of {date!r} but were split at random. If later rows are to be predicted from "
+                f"earlier ones, expect lower scores; --time {date} tests this."
             ]
     return []

@@ -52,16 +52,7 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit the estimator of a method on several splits, together if possible.
-
-    Args:
-        name: Name of the method for `bayesify fit --method`.
-        rows: Rows of each split.
-        effort: Effort of the training.
-
-    Returns:
-        The model of each split, or its error.
-    """
+    """Fit the estimator of a method on several splits, together if possible: the model of each split, or its error."""
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
         estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
@@ -81,13 +72,7 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive of probabilities [N, K] of some classes; classes without a training row get a small probability.
-
-    Args:
-        probs: Probabilities of the known classes.
-        known: Indices of the known classes among all classes, [K].
-        rows: Training rows.
-    """
+    """The predictive of probabilities [N, K] of the classes `known` [K]; the other classes get a small probability."""
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs
     smooth = (len(rows.y) * every + SMOOTHING_ROWS / rows.num_classes) / (len(rows.y) + SMOOTHING_ROWS)

@@ -52,12 +52,7 @@ def _template() -> Template:
 
 
 def render(comparison: Comparison, running: str = "") -> str:
-    """Render the page.
-
-    Args:
-        comparison: The comparison; it may be unfinished, but has at least one finished run.
-        running: Progress in words, while runs go on; empty at the end.
-    """
+    """The page of a comparison with at least one finished run; `running` is the progress in words while runs go on."""
     summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
@@ -140,9 +135,6 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
     """Name, width of a bar, and changes of loss, error and coverage as text, for the columns that matter most."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
-    found = {
-        name: entry for name, entry in found.items() if isinstance(entry, dict)
-    }  # an older version stored a single number
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)
     if most <= 0:

@@ -39,13 +39,7 @@ class Panels:
             self._uncertainty = self._error = 0.0, _top([*stated, *errors])
 
     def figures(self, curves: Curves, title: str, reference: Curves | None) -> list[tuple[str, str]]:
-        """Captions and SVG elements of one method.
-
-        Args:
-            curves: Curves of the method.
-            title: Title of the method.
-            reference: Curves of another method, dashed in the figures; `None` for none.
-        """
+        """Captions and SVG elements of one method; the curves of a reference method are dashed."""
         first = self._reliability(curves, title) if self._classes else self._coverage(curves, title, reference)
         return [
             ("Stated against observed" if self._classes else "Coverage of intervals", first),

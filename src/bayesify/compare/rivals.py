@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,17 +36,8 @@ Guess = Callable[[np.ndarray], np.ndarray]
 
 
 def train_rival(name: str, rows: SplitRows) -> SplitModel:
-    """Train a rival on the rows of a split.
-
-    Args:
-        name: Name from `contestants.RIVALS`.
-        rows: Training rows.
-    """
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return SplitModel(_classifier(name, rows) if rows.num_classes else _regressor(name, rows))
+    """Train a rival from `contestants.RIVALS` on the rows of a split."""
+    return SplitModel(_classifier(name, rows) if rows.num_classes else _regressor(name, rows))
 
 
 def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) -> Callable[[np.ndarray], Predictive]:

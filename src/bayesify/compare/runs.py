@@ -5,13 +5,11 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from bayesify import metrics
@@ -22,7 +20,6 @@ from bayesify.compare.explanation import examples, importance
 from bayesify.compare.models import SplitModel, SplitRows, fit_splits
 from bayesify.compare.rivals import train_rival
 from bayesify.compare.scores import score_classification, score_regression
-from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.storage.save_load import save
@@ -56,7 +53,8 @@ def run_method(path: str, job: Job) -> Result:
     if table.fingerprint != job["data"]:
         raise ValueError(f"{path} holds the data of another comparison; give each comparison its own folder")
     try:
-        with _alone():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return {"runs": _run(table, job)}
     except Exception as error:
         return {"runs": [{"error": reason_of(error)}] * len(job["splits"])}
@@ -95,13 +93,8 @@ def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seco
     inputs = preparation(table.features, parts.test)
     test, calibration = (trained.predict(preparation(table.features, part)) for part in (parts.test, parts.calibration))
     values = table.values[parts.test], table.values[parts.calibration]
-    if isinstance(test, ClassificationPredictive):
-        assert isinstance(calibration, ClassificationPredictive)
-        scores, curves = score_classification(test, values[0], calibration, values[1])
-    else:
-        assert isinstance(test, RegressionPredictive)
-        assert isinstance(calibration, RegressionPredictive)
-        scores, curves = score_regression(test, values[0], calibration, values[1])
+    score: Any = score_regression if isinstance(test, RegressionPredictive) else score_classification
+    scores, curves = score(test, values[0], calibration, values[1])
     result: Result = {
         "scores": scores,
         "curves": curves,
@@ -124,9 +117,8 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
     rows = np.resize(np.arange(len(x)), NUM_TIMED_ROWS)
     start = time.process_time()
     prediction = trained.predict(x[rows])
-    getattr(
-        prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs"
-    )  # the predictive may be lazy
+    # The predictive may be lazy, so ask for a result.
+    getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")
     return 1000 * (time.process_time() - start)
 
 
@@ -143,16 +135,3 @@ def _costs(model: Predictor | None) -> dict[str, int | None]:
         except (TypeError, ValueError):
             return {"parameters": count, "bytes": None}
         return {"parameters": count, "bytes": path.stat().st_size}
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Run with one thread, so that parallel runs do not compete and sums have one order, and without warnings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)

@@ -27,19 +27,17 @@ Scores = dict[str, float | None]
 def score_regression(
     test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a regressionand the curves of its figures.
+    """Scores of a regression and the curves of its figures, by name.
+
+    The scores are those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal), `width_*` of
+    the central intervals, `coverage_90_*` of the lowest, middle and highest third of predictions, and `conformal_coverage_*` and
+    `conformal_width_*` of recalibrated intervals, `None` if there are too few calibration rows.
 
     Args:
         test: Prediction of the test rows, [N, 1].
         y: Targets of the test rows, [N].
         calibration: Prediction of the calibration rows.
         y_calibration: Targets of the calibration rows.
-
-    Returns:
-        Scores by name, and curves by name. The scores are those of `metrics.evaluate`, `calibration` (mean distance of the coverage
-        curve from the diagonal), `width_*` of the central intervals, `coverage_90_*` of the lowest, middle and highest third of
-        predictions, and `conformal_coverage_*` and `conformal_width_*` of recalibrated intervals, `None` if there are too few
-        calibration rows.
 
     Raises:
         ValueError: If a score is not finite.
@@ -84,16 +82,7 @@ def score_classification(
     """Scores of a classification and the curves of its figures; see `score_regression`.
 
     `coverage_*` is the share of rows whose label is among the fewest classes that reach a level; `width_*` is the mean number of
-    these classes.
-
-    Args:
-        test: Prediction of the test rows, [N, C].
-        labels: Classes of the test rows, [N].
-        calibration: Prediction of the calibration rows.
-        known: Classes of the calibration rows.
-
-    Raises:
-        ValueError: If a score is not finite.
+    these classes. `test` and `calibration` are predictions [N, C], `labels` and `known` the classes of their rows.
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))

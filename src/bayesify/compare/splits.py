@@ -96,13 +96,7 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Parts whose calibration rows come from the start of an order of rows, cut where a group ends.
-
-    Args:
-        order: Rows that are not for testing, in order.
-        test: Test rows.
-        sizes: Number of rows of each group, in the same order; `None` if each row is its own group.
-    """
+    """Parts whose calibration rows come from the start of `order`, cut where a group ends; `sizes` are those of the groups."""
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)

@@ -123,12 +123,7 @@ class MethodRow:
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither chance nor too small to matter.
-
-    Args:
-        difference: Difference of the ranking score.
-        p: Adjusted p-value that replaces the difference's own; `None` for its own.
-    """
+    """Whether a difference is neither chance nor too small to matter; an adjusted p-value may replace its own."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 

@@ -189,9 +189,8 @@ def _choice(
         widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < MIN_NAMED_NATS and widest.p < SIGNIFICANCE_LEVEL:
             told.append(
-                "The differences between these methods are real but too small to matter: the best one gives the true "
-                f"{target} at most "
-                f"{_more(widest.mean)} the others."
+                "The differences between these methods are real but too small to matter: "
+                f"the best one gives the true {target} at most {_more(widest.mean)} the others."
             )
     if certainty == "likely":
         near = next(row for row in summary.ranked if row.standing == UNCLEAR)

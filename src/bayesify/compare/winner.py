@@ -38,30 +38,22 @@ class Winner:
 
 
 def train_winner(
-    question: Question, table: ComparedTable, summary: Summary, verdict: Verdict, folder: Path
+    question: Question, table: ComparedTable, summary: Summary, verdict: Verdict | None, folder: Path
 ) -> Winner | None:
     """Train the recommended network on all rows that were compared and write it; `None` if no network was ranked.
 
     The method is trained as `bayesify fit` trains it; its scores come from the comparison.
-
-    Args:
-        question: What was compared, and how.
-        table: Table with its rows.
-        summary: Ranking of the methods.
-        verdict: Recommendation.
-        folder: Folder of the comparison.
     """
-    name, frame = verdict.network, table.frame
-    if name is None or frame is None:
+    if verdict is None or verdict.network is None or table.frame is None:
         return None
-    row = summary.row(name)
+    name, row = verdict.network, summary.row(verdict.network)
     assert row is not None
     words = _reason(verdict, summary)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = fit_table(
-                frame,
+                table.frame,
                 table.target,
                 name=table.name,
                 notes=[f"bayesify compare: {verdict.headline} {words}", *table.notes, *table.cautions],
