@@ -15,16 +15,7 @@ def fixed_draws(
 ) -> Draws:
     """Draws of a model, materialized and detached, so that later training does not change them.
 
-    Args:
-        model: `Draws`, or a model that can draw: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...
-        num_draws: Number of draws S; by default all draws, if their number is finite.
-        generator: Source of randomness.
-        owner: Name of the caller, for error messages.
-        default: Number of draws for a model with infinitely many.
-
-    Raises:
-        TypeError: If the model cannot draw.
-        ValueError: If there are fewer than `num_draws` draws.
+    By default these are all draws, or `default` draws of a model with infinitely many. `owner` names the caller in messages.
     """
     if isinstance(model, Draws):
         if num_draws is not None and not 1 <= num_draws <= len(model):
@@ -43,11 +34,7 @@ def check_draws(model: object, owner: str) -> None:
 
 
 def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likelihood:
-    """The given likelihood, or otherwise the model's.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The given likelihood, or otherwise the model's; `ValueError` if there is none."""
     found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
         raise ValueError(f"{owner}: no likelihood; pass likelihood=, such as likelihoods.Categorical()")

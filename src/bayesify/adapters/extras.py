@@ -10,17 +10,9 @@ from bayesify.arguments.installing import how_to_install
 
 
 def load(module: str, *, extra: str, owner: str) -> Any:
-    """Import a module of an optional package.
+    """Import a module of an optional package that an extra of bayesify installs; `owner` needs it.
 
     Warnings of the package during the import are hidden, because the caller can do nothing about them.
-
-    Args:
-        module: Dotted name of the module.
-        extra: Extra of bayesify that installs the package.
-        owner: Name of the class or function that needs the package, for the error message.
-
-    Raises:
-        ImportError: If the package is not installed.
     """
     try:
         with warnings.catch_warnings():

@@ -124,9 +124,8 @@ class _Mixture:
         if self.temperature > 0:
             device = None if self.generator is None else self.generator.device
             uniform = torch.rand(mixed.shape, generator=self.generator, device=device or mixed.device).to(mixed)
-            choice = (
-                mixed / self.temperature - (-uniform.clamp(1e-20, 1 - 1e-7).log()).log()
-            )  # Gumbel-max: the argmax is a draw
+            gumbel = -(-uniform.clamp(1e-20, 1 - 1e-7).log()).log()
+            choice = mixed / self.temperature + gumbel  # the argmax is a draw
         token = choice.argmax(-1, keepdim=True)
         self.log_probs.append(mixed.gather(-1, token).squeeze(-1))
         self.chosen.append(token.squeeze(-1))

@@ -34,8 +34,7 @@ _HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _GOLDEN_RATIO_BITS = 0x9E3779B9
 
 _DECOMPOSITIONS: dict[Any, Any] = {
-    getattr(torch.ops.aten, name).Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
-    for name in ("_foreach_addcmul",)
+    torch.ops.aten._foreach_addcmul.Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
 }
 
 
@@ -232,17 +231,10 @@ def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32
 
 
 def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count: int, *, from_seed: bool) -> Any:
-    """A model of S draws from a model of one draw.
+    """A model of S draws from the ONNX model `one` of a `SamplingGraph`, and `moments`, a model from outputs [S, B, ...].
 
-    Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times.
-
-    Args:
-        one: The ONNX model of `SamplingGraph`, with the input `noise` and one output.
-        moments: The ONNX model from outputs [S, B, ...] to moments.
-        inputs: Names of the network's inputs.
-        num_draws: Number of draws S.
-        count: Number of normal numbers K per draw.
-        from_seed: Whether to make the noise from an input `seed`, as `normals` does; otherwise it is an input `noise`, [S, K].
+    Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times. The K numbers
+    of each draw come from an input `seed`, as in `normals`, or are an input `noise`, [S, K].
     """
     onnx = package("onnx")
     builder, (result,) = _Builder(onnx), one.graph.output

@@ -80,11 +80,7 @@ class PredictiveScore(Metric):
 
 
 def as_predictive(prediction: Predictive | Tensor) -> Predictive:
-    """A prediction, which may be given as class probabilities [B, ..., C].
-
-    Raises:
-        ValueError: If a tensor does not contain probabilities.
-    """
+    """A prediction, which may be given as class probabilities [B, ..., C]; other tensors are refused."""
     if not isinstance(prediction, Tensor):
         return prediction
     sums = prediction.sum(-1) if prediction.ndim > 1 else prediction.new_zeros(1)

@@ -57,11 +57,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare arrays with the known facts about a set: numbers of images and classes, and checksums if there are any.
-
-    Raises:
-        ValueError: If something differs or is missing; the message names the array.
-    """
+    """Compare arrays with the known facts about a set: numbers of images and classes, and checksums if there are any."""
     num_train, num_test, num_classes = SET_SIZES[name]
     for part, count in (("train", num_train), ("test", num_test)):
         if not count:
@@ -71,9 +67,8 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if len(images) != count or labels.shape != (count,) or len(np.unique(labels)) != num_classes:
             raise ValueError(
-                f"images: the {part} part of {name} has the shape {list(images.shape)} with {len(np.unique(labels))} "
-                "classes; it should "
-                f"have {count} images of {num_classes} classes"
+                f"images: the {part} part of {name} has the shape {list(images.shape)} with {len(np.unique(labels))} classes; "
+                f"it should have {count} images of {num_classes} classes"
             )
         if name in ("cifar10", "cifar100") and (np.bincount(labels) != count // num_classes).any():
             raise ValueError(
@@ -97,11 +92,7 @@ def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); unpacking stops at the size in its header and at `MAX_BYTES`.
-
-    Raises:
-        ValueError: If the file is not an IDX file.
-    """
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); unpacking stops at the size in its header and at `MAX_BYTES`."""
     try:
         with gzip.open(path) as stream:
             start = stream.read(4)

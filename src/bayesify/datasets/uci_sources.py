@@ -75,15 +75,7 @@ def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
-    """Inputs and labels from the archive's text.
-
-    Args:
-        name: `"eeg"` (ARFF, the label last), `"letter"` (the letter first) or `"magic"` (`g` or `h` last).
-        text: Text of the whole file.
-
-    Raises:
-        ValueError: If a row has the wrong number of columns or an unknown label.
-    """
+    """Inputs and labels of `"eeg"` (ARFF, the label last), `"letter"` (the letter first) or `"magic"` (`g` or `h` last)."""
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
     columns = TABLE_SHAPES[name][1] + 1
@@ -101,11 +93,7 @@ def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
 
 
 def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare arrays with the known facts about a set, a key of `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`.
-
-    Raises:
-        ValueError: If sizes or the checksum differ.
-    """
+    """Compare arrays with the known size and checksum of a set, a key of `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`."""
     if name in REGRESSION_SHA256:
         found, expected = digest_all(arrays), REGRESSION_SHA256[name]
     else:

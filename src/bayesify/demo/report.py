@@ -104,13 +104,8 @@ def render_demo(
 ) -> str:
     """The demonstration's page: self-contained HTML.
 
-    Args:
-        outcomes: Outcomes of the methods.
-        problems: Problems of the demonstration.
-        seed: Seed that the page names.
-        command: Command that makes the page again.
-        unfinished: Titles of chosen methods that did not finish.
-        quick: Whether training was too brief to converge; the page then says so.
+    It names the seed, the command that makes it again, the titles of methods that did not finish, and whether training was too
+    brief to converge.
     """
     from jinja2 import Environment, StrictUndefined
 

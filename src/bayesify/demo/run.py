@@ -144,13 +144,8 @@ def run(
 ) -> Outcome:
     """Train one method on one problem and score it; an error becomes the outcome's note.
 
-    Args:
-        method: Method that is trained by its own function, or by the common function for posteriors.
-        problem: Problem from `problems`.
-        seed: Seed of network, training and prediction.
-        epochs: Epochs of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
-        budget: Seconds after which training stops; `None` for no limit. A method with its own function is not interrupted.
-        report: Function that is called with the finished share of the training.
+    The variational phase has `epochs`, before the problem's `effort`, after a quarter as many MAP epochs. Training stops after
+    `budget` seconds, but a method with its own training function is not interrupted.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()
@@ -180,15 +175,7 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Yield outcomes one by one, both problems of a method together, so that an interrupted run keeps its finished methods.
-
-    Args:
-        methods: Methods to run.
-        seed: Seed of data, networks, training and prediction.
-        epochs: See `run`.
-        budget: See `run`.
-        report: Function that is called with the finished share of the current training.
-    """
+    """Outcomes of `run`, both problems of a method together, so that an interrupted run keeps its finished methods."""
     made = problems(seed)
     with own_generators():  # warm up, so that torch's first use counts as no method's training time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)

@@ -207,15 +207,9 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 
 @contextmanager
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
-    """Open an engine, starting it if necessary; an engine that was started here is closed afterwards.
+    """Open an engine of `ENGINES`, starting it if necessary; an engine that was started here is closed afterwards.
 
-    Args:
-        engine: Key of `ENGINES`.
-        workers: Number of simultaneous jobs; `None` for as many as there is room for. A single local worker is this process.
-        threads: Number of threads that the libraries of a new local process may use.
-
-    Raises:
-        ImportError: If a package is missing.
+    A single local worker is this process. `threads` limits the libraries of a new local process.
     """
     if engine == "local" and (workers or usable_cores()) == 1:
         yield lambda call, arguments: (call(*each) for each in arguments)

@@ -1,8 +1,4 @@
-"""Many independent runs on processes of this machine, on a Dask cluster or on a Ray cluster.
-
-A run consists of a job, which is plain data, and a function of it. Every finished run is a file, so that no finished run is lost
-when a worker, a machine or the whole program stops.
-"""
+"""Jobs, which are plain data, and their results as files, so that no finished job is lost when a worker or a machine stops."""
 
 from __future__ import annotations
 
@@ -175,9 +171,8 @@ def _run_rounds(
                 tell(name, len(records.results), len(records.jobs))
                 continue
             records.reasons[name] = finished.reason
-            attempts[name] += (
-                not finished.lost or len(batch) == 1
-            )  # in a larger batch, another job may have killed the worker
+            # In a larger batch, another job may have killed the worker.
+            attempts[name] += not finished.lost or len(batch) == 1
             if attempts[name] <= retries:
                 (alone if finished.lost else waiting).append(name)
 

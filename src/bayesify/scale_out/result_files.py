@@ -17,11 +17,7 @@ def result_path(folder: Path, name: str) -> Path:
 
 
 def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> None:
-    """Write a result with its job and a checksum of both, replacing the file atomically.
-
-    Raises:
-        OSError: If the file cannot be written, for example on a full disk; no partial file stays behind.
-    """
+    """Write a result with its job and a checksum of both, replacing the file atomically."""
     content = {"job": job, "result": result, "sha256": _checksum(job, result)}
     write_file(result_path(folder, name), json.dumps(content, indent=2) + "\n")
 
@@ -41,11 +37,7 @@ def _checksum(job: Any, result: Any) -> str:
 
 
 def check_folder(owner: str, folder: Path | str) -> Path:
-    """The absolute path of a folder, which need not exist.
-
-    Raises:
-        ValueError: If the path is a file or empty.
-    """
+    """The absolute path of a folder, which need not exist; a file or an empty path is refused."""
     if str(folder) == "" or Path(folder).is_file():
         raise ValueError(f"{owner}: folder={str(folder)!r}; give the path of a folder")
     return Path(folder).absolute()

@@ -37,15 +37,9 @@ class Finished:
 
 
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
-    """Run one job, and write its result if the folder exists on this machine.
+    """Run one job, and write its result if the folder exists on this machine; `plain` is the job as JSON holds it.
 
-    Args:
-        function: Function from a job to its result.
-        folder: Folder of the results. On a machine of a cluster that does not share the folder, the result is only returned.
-        threads: Number of threads for torch and the libraries beneath it.
-        name: Name of the job.
-        job: Argument of the function.
-        plain: Job as plain data, as JSON holds it.
+    On a machine of a cluster that does not share the folder, the result is only returned.
     """
     here = Path(folder)
     try:

@@ -59,12 +59,7 @@ def words_of(score: str) -> str:
 
 
 def render_card(about: About, figure: str = "") -> str:
-    """The model card in Markdown.
-
-    Args:
-        about: The facts.
-        figure: Name of the file with the figures; empty for none.
-    """
+    """The model card in Markdown, with the figures of a file if its name is given."""
     target = about.target_column
     lines = [
         f"# {_text(about.target)}, predicted from {_text(about.table)}",

@@ -151,11 +151,7 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """The target, its values or labels, and the inputs, for the rows that have a target.
-
-    Raises:
-        InputError: If the target is unusable, or a column to leave out does not exist.
-    """
+    """The target, its values or labels, and the inputs, for the rows that have a target."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -84,18 +84,16 @@ class ModelFolder:
         Raises:
             InputError: If this is not a model folder, or its files are damaged, changed, from two models, or of another format.
         """
-        _check_there(folder)
 
-        def read(about: Path, model: Path) -> tuple[dict[str, Any], Any, Any]:
-            return _read_facts(folder, about), *_read_tensors(folder, model)
+        def read(about: Path, model: Path) -> tuple[dict[str, Any], About, Any, Any]:
+            return *_read_facts(folder, about), *_read_tensors(folder, model)
 
-        facts, header, tensors = _read_together(folder, (ABOUT, MODEL), read)
+        facts, about, header, tensors = _read_together(folder, read)
         bound = facts.pop(MODEL_HASH, None), header.get(FACTS_HASH)
         if bound != (None, None) and bound != (header["sha256"], _digest(facts)):
             raise InputError(
                 f"{folder}: {ABOUT} and {MODEL} belong to different models; copy both files of one model, or train again"
             )
-        about = _restored(folder, facts)
         try:
             estimator = restore(folder / MODEL, header, tensors)
         except (ValueError, TypeError, OSError) as error:
@@ -125,22 +123,12 @@ def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str
 
 
 def read_about(folder: Path) -> About:
-    """The facts in a folder, without its model.
-
-    Raises:
-        InputError: See `ModelFolder.read`.
-    """
-    _check_there(folder)
-    facts = _read_together(folder, (ABOUT, MODEL), lambda about, model: _read_facts(folder, about))
-    return _restored(folder, facts)
+    """The facts in a folder, without its model; the errors are those of `ModelFolder.read`."""
+    return _read_together(folder, lambda about, model: _read_facts(folder, about)[1])
 
 
 def read_kept_rows(folder: Path) -> DataFrame | None:
-    """The training rows that a folder holds; `None` if it holds none.
-
-    Raises:
-        InputError: If the rows do not belong to the model, or if `ModelFolder.read` would refuse the folder.
-    """
+    """The training rows that a folder holds; `None` if it holds none. Rows of another model raise `InputError`."""
     about = read_about(folder)
     if not about.rows_sha256:
         return None
@@ -151,29 +139,26 @@ def read_kept_rows(folder: Path) -> DataFrame | None:
     return read_table(path, Reading(missing=about.missing, texts=texts, encoding="utf-8"))[0]
 
 
-def _check_there(folder: Path) -> None:
+def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
+    """The result of a function of the paths of `model.json` and `model.safetensors`, which belong to one model."""
     if not folder.is_dir():
-        what = (
-            "this is a file; give the folder that bayesify fit wrote" if folder.exists() else "there is no such folder"
-        )
-        raise InputError(f"{folder}: {what}")
+        what = "this is a file; give the folder that bayesify fit wrote"
+        raise InputError(f"{folder}: {what if folder.exists() else 'there is no such folder'}")
 
-
-def _read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
     def checked(*paths: Path) -> T:
-        missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
-        if missing:
-            raise InputError(f"{folder}: has no {missing[0]}; give the folder that bayesify fit wrote")
+        for name, path in zip((ABOUT, MODEL), paths, strict=True):
+            if not path.is_file():
+                raise InputError(f"{folder}: has no {name}; give the folder that bayesify fit wrote")
         return read(*paths)
 
     try:
-        return read_together(folder, names, checked)
+        return read_together(folder, (ABOUT, MODEL), checked)
     except OSError as error:
         raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_facts(folder: Path, path: Path) -> dict[str, Any]:
-    """The contents of `model.json`, checked for format and checksum."""
+def _read_facts(folder: Path, path: Path) -> tuple[dict[str, Any], About]:
+    """The contents of `model.json`, checked for format and checksum, as plain data and as an object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
@@ -183,12 +168,11 @@ def _read_facts(folder: Path, path: Path) -> dict[str, Any]:
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")
+        return found, About.restore(found)
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder / ABOUT}: the file is damaged or was changed; train again") from error
-    facts: dict[str, Any] = found
-    return facts
 
 
 def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -197,13 +181,6 @@ def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, A
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise InputError(f"{folder / MODEL}: cannot be read: {reason}") from error
-
-
-def _restored(folder: Path, facts: Mapping[str, Any]) -> About:
-    try:
-        return About.restore(facts)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{folder / ABOUT}: the file is damaged or was changed; train again") from error
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

@@ -66,11 +66,7 @@ class Judged:
     classes: Sequence[str] = ()
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
-        """Groups by thirds of the prediction, or by predicted class, and by the texts of the text columns.
-
-        Args:
-            texts: Names of the text columns.
-        """
+        """Groups by thirds of the prediction, or by predicted class, and by the texts of the columns `texts`."""
         held = self.held_out
         if len(held.probs):
             values, guess = held.values.astype(int), held.probs.argmax(1)
@@ -102,11 +98,7 @@ class Judged:
         ]
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Number of rows by true class (first) and predicted class (second); empty for numbers and for many classes.
-
-        Args:
-            labels: The classes, in the wanted order.
-        """
+        """Number of rows by true and by predicted class, in the order of `labels`; empty for numbers and for many classes."""
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:
             return ()

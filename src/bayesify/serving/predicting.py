@@ -131,11 +131,7 @@ def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
 
 
 def _check(model: ModelFolder, parts: Parts) -> list[str]:
-    """Check all parts against the columns of the training rows, and return notes about how dates are read.
-
-    Raises:
-        InputError: If a column is missing, or holds another kind of cells.
-    """
+    """Check all parts against the columns of the training rows, and return notes about how dates are read."""
     kinds = {column.name: column.kind for column in model.about.columns if column.kind != "text"}
     days = day_first(model)
     contents = {name: Contents(name) for name in kinds}
@@ -189,7 +185,7 @@ class _Predicted:
         return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self.notes), moved, warnings)
 
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
-        """Columns of the fileand scores of the rows with a target."""
+        """Columns of the file, and scores of the rows with a target."""
         estimator = self._model.estimator
         # In a small table, the most unusual training row alone is more than this share.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
@@ -256,15 +252,11 @@ def _typical(found: Explanation, classes: bool) -> str:
     """A sentence about the typical row that reasons compare with."""
     cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
     more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
-    told = (
-        ""
-        if classes
-        else (
-            f", whose prediction is {significant(float(found.typical_value[0]))} with an interval of width "
-            f"{significant(float(found.typical_width[0]))}"
-        )
-    )
-    return f"Reasons compare each row with a typical row ({cells}{more}){told}."
+    told = f"Reasons compare each row with a typical row ({cells}{more})"
+    if classes:
+        return f"{told}."
+    value, width = (significant(float(part[0])) for part in (found.typical_value, found.typical_width))
+    return f"{told}, whose prediction is {value} with an interval of width {width}."
 
 
 def day_first(model: ModelFolder) -> tuple[str, ...]:
@@ -276,10 +268,7 @@ def day_first(model: ModelFolder) -> tuple[str, ...]:
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:
     """The model's columns of a table, and warnings about missing columns.
 
-    A missing column is filled with empty cells if it had empty cells in training.
-
-    Raises:
-        InputError: If a column is missing that had no empty cell in training.
+    A missing column is filled with empty cells if it had empty cells in training, and refused otherwise.
     """
     from pandas import DataFrame, Series
 
@@ -300,9 +289,8 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
                 near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
                 hint = f"; the table has {near[0]!r}, so rename it" if near else ""
                 raise InputError(
-                    f"column {column.name!r} is missing, and it had no empty cell in training, so the model cannot "
-                    "predict without it; "
-                    f"add the column, with empty cells where the value is unknown{hint}"
+                    f"column {column.name!r} is missing, and it had no empty cell in training, so the model cannot predict "
+                    f"without it; add the column, with empty cells where the value is unknown{hint}"
                 )
             cells = Series(np.nan, index=frame.index)
             warnings.append(

@@ -79,11 +79,8 @@ class Costs:
         if wrong:
             raise InputError(f"--costs {path}: {_unknown(wrong[0], classes)}")
         if missing or len(names) != len(classes) or not decisions:
-            what = (
-                f"there is no row for the class {missing[0]!r}"
-                if missing
-                else "the file needs one row per class and one column per decision"
-            )
+            what = "the file needs one row per class and one column per decision"
+            what = f"there is no row for the class {missing[0]!r}" if missing else what
             raise InputError(
                 f"--costs {path}: {what}; put the classes into the first column and the decisions into the others"
             )
@@ -152,11 +149,7 @@ def reasons_of(found: Explanation, classes: bool) -> dict[str, Sequence[str]]:
 
 
 def number_of(option: str, text: str) -> float:
-    """Parse a finite number from an option.
-
-    Raises:
-        InputError: If the text is not a finite number.
-    """
+    """The finite number in the text of an option; `InputError` for any other text."""
     try:
         value = float(text)
     except ValueError:

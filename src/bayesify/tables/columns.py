@@ -179,11 +179,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 def _add_numbers(
     source: str, made: Mapping[str, np.ndarray], numbers: dict[str, np.ndarray], sources: dict[str, str]
 ) -> None:
-    """Add the numbers that are made from a column.
-
-    Raises:
-        InputError: If a number of another column has the same name.
-    """
+    """Add the numbers that are made from a column, and refuse a name that a number of another column has."""
     for name, values in made.items():
         if name in numbers:
             column, date = (source, sources[name]) if name == source else (sources[name], source)
@@ -249,11 +245,7 @@ class Contents:
     ordered: str | None = None
 
     def add(self, column: Series) -> Contents:
-        """Add the cells of one more part; the index holds the row numbers in the file.
-
-        Raises:
-            InputError: If cells hold lists, bytes or complex numbers.
-        """
+        """Add the cells of one more part, whose index holds row numbers; refuse lists, bytes and complex numbers."""
         from pandas.api import types
 
         if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
@@ -297,11 +289,7 @@ class Contents:
                     self.month_first = cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by the majority of the cells.
-
-        Raises:
-            InputError: If the other cells are of another kind.
-        """
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells; other cells in numbers or dates are refused."""
         if self.dated:
             return "date"
         for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):
@@ -317,15 +305,7 @@ class Contents:
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column of a second table that differs from the first table's, and return a note about how its dates are read.
-
-        Args:
-            wanted: Kind of the first table's column.
-            day_first: Whether the first table's dates write the day first.
-
-        Raises:
-            InputError: If the cells contradict each other, the first table's kind, or its order of day and month.
-        """
+        """Refuse a column that is not of the first table's kind or order of day and month; return a note on how dates are read."""
         if wanted == "text":
             return ""
         kind = self.kind()
@@ -338,13 +318,8 @@ class Contents:
     def order(self, known: bool | None) -> tuple[bool, str]:
         """Whether dates such as 23/11/2020 write the day before the month, and a note about it; empty without such dates.
 
-        Without other evidence, 01/02/2020 is January 2, and 01.02.2020 is February 1.
-
-        Args:
-            known: Order of the first table, which then decides; `None` if there is none.
-
-        Raises:
-            InputError: If the cells contradict each other or the first table.
+        The order `known` of a first table decides; cells that contradict it, or each other, are refused. Without other evidence,
+        01/02/2020 is January 2, and 01.02.2020 is February 1.
         """
         if self.ordered is None:
             return bool(known), ""
@@ -383,11 +358,7 @@ def without_options(message: str) -> str:
 
 
 def kind_of(name: str, column: Series) -> str:
-    """`"number"`, `"date"` or `"text"`, by the majority of a column's cells.
-
-    Raises:
-        InputError: If the other cells are of another kind, or cells hold lists, bytes or complex numbers.
-    """
+    """`"number"`, `"date"` or `"text"`, by the majority of a column's cells; see `Contents`."""
     return Contents(name).add(column).kind()
 
 
@@ -404,17 +375,17 @@ def _useless(name: str, column: Series, kind: str) -> str:
     different = len({str(cell) for cell in cells})
     if different == 1 and len(cells) == len(column):
         return "it holds the same value in every row"
-    if different == len(column) and IDENTIFIERS.match(name) and (kind == "text" or _whole(cells)):
+    if (
+        different == len(column)
+        and IDENTIFIERS.match(name)
+        and (kind == "text" or all(float(cell).is_integer() for cell in cells if np.isfinite(float(cell))))
+    ):
         return "it numbers the rows"
     if kind == "text" and different == len(cells) > MAX_CHANCE_TEXTS:
         return "it holds a different text in every row, like names or free text"
     if kind == "text" and different > MAX_SURE_LEVELS and different > 0.5 * len(cells):
         return f"it holds {different:,} different texts in {len(cells):,} rows, like names or free text"
     return ""
-
-
-def _whole(cells: Sequence[Any]) -> bool:
-    return all(float(cell) == int(float(cell)) for cell in cells if np.isfinite(float(cell)))
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -426,15 +397,7 @@ def as_numbers(column: Series) -> np.ndarray:
 
 
 def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
-    """Dates as days, and numbers unchanged, NaN for an empty cell: [N].
-
-    Args:
-        column: Cells of the column.
-        day_first: Whether dates write the day before the month; `None` if unknown.
-
-    Raises:
-        InputError: If the column holds texts.
-    """
+    """Dates as days, and numbers unchanged, NaN for an empty cell: [N]. Texts are refused."""
     name = str(column.name)
     found = Contents(name).add(column)
     kind = found.kind()

@@ -51,16 +51,7 @@ class TextFile:
 
     @classmethod
     def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
-        """A text file whose bytes all fit its encoding, and notes about the encoding.
-
-        Args:
-            where: Name of the file in messages.
-            open_bytes: Function that opens the file at its beginning.
-            given: Encoding, if it is known.
-
-        Raises:
-            InputError: If the file is binary, or not in the given encoding.
-        """
+        """A text file whose bytes all fit its encoding, which may be given, and notes about it. Binary files are refused."""
         with open_bytes() as file:
             start = file.read(START_BYTES)
         for known, what in KNOWN_BINARIES.items():
@@ -76,9 +67,8 @@ class TextFile:
             if given or (not wrong and _is_readable(text.start(10_000))):
                 return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
         raise InputError(
-            f"{where}: this is a binary file, or a text in an unknown encoding; give a table as CSV, Excel, Parquet or "
-            "JSON, or give the "
-            "encoding with --encoding"
+            f"{where}: this is a binary file, or a text in an unknown encoding; give a table as CSV, Excel, Parquet or JSON, "
+            "or give the encoding with --encoding"
         )
 
     def open(self) -> io.TextIOWrapper:
@@ -114,9 +104,7 @@ def _encodings(start: bytes) -> list[str]:
         return ["utf-16"]
     some = start[:2000]
     for zeros, others, encoding in ((some[1::2], some[::2], "utf-16-le"), (some[::2], some[1::2], "utf-16-be")):
-        if (
-            0 not in others and zeros.count(0) > 0.3 * len(zeros) > 1
-        ):  # separators, digits and line ends, without a mark
+        if 0 not in others and zeros.count(0) > 0.3 * len(zeros) > 1:  # separators, digits and line ends
             return [encoding]
     return [] if 0 in start else ["utf-8-sig", "cp1252"]
 
@@ -148,11 +136,7 @@ class CsvFile:
 
     @classmethod
     def of(cls, text: TextFile, missing: Sequence[str], texts: Sequence[str], commas: Sequence[str]) -> CsvFile:
-        """A file with the dialect that its beginning shows.
-
-        Raises:
-            InputError: If two columns have the same name.
-        """
+        """A file with the dialect that its beginning shows; two columns of one name are refused."""
         names, separator = _header(text)
         check_names(text.where, [name.strip() for name in names if name.strip()])
         names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
@@ -171,31 +155,26 @@ class CsvFile:
     def read(self) -> tuple[DataFrame, list[str]]:
         """The whole table, and notes about its numbers.
 
-        Raises:
-            InputError: If lines differ in length, there are no rows, or the first line holds numbers only.
+        Lines of different lengths, a table without rows, and a first line of numbers are refused.
         """
         frames = list(self._frames(None))
         self._check(frames[0].columns if frames else (), sum(map(len, frames)))
         frame = frames[0]
         words = {name: Words.of(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
-        styles, notes = decide_styles(words, self._decimal_comma, self.commas)
-        return apply_styles(frame, styles, decimal_comma=self._decimal_comma), self._notes + notes
+        styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
+        return apply_styles(frame, styles, decimal_comma=bool(self.comma_example)), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
-        """A function that reads the table in parts of `rows` rows, and notes about its numbers.
-
-        Raises:
-            InputError: The errors of `read`, with the same messages.
-        """
+        """A function that reads the table in parts of `rows` rows, with the errors of `read`, and notes about its numbers."""
         words, mixed = self._words(rows, ())
         if mixed:  # texts in some parts make the whole column texts
             words |= self._words(rows, mixed)[0]
-        styles, notes = decide_styles(words, self._decimal_comma, self.commas)
+        styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
         chosen = [name for name in words if words[name].count]
 
         def parts() -> Iterator[DataFrame]:
             for frame in self._frames(rows, chosen):
-                yield apply_styles(frame, styles, decimal_comma=self._decimal_comma)
+                yield apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
 
         return parts, self._notes + notes
 
@@ -219,17 +198,10 @@ class CsvFile:
         return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
 
     @property
-    def _decimal_comma(self) -> bool:
-        return bool(self.options["decimal"] == ",")
-
-    @property
     def _notes(self) -> list[str]:
         found = self.comma_example
-        return (
-            [f"Numbers were read with a decimal comma, such as {found!r}, which is {found.replace(',', '.')}."]
-            if found
-            else []
-        )
+        note = f"Numbers were read with a decimal comma, such as {found!r}, which is {found.replace(',', '.')}."
+        return [note] if found else []
 
     def _check(self, columns: Sequence[str], rows: int) -> None:
         if all(is_number(name) for name in self.names) and len(self.names) > 1:

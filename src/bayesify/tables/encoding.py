@@ -86,10 +86,8 @@ def _bounds(column: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if len(values) < 3:
         return np.empty(0)
     total = np.cumsum(np.bincount(place.reshape(-1), weights=weights))
-    levels = (
-        np.linspace(0, 1, (NUM_BINS if len(column) <= MAX_ROWS_FOR_FEW_BINS else NUM_BINS_OF_MANY) + 1)[1:-1]
-        * total[-1]
-    )
+    count = NUM_BINS if len(column) <= MAX_ROWS_FOR_FEW_BINS else NUM_BINS_OF_MANY
+    levels = np.linspace(0, 1, count + 1)[1:-1] * total[-1]
     inner = values[np.searchsorted(total, levels * (1 - 1e-12))]
     bounds = np.unique(np.concatenate((values[:1], inner, values[-1:])))
     return bounds if len(bounds) > 2 else np.empty(0)

@@ -20,11 +20,7 @@ class InputError(ValueError):
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse a table with two columns of the same name.
-
-    Raises:
-        InputError: If two columns have the same name; the message gives their positions.
-    """
+    """Refuse a table with two columns of the same name; the message gives their positions."""
     if len(set(names)) == len(names):
         return
     places: dict[str, list[str]] = {}
@@ -41,14 +37,9 @@ def first_line(error: Exception) -> str:
 
 
 def check_magnitude(what: str, values: np.ndarray) -> None:
-    """Refuse numbers whose variance float64 cannot represent.
+    """Refuse numbers [N] beyond `LARGEST`, or that differ by less than `SMALLEST_SPREAD`: float64 cannot hold their variance.
 
-    Args:
-        what: Name of the numbers in messages, such as `the target 'y'`.
-        values: Numbers, [N]; NaN and infinite values are ignored.
-
-    Raises:
-        InputError: If a number is larger than `LARGEST`, or all differ by less than `SMALLEST_SPREAD`.
+    NaN and infinite values are ignored. `what` names the numbers in messages, such as `the target 'y'`.
     """
     known = values[np.isfinite(values)]
     if not len(known):

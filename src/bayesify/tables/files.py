@@ -103,11 +103,7 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
 
 
 def with_names(where: str, frame: DataFrame) -> DataFrame:
-    """A table whose column names are unique texts.
-
-    Raises:
-        InputError: If two columns have the same name.
-    """
+    """A table whose column names are texts; two columns of the same name are refused."""
     frame.columns = [str(name).strip() for name in frame.columns]
     check_names(where, list(frame.columns))
     return frame
@@ -130,11 +126,7 @@ def is_path(data: str) -> bool:
 
 
 def check_there(data: str) -> None:
-    """Refuse a missing file or a web address, without reading anything.
-
-    Raises:
-        InputError: If the file does not exist, or this is a web address.
-    """
+    """Refuse a missing file or a web address, without reading anything."""
     if re.match(r"^(https?|ftp|s3):/", data):
         raise InputError(
             f"{data}: this is a web address; download the table (for example with curl -O), and give the file"
@@ -144,11 +136,7 @@ def check_there(data: str) -> None:
 
 
 def read_bytes(path: Path) -> tuple[str, bytes]:
-    """The name of a file in messages, and its bytes.
-
-    Raises:
-        InputError: If the file does not exist or cannot be read.
-    """
+    """The name of a file in messages, and its bytes."""
     if str(path) == STDIN:
         return "standard input", sys.stdin.buffer.read()
     check_there(str(path))
@@ -159,11 +147,7 @@ def read_bytes(path: Path) -> tuple[str, bytes]:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading.
-
-    Raises:
-        InputError: If the file cannot be opened.
-    """
+    """Open a file for reading, with an `InputError` if that fails."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -188,11 +172,7 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
 
 
 def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:
-    """A Parquet file in parts of at most `rows` rows.
-
-    Raises:
-        InputError: The errors of `read_table`.
-    """
+    """A Parquet file in parts of at most `rows` rows, with the errors of `read_table`."""
     with _parquet_file(str(path), path) as file:
         if not file.metadata.num_rows:
             raise InputError(f"{path}: the table has a header but no rows")

@@ -1,4 +1,7 @@
-"""Texts with many levels as numbers: each level becomes the mean target of its rows."""
+"""Texts with many levels as numbers: each level becomes the mean target of its rows.
+
+`weights` [N] are the numbers of examples that rows stand for. `codes` [N] are the levels of rows, -1 for an empty cell.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,6 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
     Equal targets share the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
     outlier dominates their mean.
-
-    Args:
-        y: Targets, [N, O].
-        weights: Number of examples that each row stands for, [N].
     """
     import torch  # slow to import, so only once a table has been read
 
@@ -33,12 +32,7 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Indicator of each row's class minus the class's share of all rows: [N, K], one column for two classes.
-
-    Args:
-        y: Labels, [N].
-        weights: Number of examples that each row stands for, [N].
-    """
+    """Indicator of each row's class minus the class's share of all rows: [N, K], one column for two classes."""
     classes, place = np.unique(y, return_inverse=True)
     share = np.bincount(place.reshape(-1), weights=weights) / weights.sum()
     frequent = np.sort(np.argsort(-share, kind="stable")[: 1 if len(classes) == 2 else MAX_ENCODED_CLASSES])
@@ -52,13 +46,8 @@ def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_
     $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
 
     This is the best linear prediction of a random intercept (Robinson 1991, sec. 2). The variances $\sigma^2$ within levels and
-    $\tau^2$ between levels come from the analysis of variance (Searle et al. 1992, sec. 3.6).
-
-    Args:
-        codes: Level of each row, -1 for an empty cell, [N].
-        scores: Scores of mean 0, [N, K].
-        weights: Number of examples that each row stands for, [N].
-        num_levels: Number of levels, with or without rows; a level without rows has the mean 0.
+    $\tau^2$ between levels come from the analysis of variance (Searle et al. 1992, sec. 3.6). The scores s [N, K] have mean 0. A
+    level without rows has the mean 0.
     """
     place = codes % (num_levels + 1)
     counts = np.bincount(place, weights=weights, minlength=num_levels + 1)
@@ -78,12 +67,6 @@ def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num
 
     A network that is trained on means that include the row's own target would trust them too much (Micci-Barreca 2001;
     scikit-learn's `TargetEncoder` does the same).
-
-    Args:
-        codes: Level of each row, -1 for an empty cell, [N].
-        scores: Scores of mean 0, [N, K].
-        weights: Number of examples that each row stands for, [N].
-        num_levels: Number of levels.
     """
     folds = np.random.default_rng(0).permutation(len(codes)) % NUM_CROSS_FOLDS
     found = np.zeros(scores.shape)

@@ -49,13 +49,8 @@ def is_packed(start: bytes) -> bool:
 def unpack(where: str, content: bytes) -> bytes:
     """The content of a compressed file or of an archive with one table; all other files, and spreadsheets, unchanged.
 
-    Args:
-        where: Name of the file in messages.
-        content: Bytes of the file.
-
-    Raises:
-        InputError: If the file is damaged, locked by a password, larger than `MAX_UNPACKED_BYTES` when unpacked, or holds no
-            file or several files.
+    A file is refused if it is damaged, locked by a password, larger than `MAX_UNPACKED_BYTES` when unpacked, or holds no file or
+    several files.
     """
     try:
         for start, opener in OPENERS.items():
@@ -106,15 +101,7 @@ def read_workbook(
 ) -> tuple[DataFrame, list[str]]:
     """One sheet of a spreadsheet, whose first row holds the column names, and notes about the choice of the sheet.
 
-    Args:
-        where: Name of the file in messages.
-        content: Bytes of the file.
-        sheet: Name of the sheet; empty for the first sheet that is not empty.
-        missing: Cells that stand for "not known".
-        texts: Columns whose cells stay texts.
-
-    Raises:
-        InputError: If openpyxl is not installed, the sheet is missing or empty, or the file is too large when unpacked.
+    Without a name, it is the first sheet that is not empty. See `Reading` for `missing` and `texts`.
     """
     import pandas
 

@@ -73,11 +73,8 @@ class Preparation(Plain):
             known = numbers[present, index]
             if len(known):
                 medians[index] = weighted_median(known, weights[present])
-                width = known.max() - known.min()
-                low[index], high[index] = (
-                    known.min() - MAX_RANGES_OUTSIDE * width,
-                    known.max() + MAX_RANGES_OUTSIDE * width,
-                )
+                reach = MAX_RANGES_OUTSIDE * (known.max() - known.min())
+                low[index], high[index] = known.min() - reach, known.max() + reach
         marked, full = np.flatnonzero(np.isnan(numbers).any(0)), np.flatnonzero((codes != -1).all(0))
         wide = [len(np.unique(column[column >= 0])) > MAX_FEW_LEVELS for column in codes.T]
         most = max(MAX_FEW_LEVELS, min(MAX_LEVELS, MAX_LEVEL_CELLS // (max(1, sum(wide)) * len(rows))))
@@ -142,9 +139,8 @@ class Preparation(Plain):
             if len(others) > 1:
                 held = weights[np.isin(codes, others)].sum()
                 notes.append(
-                    f"Column {features.code_names[index]!r}: {len(others):,} of its {count:,} different texts are rare "
-                    "and share one input "
-                    f"({held:,.0f} of {weights.sum():,.0f} rows)."
+                    f"Column {features.code_names[index]!r}: {len(others):,} of its {count:,} different texts are rare and "
+                    f"share one input ({held:,.0f} of {weights.sum():,.0f} rows)."
                 )
         return tuple(notes)
 

@@ -68,9 +68,7 @@ class Words:
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
         """The style in which most texts are numbers, with an example; `None` if most texts are not numbers.
 
-        Args:
-            european: Whether texts that are numbers in both styles have a decimal comma.
-            known: Whether the column has a decimal comma in another table, which decides.
+        Texts that are numbers in both styles have a decimal comma if `european`. With `known`, another table decided for the comma.
         """
         if self.num_plain == self.count and not known:
             return None, None
