@@ -124,6 +124,14 @@ SELF: dict[str, Step] = {
     "detach, contiguous": lambda x: x.detach().contiguous() * 1.1,
 }
 
+VECTOR_STEPS = ["linear"] * 3 + ["activation"] * 2 + ["self", "norm"] + ["residual"] * 2
+VECTOR_STEPS += ["join", "twice", "product", "glu", "halves", "pre-activation"]
+MAP_STEPS = ["conv"] * 3 + ["activation"] * 2 + ["self", "norm", "residual", "max", "average", "difference"]
+MAP_STEPS += ["global"] * 2 + ["flat"] * 2 + ["tokens", "mean"]
+TOKEN_STEPS = ["linear"] * 3 + ["activation"] * 2 + ["self", "norm", "residual", "attention", "encoder", "difference"]
+TOKEN_STEPS += ["mean"] * 2 + ["first", "flat", "mixer", "conv", "sdpa", "place"]
+"""Kinds of steps by the current shape. A kind is as probable as it is often listed."""
+
 
 @dataclass
 class Maker:
@@ -160,25 +168,7 @@ class Maker:
 
     def vector(self) -> None:
         size, width = self.shape[0], self.width()
-        kind = self.choice.choice(
-            (
-                "linear",
-                "linear",
-                "linear",
-                "activation",
-                "activation",
-                "self",
-                "norm",
-                "residual",
-                "residual",
-                "join",
-                "twice",
-                "product",
-                "glu",
-                "halves",
-                "pre-activation",
-            )
-        )
+        kind = self.choice.choice(VECTOR_STEPS)
         if kind == "linear":
             self.apply("linear", nn.Linear(size, width))
             self.shape = (width,)
@@ -228,27 +218,7 @@ class Maker:
     def maps(self) -> None:
         size, height = self.shape[0], self.shape[1]
         width = self.choice.choice((4, 6, 8))
-        kind = self.choice.choice(
-            (
-                "conv",
-                "conv",
-                "conv",
-                "activation",
-                "activation",
-                "self",
-                "norm",
-                "residual",
-                "max",
-                "average",
-                "difference",
-                "global",
-                "global",
-                "flat",
-                "flat",
-                "tokens",
-                "mean",
-            )
-        )
+        kind = self.choice.choice(MAP_STEPS)
         if kind == "conv":
             groups = self.choice.choice((1, 1, 2)) if size % 2 == 0 else 1
             stride = self.choice.choice((1, 1, 2)) if height > 3 else 1
@@ -290,30 +260,7 @@ class Maker:
     def tokens(self) -> None:
         length, size = self.shape
         width = self.choice.choice((4, 8, 16))
-        kind = self.choice.choice(
-            (
-                "linear",
-                "linear",
-                "linear",
-                "activation",
-                "activation",
-                "self",
-                "norm",
-                "residual",
-                "attention",
-                "encoder",
-                "difference",
-                "mean",
-                "mean",
-                "first",
-                "flat",
-                "mixer",
-                "conv",
-                "sdpa",
-                "place",
-                *(LATER if self.more else ()),
-            )
-        )
+        kind = self.choice.choice([*TOKEN_STEPS, *(LATER if self.more else ())])
         if kind == "linear":
             self.apply("linear of tokens", nn.Linear(size, width))
             self.shape = (length, width)
