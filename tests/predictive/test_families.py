@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bayesify import likelihoods, metrics
 from bayesify.maths.incomplete_beta import regularized_beta
+from bayesify.predictive import base
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 
@@ -228,6 +229,19 @@ def test_intervals_of_counts_are_those_whose_coverage_is_counted() -> None:
             y = torch.full((B, 1), float(at), dtype=torch.float64)
             inside = (lower <= y) & (y <= upper)
             assert torch.equal(prediction.centrality(y) < level, inside)
+
+
+def test_lists_of_counts_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P(Y <= k) against scipy; small and large counts in different chunks, of which the large ones cannot be listed."""
+    f = torch.tensor([0.5, 2.0, 6.5], dtype=torch.float64).view(1, 3, 1).expand(S, 3, 1)
+    for size in (base.MAX_ELEMENTS_PER_CHUNK, S):
+        monkeypatch.setattr(base, "MAX_ELEMENTS_PER_CHUNK", size)
+        found = predict("poisson", f[:, :2]).steps()
+        assert found is not None
+        expected = scipy.stats.poisson.cdf(np.arange(len(found))[:, None], np.exp(f[0, :2, 0].numpy()))
+        np.testing.assert_allclose(found[..., 0].numpy(), expected, rtol=1e-12)
+        assert predict("poisson", f).steps() is None
+        assert predict("student_t", f).steps() is None
 
 
 def test_zero_outputs_are_the_standard_normal_quantiles() -> None:

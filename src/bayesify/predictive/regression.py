@@ -13,6 +13,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Level, checked
 from bayesify.predictive.base import Outputs, Predictive, check_finite, with_column
 from bayesify.predictive.families.base import Family
+from bayesify.predictive.families.counts import MAX_SUMMED_MEAN, MAX_SUMMED_TERMS, CountFamily
 from bayesify.predictive.families.gaussian import GAUSSIAN
 
 
@@ -189,10 +190,15 @@ class RegressionPredictive(Predictive):
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if the counts are too large to list."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if values are no counts, or too large to list."""
+        family = self.family
+        if not isinstance(family, CountFamily):
+            return None
         most = int(self.quantile(1 - 1e-9).max()) + 1
-        found = self._source.map(lambda outputs: self.family.cumulated(most, *self._components(outputs)))
-        return found.movedim(1, 0) if found.shape[1] else None
+        largest = self._source.map(lambda outputs: family.moments(*self._components(outputs))[0].amax(0)).max()
+        if most > MAX_SUMMED_TERMS or not bool(largest <= MAX_SUMMED_MEAN):
+            return None
+        return self._source.map(lambda outputs: family.cumulated(most, *self._components(outputs))).movedim(1, 0)
 
     @checked
     def crps(self, y: Tensor) -> Tensor:

@@ -61,10 +61,6 @@ class Family(ABC):
         """Quantiles of each component at several probabilities: [Q, S, B, O]."""
         return torch.stack([self.component_quantile(q, *parameters) for q in levels])
 
-    def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
-        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 if values are not whole numbers, or are too many."""
-        return parameters[0].new_zeros(parameters[0].shape[1], 0)
-
     @abstractmethod
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """E|Y - y|."""

@@ -86,10 +86,8 @@ class CountFamily(Family):
         return (score + (y - k).clamp_min(0)).to(parameters[0].dtype)
 
     def cumulated(self, most: int, *parameters: Tensor) -> Tensor:
-        """P(Y <= k) of the mixture for k = 0, ..., `most`, [B, K, O]; K = 0 if there are too many counts."""
+        """P(Y <= k) of the mixture for k = 0, ..., `most`: [B, K, O]. No component's mean may exceed `MAX_SUMMED_MEAN`."""
         wide = tuple(widened(part) for part in parameters)
-        if most > MAX_SUMMED_TERMS or not bool((self.moments(*wide)[0] <= MAX_SUMMED_MEAN).all()):
-            return super().cumulated(most, *wide)
         return torch.stack(list(islice(self._cumulated(*wide), most + 1)), 1).clamp_max(1)
 
     def _few(self, *parameters: Tensor) -> bool:
