@@ -434,8 +434,7 @@ def _table(name: str, own: list[Cell]) -> str:
         lines.append([row, *(_text(places[row, head]) if (row, head) in places else "" for head in heads)])
     if len(heads) > max(MAX_COLUMNS, len(lines)):
         lines = [list(line) for line in zip(*lines, strict=True)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return f"**{name}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return f"**{name}**\n\n{markdown_table(lines[0], lines[1:])}\n"
 
 
 def _below(own: list[Cell]) -> str:

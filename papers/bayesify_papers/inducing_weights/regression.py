@@ -192,24 +192,17 @@ def figure(panels: dict[str, Predict], data: toy.Regression, path: Path) -> None
 
 
 def run(
-    systems: Sequence[str],
-    seeds: int,
-    training: Training,
-    folder: Path | None = None,
-    facts: dict[str, object] | None = None,
+    systems: Sequence[str], seeds: int, training: Training, folder: Path, facts: dict[str, object] | None = None
 ) -> list[Outcome]:
     """Train, score and plot.
 
     Args:
         systems: Names of `SYSTEMS`, or `REFERENCE_SYSTEM`, whose chain runs for the first seed only.
         folder: Folder for `regression.json`, from which a run resumes, and for the figure of the first seed (if matplotlib is
-            installed and all systems were trained in this run). By default nothing is written.
+            installed and all systems were trained in this run).
     """
-    data = toy.cosine()
-    outcomes: list[Outcome] = []
-    if folder is not None:
-        earlier = records.read_run(folder / "regression.json", {"training": asdict(training)})
-        outcomes += earlier.get("outcomes", [])
+    data, path = toy.cosine(), folder / "regression.json"
+    outcomes: list[Outcome] = records.read_run(path, {"training": asdict(training)}).get("outcomes", [])
     done = {(outcome["system"], outcome["seed"]) for outcome in outcomes}
     panels: dict[str, Predict] = {}
     for system in systems:
@@ -225,10 +218,8 @@ def run(
             latest = judge(system, seed, predict, data, seconds)
             outcomes.append(latest)
             print(f"{system} seed {seed}: nll {latest['nll']:.3f}, std gap/data {latest['gap_ratio']:.2f}", flush=True)
-        if folder is not None:
-            content = {**(facts or {}), "training": asdict(training), "outcomes": outcomes}
-            records.write(folder / "regression.json", content)
-    if folder is not None and figures.HAS_MATPLOTLIB and len(panels) == len(systems):
+        records.write(path, {**(facts or {}), "training": asdict(training), "outcomes": outcomes})
+    if figures.HAS_MATPLOTLIB and len(panels) == len(systems):
         figure(panels, data, folder / "regression")
     return outcomes
 

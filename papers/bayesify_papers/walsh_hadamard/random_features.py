@@ -205,20 +205,10 @@ def jobs(
     ]
 
 
-def read(path: Path, training: Training) -> list[dict[str, Any]]:
-    """Rows of an earlier run's file; none if there is no file.
-
-    Raises:
-        ValueError: If the rows have other settings.
-    """
-    rows: list[dict[str, Any]] = records.read_run(path, {"training": asdict(training)}).get("rows", [])
-    return rows
-
-
 def run(
     wanted: Sequence[Job],
     training: Training,
-    path: Path | None = None,
+    path: Path,
     facts: dict[str, Any] | None = None,
     device: str = "cpu",
     merge: Sequence[Path] = (),
@@ -226,20 +216,23 @@ def run(
     """Train and score the jobs that are not yet in the file or in the files to merge.
 
     Args:
-        path: JSON file of results, written after each training run; by default nothing is written.
+        path: JSON file of results, written after each training run.
         merge: Files of other runs.
+
+    Raises:
+        ValueError: If a file has rows with other settings.
     """
     keys = [field.name for field in fields(Job)]
     known: set[tuple[Any, ...]] = set()
     rows: list[dict[str, Any]] = []
-    for source in [*([path] if path is not None else []), *merge]:
-        new = [row for row in read(source, training) if tuple(row[key] for key in keys) not in known]
+    for source in (path, *merge):
+        stored = records.read_run(source, {"training": asdict(training)}).get("rows", [])
+        new = [row for row in stored if tuple(row[key] for key in keys) not in known]
         known |= {tuple(row[key] for key in keys) for row in new}
         rows += new
 
     def store() -> None:
-        if path is not None:
-            records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
+        records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
 
     if merge:
         store()

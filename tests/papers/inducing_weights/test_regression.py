@@ -61,9 +61,9 @@ def test_a_run_goes_on_where_it_ended(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("system", ["FFG-U", "Ensemble-U"])
-def test_trains_without_luck(system):
+def test_trains_without_luck(system, tmp_path):
     """Five seeds, the settings of the experiment: every test NLL within 0.05 nats of the median, far from a bad fit."""
-    outcomes = regression.run([system], 5, regression.Training())
+    outcomes = regression.run([system], 5, regression.Training(), tmp_path)
     nlls = [outcome["nll"] for outcome in outcomes]
     median = statistics.median(nlls)
     assert median < -0.6  # a constant has +10, a deterministic fit about -0.75, the noise alone -0.88
