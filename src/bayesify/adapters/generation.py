@@ -80,13 +80,8 @@ def generate(
         raise ValueError(f"generate: {found}; give tokens of prompts [B, T], or tokens.unsqueeze(0) for one prompt")
     weights, _, repeated = as_rows(draws.materialize().weights, (), given)
     recorder = _Mixture(num_draws, mix, temperature, generator)
-    tokens: Tensor = draws.runner.evaluating().call(
-        weights,
-        (),
-        {**options, **repeated, "logits_processor": [recorder], "do_sample": False, "num_beams": 1},
-        protect=False,
-        method="generate",
-    )
+    sampling = {**options, **repeated, "logits_processor": [recorder], "do_sample": False, "num_beams": 1}
+    tokens: Tensor = draws.runner.evaluating().call(weights, (), sampling, protect=False, method="generate")
     tokens = tokens.unflatten(0, (num_draws, -1))
     ends = options.get("eos_token_id", network.generation_config.eos_token_id)
     log_probs, information = recorder.finish([] if ends is None else [ends] if isinstance(ends, int) else list(ends))

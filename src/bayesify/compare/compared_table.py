@@ -119,18 +119,10 @@ class ComparedTable:
         while f"train_{len(pairs)}" in arrays:
             pairs.append((arrays[f"train_{len(pairs)}"], arrays[f"test_{len(pairs)}"]))
         name, task, target = arrays["about"].tolist()
-        return cls(
-            name,
-            task,
-            target,
-            features("inside"),
-            arrays["values"],
-            tuple(arrays["classes"].tolist()),
-            features("outside") if "outside_schema" in arrays else None,
-            tuple(pairs),
-            groups=arrays.get("groups"),
-            times=arrays.get("times"),
-        )
+        inside, outside = features("inside"), features("outside") if "outside_schema" in arrays else None
+        targets = arrays["values"], tuple(arrays["classes"].tolist())
+        found = cls(name, task, target, inside, *targets, outside, tuple(pairs))
+        return replace(found, groups=arrays.get("groups"), times=arrays.get("times"))
 
 
 # -- from files and names ----------------------------------------------------------------------------------------------

@@ -34,24 +34,17 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()
         lower, upper = (end.reshape(-1).numpy() for end in prediction.interval(0.9))
-        keys: tuple[str, ...] = ("mean", "lower", "upper")
-        columns: tuple[np.ndarray, ...] = (mean, lower, upper)
+        columns = {"mean": mean, "lower": lower, "upper": upper}
         order = np.argsort(mean, kind="stable")
     else:
         assert isinstance(prediction, ClassificationPredictive)
         probs = prediction.class_probs.numpy()
-        keys, columns = ("guess", "probability"), (probs.argmax(1), probs.max(1))
+        columns = {"guess": probs.argmax(1), "probability": probs.max(1)}
         order = np.argsort(-probs.max(1), kind="stable")
     count = min(NUM_EXAMPLES, len(order))
     chosen = order[[round((place + 0.5) * len(order) / count - 0.5) for place in range(count)]]
-    return [
-        {
-            "row": int(rows[one]),
-            "truth": values[one].item(),
-            **{key: column[one].item() for key, column in zip(keys, columns, strict=True)},
-        }
-        for one in chosen
-    ]
+    columns |= {"row": rows, "truth": values}
+    return [{key: column[one].item() for key, column in columns.items()} for one in chosen]
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:

@@ -127,8 +127,7 @@ def _linear(column: np.ndarray, values: np.ndarray, learn: np.ndarray, check: np
     if len(known) < 2 or np.ptp(column[known]) == 0:
         return np.full(len(check), values[learn].mean())
     slope, offset = np.polyfit(column[known], values[known], 1)
-    guess: np.ndarray = np.where(np.isnan(column[check]), values[learn].mean(), slope * column[check] + offset)
-    return guess
+    return np.asarray(np.where(np.isnan(column[check]), values[learn].mean(), slope * column[check] + offset))
 
 
 def _explained(values: np.ndarray, guess: np.ndarray, task: Task) -> float:

@@ -98,5 +98,4 @@ def _top(values: Sequence[float]) -> float:
 
 
 def _mean(curves: Curves, key: str) -> np.ndarray:
-    found: np.ndarray = np.mean([curve[key] for curve in curves], axis=0)
-    return found
+    return np.asarray(np.mean([curve[key] for curve in curves], axis=0))

@@ -130,9 +130,8 @@ def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    enough = max(
-        GOOD_CALIBRATION_ERROR, least + TIED_CALIBRATION_GAP, 1 / math.sqrt(max(1, num_rows))
-    )  # few rows cannot distinguish smaller errors
+    # Few rows cannot distinguish smaller errors.
+    enough = max(GOOD_CALIBRATION_ERROR, least + TIED_CALIBRATION_GAP, 1 / math.sqrt(max(1, num_rows)))
     close = [row for row in rows if (errors[row.name] or 0.0) <= enough]
     return min(close, key=lambda row: cost_rank(row.name))
 
@@ -253,8 +252,7 @@ def _majority(summary: Summary, classes: Sequence[str]) -> tuple[str, float] | N
 def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
     """Counts by true and by predicted class over all splits, [C, C]."""
     tables = [table or [0] * number**2 for table in summary.of_splits(row.name, "curves", "confusion")]
-    found: np.ndarray = np.sum(tables, axis=0).reshape(number, number)
-    return found
+    return np.asarray(np.sum(tables, axis=0)).reshape(number, number)
 
 
 def recalls(
@@ -262,16 +260,11 @@ def recalls(
 ) -> list[tuple[str, float, float | None, float | None]]:
     """Label of each class, its share of rows, how often it is recognized, and how often its prediction is right (`None`: never)."""
     counts = _confusion(row, summary, len(classes))
-    found = []
-    for place, label in enumerate(classes):
-        own, said = counts[place].sum(), counts[:, place].sum()
-        found.append((
-            label,
-            float(own / max(1, counts.sum())),
-            float(counts[place, place] / own) if own else None,
-            float(counts[place, place] / said) if said else None,
-        ))  # fmt: skip
-    return found
+    total, each = max(1, counts.sum()), zip(classes, counts.diagonal(), counts.sum(1), counts.sum(0), strict=True)
+    return [
+        (label, float(own / total), float(right / own) if own else None, float(right / said) if said else None)
+        for label, right, own, said in each
+    ]
 
 
 def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> list[str]:
@@ -294,22 +287,17 @@ def _after_choosing(summary: Summary, target: str) -> list[str]:
     if not names or best is None or len(summary.ranked) < 2:
         return []
     key = "rmse" if summary.task == "regression" else "accuracy"
-    honest = float(
-        np.mean(
-            [summary.results[name, split]["scores"][key] for name, split in zip(names, summary.splits, strict=True)]
-        )
-    )
-    shown = best.means[key] or 0.0
+    scores = [summary.results[name, split]["scores"][key] for name, split in zip(names, summary.splits, strict=True)]
+    honest, shown = float(np.mean(scores)), best.means[key] or 0.0
     if summary.task == "regression":
         values, what = (significant(honest), significant(shown)), "typical error"
     else:
         values, what = (f"{100 * honest:.1f} %", f"{100 * shown:.1f} %"), "accuracy"
+    told = f"If the winner is chosen without the rows that score it, its {what} is"
     if values[0] == values[1]:
-        return [f"If the winner is chosen without the rows that score it, its {what} is the same ({values[0]})."]
-    return [
-        f"If the winner is chosen without the rows that score it, its {what} is {values[0]}, not {values[1]}: the best of many "
-        "methods always looks a little better than it is."
-    ]
+        return [f"{told} the same ({values[0]})."]
+    why = "the best of many methods always looks a little better than it is"
+    return [f"{told} {values[0]}, not {values[1]}: {why}."]
 
 
 # -- uncertainty -------------------------------------------------------------------------------------------------------
@@ -374,11 +362,8 @@ def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
     wrong = [place for place, cover in enumerate(known) if abs(cover - 0.9) > slack]
     shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % of the rows with low, middle and high predictions"
     if not wrong:
-        return [
-            f"The 90 % intervals fit the whole range: they contained {shown}."
-            if slack < 2 * MIN_THIRD_GAP
-            else f"The 90 % intervals contained {shown}."
-        ]
+        fit = "fit the whole range: they " if slack < 2 * MIN_THIRD_GAP else ""
+        return [f"The 90 % intervals {fit}contained {shown}."]
     words = [f"{'too narrow' if known[place] < 0.9 else 'too wide'} for {THIRDS[place]}" for place in wrong]
     return [
         f"But the 90 % intervals do not fit all predictions: they contained {shown}, so they are {_list(words)} predictions."
@@ -407,16 +392,10 @@ def _effect(row: MethodRow, summary: Summary) -> str:
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":
-        told, helps = (
-            f"the error of the rest falls from {significant(start)} to {significant(after)}",
-            0.97 * start > after,
-        )
-    else:
-        told, helps = (
-            f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %",
-            after > start + 0.005,
-        )
-    return told if helps else ""
+        told = f"the error of the rest falls from {significant(start)} to {significant(after)}"
+        return told if after < 0.97 * start else ""
+    told = f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
+    return told if after > start + 0.005 else ""
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:

@@ -61,10 +61,8 @@ class Standardization(Plain):
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """`(values - mean) / std`."""
-        scaled: np.ndarray = (values - self.mean) / self.std
-        return scaled
+        return np.asarray((values - self.mean) / self.std)
 
     def undo(self, values: np.ndarray) -> np.ndarray:
         """`values * std + mean`."""
-        restored: np.ndarray = values * self.std + self.mean
-        return restored
+        return np.asarray(values * self.std + self.mean)

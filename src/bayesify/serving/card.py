@@ -127,16 +127,8 @@ def _groups(about: About) -> list[str]:
         f"{'intervals are too narrow' if about.task == 'regression' else 'sets are too small'}; far above 90 %, they are too "
         f"{'wide' if about.task == 'regression' else 'large'}."
     )
-    return [
-        "## By group",
-        "",
-        told,
-        "",
-        f"| group | rows | {inside} | {size} |",
-        "| --- | --- | --- | --- |",
-        *rows,
-        "",
-    ]
+    heading = [f"| group | rows | {inside} | {size} |", "| --- | --- | --- | --- |"]
+    return ["## By group", "", told, "", *heading, *rows, ""]
 
 
 def _confusion(about: About) -> list[str]:
@@ -144,10 +136,8 @@ def _confusion(about: About) -> list[str]:
     if not about.confusion:
         return []
     labels = [_text(label) for label in about.target_column.texts]
-    heading = [
-        f"| true class | {' | '.join(f'predicted {label}' for label in labels)} |",
-        "| --- " * (len(labels) + 1) + "|",
-    ]
+    predicted = " | ".join(f"predicted {label}" for label in labels)
+    heading = [f"| true class | {predicted} |", "| --- " * (len(labels) + 1) + "|"]
     rows = (
         f"| {label} | {' | '.join(f'{count:,}' for count in own)} |"
         for label, own in zip(labels, about.confusion, strict=True)

@@ -109,17 +109,9 @@ def fit(
             _check_free(folder, force)
         reading = Reading(sheet, encoding, names_of(missing))
         if update is not None:
-            given = {
-                "target": target,
-                "method": method != "auto",
-                "task": task,
-                "ignore": ignore,
-                "quick": quick,
-                "seed": seed,
-            }
-            model = _train_more(
-                update, table, reading, keep_rows, [f"--{option}" for option, value in given.items() if value]
-            )
+            values = {"target": target, "task": task, "ignore": ignore, "quick": quick, "seed": seed}
+            given = [f"--{option}" for option, value in values.items() if value] + ["--method"] * (method != "auto")
+            model = _train_more(update, table, reading, keep_rows, given)
         else:
             check = partial(_check_free, folder, force)
             model = _train(

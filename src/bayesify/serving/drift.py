@@ -67,11 +67,8 @@ class Drift:
         shares, own = np.array(column.shares), self._counts[column.name] / count
         chance = 1 / before + 1 / count
         if column.kind == "text":
-            rest = abs(own.sum() - shares.sum())
-            distance, limit = (
-                0.5 * (np.abs(own - shares).sum() + rest),
-                np.sqrt((len(own) + 1) * chance / 2) + np.sqrt(chance),
-            )
+            distance = 0.5 * (np.abs(own - shares).sum() + abs(own.sum() - shares.sum()))
+            limit = np.sqrt((len(own) + 1) * chance / 2) + np.sqrt(chance)
         else:
             distance, limit = np.abs(own - shares).max(), 1.63 * np.sqrt(chance)
         if distance < max(MIN_DISTANCE, limit):

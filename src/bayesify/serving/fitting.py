@@ -100,12 +100,8 @@ def fit_table(
         estimator = make(method, random_state=seed, **options).fit(cells, values)
     except (ValueError, ImportError) as error:
         raise InputError(getattr(error, "for_command", "") or str(error).removeprefix(f"{make.__name__}: ")) from error
-    own = Scored(
-        _plain(estimator.choices_).get("out_of_fold", {}),
-        OUT_OF_FOLD,
-        estimator.fitted_.held_out,
-        np.arange(len(values)),
-    )
+    out_of_fold = _plain(estimator.choices_).get("out_of_fold", {})
+    own = Scored(out_of_fold, OUT_OF_FOLD, estimator.fitted_.held_out, np.arange(len(values)))
     scored = scored or own
     about = _describe(frame, inputs, found, values, estimator, scored, name, seed)
     about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing))

@@ -76,11 +76,8 @@ class Judged:
         else:
             inside, size = (held.lower <= held.values) & (held.values <= held.upper), held.upper - held.lower
             first, second = np.quantile(held.mean, [1 / 3, 2 / 3])
-            names = (
-                f"up to {significant(first)}",
-                f"{significant(first)} to {significant(second)}",
-                f"above {significant(second)}",
-            )
+            low, high = significant(first), significant(second)
+            names = f"up to {low}", f"{low} to {high}", f"above {high}"
             third = np.array(names, dtype=object)[np.searchsorted([first, second], held.mean)]
             found = sorted(self._by("predicted", third, inside, size), key=lambda group: names.index(group.name[10:]))
         for name in texts[:MAX_GROUP_COLUMNS]:

@@ -161,8 +161,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             X: [N, D] numbers, or a data frame.
         """
         probs = self.predictive(X).class_probs.detach().double()
-        found: np.ndarray = (probs / probs.sum(1, keepdim=True)).numpy()
-        return found
+        return np.asarray(probs / probs.sum(1, keepdim=True))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`: [N, C].
@@ -171,8 +170,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             X: [N, D] numbers, or a data frame.
         """
         probs = self.predict_proba(X)
-        found: np.ndarray = np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
-        return found
+        return np.asarray(np.log(np.maximum(probs, np.finfo(probs.dtype).tiny)))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each row: [N].
@@ -180,6 +178,4 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         Args:
             X: [N, D] numbers, or a data frame.
         """
-        best = self.predict_proba(X).argmax(1)
-        found: np.ndarray = self.classes_[best]
-        return found
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])

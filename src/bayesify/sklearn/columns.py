@@ -48,13 +48,8 @@ class Columns(Plain):
     ) -> tuple[Self, np.ndarray]:
         """Learn the rules from training rows, and return the rows' inputs, [N, D]. Rows of weight 0 teach nothing and get zeros.
 
-        Args:
-            frame: Training rows.
-            owner: Name of the estimator, for messages.
-            y: Targets of the rows, [N, ...]; rows that are equal in cells and targets count as one where `merge_rows` merges them.
-            weights: Number of examples that each row stands for, [N]; 1 by default.
-            score: Function from targets and weights to scores [N, K], whose means encode texts with many levels; without it
-                there is no such encoding.
+        Rows that are equal in cells and targets y [N, ...] count as one where `merge_rows` merges them. The means of `score`, a
+        function from targets and weights to scores [N, K], encode texts with many levels; without it there is no such encoding.
 
         Raises:
             InputError: If two columns have the same name, a column has mixed contents, or no column is usable.
@@ -90,9 +85,8 @@ class Columns(Plain):
         if gaps:
             names, count = ", ".join(map(repr, gaps)), sum(int(rows.sum()) for rows in gaps.values())
             warnings.warn(
-                f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates "
-                "are replaced by "
-                "medians, empty texts by no level, and their rows count as `unusual`",
+                f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates are "
+                "replaced by medians, empty texts by no level, and their rows count as `unusual`",
                 stacklevel=4,
             )
         return self.preparation(features, np.arange(len(frame)))

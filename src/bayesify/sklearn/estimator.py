@@ -125,14 +125,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
-        """Checked training data.
-
-        Args:
-            X: [N, D] numbers, or a data frame.
-            y: Targets.
-            sample_weight: Number of examples that each row stands for, [N]; 1 by default.
-            first: Whether there was no earlier call.
-        """
+        """Checked training data; see `fit`. `first` says that there was no earlier call."""
 
     @classmethod
     def fit_several(
@@ -165,9 +158,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         settings, fitted = self._settings(), self.fitted_
         if fitted.kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit has no earlier rows to train on together with the new ones "
-                "(memory_rows=0, or the "
-                "estimator comes from a file); fit again on all rows"
+                f"{type(self).__name__}: partial_fit has no earlier rows to train on together with the new ones (memory_rows=0, "
+                "or the estimator comes from a file); fit again on all rows"
             )
         table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
         posterior = settings.method is not None and settings.method.posterior is not None
@@ -273,11 +265,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return (found, y, None) if y is NONE else (*found, None)
 
     def _check_parameters(self) -> Method | None:
-        """Check the parameters, and return the method; `None` for the estimators' own.
-
-        Raises:
-            ValueError: If a parameter is invalid.
-        """
+        """Check the parameters, and return the method; `None` for the estimators' own."""
         kind, owner = type(self), type(self).__name__
         if not isinstance(self.method, str):
             raise refuse(owner, "method", self.method, "the name of a method from `bayesify methods`")

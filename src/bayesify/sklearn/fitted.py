@@ -159,15 +159,7 @@ class FittedTable:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Everything except tensors, as plain data.
-
-        Raises:
-            ValueError: If the network is the user's own.
-        """
-        if self.network is None:
-            raise ValueError(
-                "has a network of your own, whose code cannot be stored in a file; save its model_ instead"
-            )
+        """Everything except tensors, as plain data."""
         parts = {"encoding": self.encoding, "units": self.units, "network": self.network, "report": self.report}
         labels = None if self.classes is None else {"labels": self.classes.tolist(), "kind": self.classes.dtype.str}
         return {
@@ -218,14 +210,7 @@ def as_inputs(encoding: Encoding, inputs: np.ndarray) -> Tensor:
 
 
 def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Predictive:
-    """A model's predictive in the units of training, with the same draws for every row.
-
-    Args:
-        model: Trained model.
-        x: Encoded inputs, [B, E].
-        num_draws: Draws of the weights; an ensemble or a chain gives at most as many as it has.
-        seed: Seed of the table.
-    """
+    """A model's predictive in the units of training, with the same draws for every row of encoded inputs [B, E]."""
     if model.num_distinct_draws is not None:
         num_draws = min(num_draws, model.num_distinct_draws)
     return model.predict(x, num_draws, generator=torch.Generator().manual_seed(derive_seed(seed, "draws")))

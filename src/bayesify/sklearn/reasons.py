@@ -86,9 +86,9 @@ class Explanation:
         """
         values, others = (self.moves, self.others_move) if which == "moves" else (self.widens, self.others_widen)
         if values.ndim > 2:
+            count = values.shape[2]
             raise ValueError(
-                f"told: there are contributions to {values.shape[2]} targets, and a text describes one; use `{which}` "
-                "instead"
+                f"told: a text describes contributions to one target, not to {count}; use `{which}` instead"
             )
         names = [*self.columns, "other columns"]
         every = np.nan_to_num(np.column_stack([values, others]))
@@ -139,15 +139,13 @@ class Groups:
             marks[0] = True
             away = (part - part.median(0).values)[:, marks].abs().sum(1)
             found[own] = part[away.argmin()]
-        typical: np.ndarray = (neighbors.center + neighbors.scale * found).numpy()
-        return typical
+        return np.asarray(neighbors.center + neighbors.scale * found)
 
     def lengths(self, differences: np.ndarray) -> np.ndarray:
         """Euclidean length of differences [N, E] over the inputs of each column: [N, D]."""
         squares = np.zeros((len(differences), len(self.names)))
         np.add.at(squares.T, self.places, np.square(differences).T)
-        found: np.ndarray = np.sqrt(squares)
-        return found
+        return np.asarray(np.sqrt(squares))
 
 
 @dataclass(frozen=True)
@@ -188,16 +186,7 @@ def explain_rows(
     share: float,
     num_draws: int,
 ) -> Explanation:
-    """Explain the predictions of rows; see `Explanation`.
-
-    Args:
-        fitted: Fitted table that predicts.
-        inputs: Rows as numbers, [N, E].
-        cells: Cells of the rows.
-        level: Level of the intervals.
-        share: Share of rows like the training rows that are called unusual.
-        num_draws: Draws of the weights.
-    """
+    """Explain the predictions of rows [N, E]; see `Explanation`, and `BayesianEstimator.explain` for `level` and `share`."""
     neighbors, groups = fitted.neighbors, cells.groups
     assert neighbors is not None
 
@@ -212,7 +201,7 @@ def explain_rows(
         for part in (inputs[first : first + CHUNK_ROWS] for first in range(0, len(inputs), CHUNK_ROWS))
     ]
     effects, others, values = (np.concatenate([part[index] for part in parts]) for index in range(3))
-    num_values = _num_values(fitted)
+    num_values = (base.shape[1] - 1) // 2 if fitted.classes is None else len(fitted.classes)
     moves, widens = effects[..., :num_values], effects[..., num_values:-1]
     others_move, others_widen = others[:, :num_values], others[:, num_values:-1]
     if fitted.classes is not None:
@@ -228,13 +217,6 @@ def explain_rows(
     )  # fmt: skip
 
 
-def _num_values(fitted: FittedTable) -> int:
-    if fitted.classes is not None:
-        return len(fitted.classes)
-    assert fitted.units is not None
-    return len(fitted.units.shift)
-
-
 def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -> np.ndarray:
     """Means and widths of intervals, or probabilities and entropy, and the epistemic uncertainty: [K, Q]."""
     scaled = fitted.predict_scaled(x, num_draws)
@@ -245,24 +227,16 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
     else:
         assert isinstance(found, ClassificationPredictive)
         parts = [found.class_probs, found.entropy.unsqueeze(1)]
-    measured: np.ndarray = torch.cat(
-        [part.detach().double() for part in (*parts, spread(scaled).unsqueeze(1))], 1
-    ).numpy()
-    return measured
+    return np.asarray(torch.cat([part.detach().double() for part in (*parts, spread(scaled).unsqueeze(1))], 1))
 
 
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column [N, D, Q] and of the others [N, Q], and the measured quantities of the rows [N, Q].
+    """Contributions of each column [N, D, Q] and of the others [N, Q], and the measured quantities of the rows x [N, Q].
 
-    Args:
-        measure: Function that measures the explained quantities.
-        rank: Place of each column in the order of replacement, [N, D]; the place of the others is `MAX_GROUPS` - 1.
-        groups: The columns.
-        x: Rows, [N, E].
-        typical: Typical row, where the replacements start, [E].
-        base: Measured quantities of the typical row, [1, Q].
+    `rank` [N, D] is the place of each column in the order of replacement, and `MAX_GROUPS` - 1 for the others. Replacements start
+    at the typical row [E], whose measured quantities are `base` [1, Q].
     """
     num, last, place = len(x), int(rank.max()) + 1, rank[:, groups.places]
     steps = [place < step for step in range(1, last)] + [place >= last - step for step in range(1, last)]
@@ -313,8 +287,7 @@ def _rank(
         order = np.argsort(-slope * far(x), axis=1, kind="stable")
         own = np.zeros((len(x), count), dtype=bool)
         np.put_along_axis(own, order[:, : MAX_GROUPS - 1], True, axis=1)
-        found: np.ndarray = np.where(own, np.cumsum(own, axis=1) - 1, MAX_GROUPS - 1)
-        return found
+        return np.where(own, np.cumsum(own, axis=1) - 1, MAX_GROUPS - 1)
 
     return rank
 
@@ -325,15 +298,9 @@ def _rank(
 def _why_unusual(
     neighbors: Neighbors, cells: Cells, inputs: np.ndarray, spreads: np.ndarray, effects: np.ndarray, share: float
 ) -> tuple[str, ...]:
-    """Why each row is unusual, in words; empty for rows that are not unusual.
+    """Why each row [N, E] is unusual, in words; empty for rows that are not unusual.
 
-    Args:
-        neighbors: Training rows that define what is unusual.
-        cells: Cells of the rows.
-        inputs: Rows as numbers, [N, E].
-        spreads: Epistemic uncertainty of the rows, [N].
-        effects: Contributions of the columns to the epistemic uncertainty, [N, D].
-        share: Share of rows like the training rows that are called unusual.
+    `spreads` [N] are the epistemic uncertainties of the rows, and `effects` [N, D] the contributions of the columns to them.
     """
     names = cells.groups.names
     far, unsure = neighbors.tails(inputs, torch.from_numpy(spreads.copy()))
@@ -342,11 +309,8 @@ def _why_unusual(
     for name, rows in cells.unseen.items():
         for row in np.flatnonzero(rows).tolist():
             empty, cell = cells.texts[row, names.index(name)] == EMPTY, cells.named(row, names.index(name))
-            found[row].append(
-                f"{name} is empty, but was never empty in training"
-                if empty
-                else f"{cell} is a text that did not occur in training"
-            )
+            new = f"{cell} is a text that did not occur in training"
+            found[row].append(f"{name} is empty, but was never empty in training" if empty else new)
     for row in np.flatnonzero(far <= share).tolist():
         found[row].append(_why_far(cells, row, cells.groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]))
     for row in np.flatnonzero(unsure <= share).tolist():

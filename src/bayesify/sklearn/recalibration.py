@@ -48,12 +48,7 @@ class Recalibration(Plain):
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        """Fit the map to $P(Y \\le y)$ of rows that the predictions have not seen.
-
-        Args:
-            values: $P(Y \\le y)$ of each row, [N].
-            weights: Number of examples that each row stands for, [N].
-        """
+        """Fit the map to $P(Y \\le y)$ of rows that the predictions have not seen, [N]; rows count by their weights, [N]."""
         num_rows = float(weights.sum())
         if num_rows < MIN_ROWS:
             return cls()
@@ -147,5 +142,4 @@ def ensemble_places(
     stretch = math.sqrt(between / mean(apart.square().sum(0) / (count - 1)))
     moved = torch.cat((center + stretch * apart, own[..., 1:].expand(count, -1, -1)), dim=-1)
     smaller = math.sqrt(max(MIN_ERROR_SHARE, 1 - between * (1 - 1 / count) / mean((z - center).square())))
-    found: np.ndarray = alone.with_outputs(moved).cdf(center + smaller * (z - center))[:, 0].double().numpy()
-    return found
+    return np.asarray(alone.with_outputs(moved).cdf(center + smaller * (z - center))[:, 0].double())

@@ -228,12 +228,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         model, units = self.model_, self.fitted_.units
         if not isinstance(model.likelihood, Gaussian) or units is None:
             raise AttributeError(
-                "BayesianRegressor: noise_ exists only if all rows have the same noise; here the noise depends on the "
-                "row"
+                "BayesianRegressor: noise_ exists only if all rows have the same noise; here the noise depends on the row"
             )
         factor = model.variance_scale if isinstance(model, TemperatureScaling) else 1.0
-        found: np.ndarray = factor * np.square(units.scale) * model.likelihood.noise.detach().numpy()
-        return found
+        return np.asarray(factor * np.square(units.scale) * model.likelihood.noise.detach().numpy())
 
     # -- prediction ------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ def warn_of_copies(weights: np.ndarray, owner: str) -> None:
     """Warn if the weights make a row stand for many examples on average."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
-            f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model "
-            "is as certain as if "
-            "it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them by their mean",
+            f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as "
+            "certain as if it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them by their "
+            "mean",
             stacklevel=5,
         )
 
@@ -73,12 +73,7 @@ class Rows:
         return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:
-        """At most `size` of the rows, chosen with probabilities that grow with their weights; they stand for all rows.
-
-        Args:
-            size: Maximum number of rows.
-            seed: Seed of the choice.
-        """
+        """At most `size` of the rows, chosen with probabilities that grow with their weights; they stand for all rows."""
         if len(self) <= size:
             return self
         # The largest log(u) / weight are a weighted sample without replacement (Efraimidis & Spirakis 2006). The weight already

@@ -34,13 +34,9 @@ class Scores:
     def of_numbers(
         cls, predictive: Any, values: np.ndarray, levels: Sequence[float] = LEVELS, weights: np.ndarray | None = None
     ) -> Self:
-        """Scores of a predictive of N rows: squared errors, CRPS, and for each level the intervals' coverage and width.
+        """Scores of a predictive [N, 1] for targets [N]: squared errors, CRPS, and coverage and width of intervals at each level.
 
-        Args:
-            predictive: Predictive of the rows, [N, 1].
-            values: Targets, [N].
-            levels: Levels of the intervals.
-            weights: Number of examples that each row stands for, [N]; 1 by default.
+        A row counts as often as its weight says, [N].
         """
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         share = torch.ones_like(y) if weights is None else torch.from_numpy(weights)[:, None]
@@ -60,14 +56,9 @@ class Scores:
         levels: Sequence[float] = (),
         weights: np.ndarray | None = None,
     ) -> Self:
-        """Scores of probabilities: accuracy, log-loss, and coverage and size of the sets of classes at each level.
+        """Scores of probabilities [N, C] for labels [N]: accuracy, log-loss, and coverage and size of the sets at each level.
 
-        Args:
-            probs: Probabilities, [N, C].
-            classes: Labels of the C classes.
-            values: True labels, [N].
-            levels: Levels of the sets of classes.
-            weights: Number of examples that each row stands for, [N]; 1 by default.
+        `classes` are the labels of the columns. A row counts as often as its weight says, [N].
         """
         position = {label: index for index, label in enumerate(classes)}
         codes = np.array([position.get(str(value), -1) for value in values], dtype=np.int64)
@@ -78,11 +69,8 @@ class Scores:
             sets = credible_sets(torch.from_numpy(probs), level).numpy()
             name = f"{100 * level:g}"
             sums |= {f"sets_{name}": sets[np.arange(len(codes)), codes] & known, f"size_{name}": sets.sum(1)}
-        return cls(
-            float(share.sum()),
-            {name: float((share * value).sum()) for name, value in sums.items()},
-            float(share[~known].sum()),
-        )
+        totals = {name: float((share * value).sum()) for name, value in sums.items()}
+        return cls(float(share.sum()), totals, float(share[~known].sum()))
 
     def __add__(self, other: Scores) -> Scores:
         names = {**self.sums, **other.sums}

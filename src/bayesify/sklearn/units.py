@@ -45,13 +45,9 @@ class TargetUnits(Plain):
 
     @classmethod
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
-        """Units in which the transformed targets have mean 0 and variance 1, or no scaling without `standardize`.
+        """Units in which the transformed targets [N, O], with weights [N], have mean 0 and variance 1.
 
-        Args:
-            y: Targets, [N, O].
-            weights: Number of examples that each row stands for, [N].
-            transform: One of `TRANSFORMS`.
-            standardize: Whether to scale.
+        Without `standardize`, the units are those of the transformed targets.
         """
         units = cls(transform, np.zeros(y.shape[1]), np.ones(y.shape[1]))
         if not standardize:

@@ -40,12 +40,7 @@ class Neighbors:
 
     @classmethod
     def of(cls, inputs: np.ndarray, spreads: Tensor) -> Self:
-        """Neighbors from training rows.
-
-        Args:
-            inputs: Inputs of the training rows, [M, D], with M at least 2.
-            spreads: Epistemic uncertainty of the training rows' predictions, [M].
-        """
+        """Neighbors from inputs [M, D] of training rows, M at least 2, and their epistemic uncertainties [M]."""
         x = torch.from_numpy(inputs).double()
         std = x.std(0, unbiased=False)
         marks = ((x == 0) | (x == 1)).all(0)
@@ -60,9 +55,7 @@ class Neighbors:
 
         The share is the smaller of the two `tails`: near 0 for an unusual row.
         """
-        far, unsure = self.tails(inputs, spreads)
-        found: np.ndarray = np.minimum(far, unsure)
-        return found
+        return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Twice the share of training rows that are at least as far from the others, and as uncertain; 1 at most, [N] each."""
@@ -74,8 +67,7 @@ class Neighbors:
         """Mean squared difference between each input and the nearest training rows, in squared standard deviations: [N, D]."""
         x, rows = self.scaled(inputs), self.rows.double()
         near = rows[torch.cdist(x, rows).topk(self._count, largest=False).indices]  # [N, K, D]
-        found: np.ndarray = (near - x.unsqueeze(1)).square().mean(1).numpy()
-        return found
+        return np.asarray((near - x.unsqueeze(1)).square().mean(1))
 
     def scaled(self, inputs: np.ndarray) -> Tensor:
         """Inputs in the units of `rows`."""
@@ -88,14 +80,10 @@ class Neighbors:
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
-    r"""The share of known values that are at least as large as each value, with 1 added to both counts, [N].
+    r"""The share of known values [M], sorted, that are at least as large as each value [N], with 1 added to both counts: [N].
 
     Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's estimate of
     $\alpha$ from the largest tenth, but at least five values. So even a few rows can show that a value is far outside.
-
-    Args:
-        values: New values, [N], at least 0.
-        known: Known values, sorted, [M].
     """
     count = len(known)
     values = values.double() * (1 - 1e-9)  # values that are equal up to rounding are not larger
@@ -103,8 +91,7 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
     beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha
-    found: np.ndarray = torch.where(values > known[-1], share * beyond, share).numpy()
-    return found
+    return np.asarray(torch.where(values > known[-1], share * beyond, share))
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:

@@ -27,8 +27,7 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
         each = np.bincount(place.reshape(-1), weights=share)
         middle = torch.from_numpy(np.cumsum(each) - 0.5 * each)
         found[:, index] = torch.special.ndtri(middle).numpy()[place.reshape(-1)]
-    scores: np.ndarray = found - share @ found
-    return scores
+    return np.asarray(found - share @ found)
 
 
 def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -36,8 +35,7 @@ def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     classes, place = np.unique(y, return_inverse=True)
     share = np.bincount(place.reshape(-1), weights=weights) / weights.sum()
     frequent = np.sort(np.argsort(-share, kind="stable")[: 1 if len(classes) == 2 else MAX_ENCODED_CLASSES])
-    found: np.ndarray = (place.reshape(-1, 1) == frequent) - share[frequent]
-    return found
+    return np.asarray((place.reshape(-1, 1) == frequent) - share[frequent])
 
 
 def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
@@ -58,8 +56,7 @@ def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_
     within = weights @ np.square(scores - means[place]) / max(total - num_used, 1.0)
     between = counts @ np.square(means - overall) - (num_used - 1) * within
     between = np.maximum(between / max(total - np.square(counts).sum() / total, 1e-12), 0.0)
-    found: np.ndarray = counts[:, None] * between / np.maximum(counts[:, None] * between + within, 1e-300) * means
-    return found
+    return np.asarray(counts[:, None] * between / np.maximum(counts[:, None] * between + within, 1e-300) * means)
 
 
 def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:

@@ -20,25 +20,13 @@ if TYPE_CHECKING:
 MAX_UNPACKED_BYTES = 1 << 30
 """Maximum size of an unpacked file; a larger one is refused before it fills the memory."""
 CHUNK_BYTES = 1 << 20
-OPENERS: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-}
+OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 """First bytes of compressed files, and functions that open them."""
 ZIP = b"PK\x03\x04"
 WORKBOOK = "xl/workbook.xml"
 """A file that every spreadsheet contains."""
 HIDDEN_STARTS = ("__MACOSX/", ".")
-UNPACKING_ERRORS = (
-    OSError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-)
+UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError)
 
 
 def is_packed(start: bytes) -> bool:

@@ -163,8 +163,7 @@ class Preparation(Plain):
 
     def unseen(self, features: Features) -> np.ndarray:
         """Rows with a text that did not occur in training, or with an empty cell in a column that had none in training: [N]."""
-        found: np.ndarray = np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0)
-        return found
+        return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
         numbers, codes = features.numbers[rows], features.codes[rows]
