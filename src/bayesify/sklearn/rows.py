@@ -21,8 +21,8 @@ def warn_of_copies(weights: np.ndarray, owner: str) -> None:
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
             f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as "
-            "certain as if it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them by their "
-            "mean",
+            "certain as if it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them "
+            "by their mean",
             stacklevel=5,
         )
 
