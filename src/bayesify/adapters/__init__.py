@@ -6,30 +6,21 @@ Each library is imported when one of its names is first used. If it is not insta
 from importlib import import_module
 from typing import Any
 
-_HOMES = {
-    "BayesianModule": "lightning",
-    "PredictiveScores": "lightning",
-    "BayesianTrainer": "transformers",
-    "bayesianize_head": "transformers",
-    "bayesianize_lora": "lora",
-    "Generation": "generation",
-    "generate": "generation",
-    "Accuracy": "torchmetrics",
-    "BrierScore": "torchmetrics",
-    "CRPS": "torchmetrics",
-    "CalibrationError": "torchmetrics",
-    "Coverage": "torchmetrics",
-    "IntervalWidth": "torchmetrics",
-    "NLL": "torchmetrics",
-    "RMSE": "torchmetrics",
-    "collection": "torchmetrics",
-    "to_inference_data": "arviz",
-    "Exported": "onnx",
-    "export_onnx": "onnx",
-    "BoTorchModel": "botorch",
+_NAMES = {
+    "lightning": ("BayesianModule", "PredictiveScores"),
+    "transformers": ("BayesianTrainer", "bayesianize_head"),
+    "lora": ("bayesianize_lora",),
+    "generation": ("Generation", "generate"),
+    "torchmetrics": (
+        *("Accuracy", "BrierScore", "CRPS", "CalibrationError", "Coverage", "IntervalWidth", "NLL", "RMSE"),
+        "collection",
+    ),
+    "arviz": ("to_inference_data",),
+    "onnx": ("Exported", "export_onnx"),
+    "botorch": ("BoTorchModel",),
 }
-"""The module that defines each name."""
-
+"""Public names of each module."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)
 
 

@@ -80,10 +80,9 @@ def adjusted(values: Mapping[str, float]) -> dict[str, float]:
 
     Of all differences that are called clear because their adjusted value is below 0.05, at most 5 % are expected to be chance.
     """
-    known = sorted(((value, name) for name, value in values.items() if not math.isnan(value)), reverse=True)
-    result = dict(values)
-    lowest = 1.0
-    for position, (value, name) in enumerate(known):
-        lowest = min(lowest, value * len(known) / (len(known) - position))
-        result[name] = lowest
-    return result
+    known = {name: value for name, value in values.items() if not math.isnan(value)}
+    if not known:
+        return dict(values)
+    from scipy.stats import false_discovery_control
+
+    return {**values, **dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True))}

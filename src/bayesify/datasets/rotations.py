@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from bayesify.arguments.checks import checked
 from bayesify.datasets.images import check_images, to_bytes
@@ -30,28 +32,12 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
     check_images("rotate", images, square=True)
     if degrees % 90 == 0:
         return np.ascontiguousarray(np.rot90(images, int(degrees // 90) % 4, axes=(2, 3)))
-    corners = _corners(images.shape[2], math.radians(degrees % 360))
+    angle = math.radians(degrees % 360)
+    turn = [[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]]
+    grid = F.affine_grid(torch.tensor([turn], dtype=torch.float64), [1, *images.shape[1:]], align_corners=True)
     turned = np.empty_like(images)
     for start in range(0, len(images), IMAGES_PER_CHUNK):
-        pieces = images[start : start + IMAGES_PER_CHUNK].reshape(-1, images.shape[1], images.shape[2] ** 2)
-        mixed = sum(weight * pieces[..., place] for place, weight in corners)
-        turned[start : start + IMAGES_PER_CHUNK] = to_bytes(mixed / 255.0).reshape(-1, *images.shape[1:])
+        part = torch.from_numpy(images[start : start + IMAGES_PER_CHUNK] / 255.0)
+        mixed = F.grid_sample(part, grid.expand(len(part), -1, -1, -1), align_corners=True)
+        turned[start : start + IMAGES_PER_CHUNK] = to_bytes(mixed.numpy())
     return turned
-
-
-def _corners(side: int, angle: float) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Index and weight, [H * H], of each of the four input pixels around the source point of each output pixel."""
-    middle = (side - 1) / 2
-    down, across = np.meshgrid(np.arange(side) - middle, np.arange(side) - middle, indexing="ij")
-    row = math.cos(angle) * down + math.sin(angle) * across + middle
-    column = -math.sin(angle) * down + math.cos(angle) * across + middle
-    top, left = np.floor(row).astype(int), np.floor(column).astype(int)
-    corners = []
-    for below in (0, 1):
-        for right in (0, 1):
-            r, c = top + below, left + right
-            weight = (1 - np.abs(row - r)) * (1 - np.abs(column - c))
-            inside = (r >= 0) & (r < side) & (c >= 0) & (c < side)
-            place = np.where(inside, r * side + c, 0)
-            corners.append((place.reshape(-1), np.where(inside, weight, 0.0).astype(np.float32).reshape(-1)))
-    return corners
