@@ -88,7 +88,7 @@ def judge(summary: Summary, target: str, classes: Sequence[str] = ()) -> Verdict
     sentences = [
         *_choice(certainty, pick, network, tied, summary, target),
         *_size_of_error(shown, summary, target, classes),
-        *_after_choosing(summary, target),
+        *_after_choosing(summary),
         *_sureness(shown, summary, target),
         *_rejection(shown, summary),
         *_rare_classes(shown, summary, classes),
@@ -281,7 +281,7 @@ def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> l
     ]
 
 
-def _after_choosing(summary: Summary, target: str) -> list[str]:
+def _after_choosing(summary: Summary) -> list[str]:
     """The score of a winner that was chosen without the rows that score it."""
     names, best = summary.chosen_elsewhere(), summary.best
     if not names or best is None or len(summary.ranked) < 2:
@@ -316,7 +316,7 @@ def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
         f"The {_list(names)} % {what} of {_words(row)} contained the true {target} in {observed} % of test rows: "
         f"{_joined(names, fits)}. The 90 % {what} {_size(row.means['width_90'] or 0.0, regression)}."
     ]
-    told += _thirds(row, summary, tested) if regression else []
+    told += _thirds(row, tested) if regression else []
     after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
     if after is None or narrow is None:
         return [*told, f"There were too few calibration rows to recalibrate 90 % {what}."]
@@ -352,7 +352,7 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
     return "; ".join(f"{name} % {fit}" for name, fit in zip(names, fits, strict=True))
 
 
-def _thirds(row: MethodRow, summary: Summary, tested: int) -> list[str]:
+def _thirds(row: MethodRow, tested: int) -> list[str]:
     """Whether 90 % intervals also contain 90 % for low, middle and high predictions."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:

@@ -112,25 +112,23 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         return class_scores(y, weights)
 
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None) -> TrainingTable:
-        read = self._read_rows(X, y, sample_weight, reset=first, min_rows=2 if first and classes is None else 1)
-        y = read.y
+        min_rows = 2 if first and classes is None else 1
+        rows, columns = self._read_rows(X, y, sample_weight, reset=first, min_rows=min_rows)
+        y = rows.y
         with self._telling("y as labels"):
             check_classification_targets(y)
-        if not first:
-            known = self.classes_
-        else:
-            known = np.unique(y) if classes is None else np.unique(classes)
-            if len(known) < 2:
-                raise ValueError(
-                    f"BayesianClassifier: y holds only one class, {known.tolist()[0]!r}; give rows of at least two classes"
-                )
+        known = np.unique(y if classes is None else classes) if first else self.classes_
+        if len(known) < 2:
+            raise ValueError(
+                f"BayesianClassifier: y holds only one class, {known.tolist()[0]!r}; give rows of at least two classes"
+            )
         unknown = ~np.isin(y, known)
         if unknown.any():
             raise ValueError(
                 f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
                 "include it in classes= in the first call"
             )
-        return TrainingTable(Rows(read.inputs, np.searchsorted(known, y), read.weights), known, read.columns)
+        return TrainingTable(Rows(rows.x, np.searchsorted(known, y), rows.weights), known, columns)
 
     @property
     def classes_(self) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Self
 
@@ -31,16 +31,6 @@ from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
 NONE = "no_validation"
 """scikit-learn's word for an absent X or y."""
 _comparing = cache(checked)  # reads the annotations once
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Data given to `fit`: inputs as numbers [N, D], targets, weights [N], and the rules that turn a frame into numbers."""
-
-    inputs: np.ndarray
-    y: np.ndarray
-    weights: np.ndarray
-    columns: Columns | None
 
 
 class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
@@ -201,8 +191,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     def _read_rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
-    ) -> _Read:
-        """Checked rows of positive weight; a row of weight 0 is ignored."""
+    ) -> tuple[Rows, Columns | None]:
+        """Checked rows of positive weight, and the rules that turned a frame into them; a row of weight 0 is ignored."""
         known = self._weights(sample_weight, X) if is_pandas(X) else None
         inputs, y, columns = self._read(X, y, known, reset=reset, ensure_min_samples=min_rows, **options)
         weights = self._weights(sample_weight, inputs) if known is None else known
@@ -212,7 +202,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             raise ValueError(
                 f"{type(self).__name__}: X has {used.sum()} rows of positive sample_weight; give at least {min_rows}"
             )
-        return _Read(inputs[used], y[used], weights[used], columns)
+        return Rows(inputs[used], y[used], weights[used]), columns
 
     def _weights(self, sample_weight: Any, X: Any) -> np.ndarray:
         """Number of examples that each row stands for, [N]."""

@@ -177,11 +177,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             return normal_scores(y.astype(np.float64).reshape(len(y), -1), weights)
 
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
-        read = self._read_rows(
+        rows, columns = self._read_rows(
             X, y, sample_weight, reset=first, min_rows=2 if first else 1, multi_output=True, y_numeric=True
         )
         with self._telling("y as numbers"):
-            y = read.y.astype(np.float64)
+            y = rows.y.astype(np.float64)
         self._check_choices(y)
         flat, y = y.ndim == 1 if first else self.fitted_.flat, y.reshape(len(y), -1)
         if first and len(y) > 1 and (y == y[:1]).all():
@@ -189,7 +189,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
         if y.shape[1] != before:
             raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {before} in the first call")
-        return TrainingTable(Rows(read.inputs, y, read.weights), None, read.columns, flat)
+        return TrainingTable(Rows(rows.x, y, rows.weights), None, columns, flat)
 
     def _check_choices(self, y: np.ndarray) -> None:
         """Raise `ValueError` for a likelihood or transform that is unknown or does not fit the targets."""

@@ -7,7 +7,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,16 +132,16 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     numbers: dict[str, np.ndarray] = {}
     texts: dict[str, list[str | None]] = {}
     notes: list[str] = []
-    known = None if like is None else like.kinds
-    for name in frame.columns if known is None else [name for name in frame.columns if name in known]:
-        column = frame[name]
-        found = Contents(name)
-        if known is None or known[name] != "text":
+    kinds = {} if like is None else like.kinds
+    for name in frame.columns if like is None else [name for name in frame.columns if name in kinds]:
+        column, found, kind, reason = frame[name], Contents(name), kinds.get(name, ""), ""
+        if kind != "text":
             found.add(column)
-        if known is not None and like is not None:
-            found.check_like(known[name], name in like.day_first)
-        kind = found.kind() if known is None else known[name]
-        reason = "" if like is not None else _useless(name, column, kind)
+        if like is None:
+            kind = found.kind()
+            reason = _useless(name, column, kind)
+        else:
+            found.check_like(kind, name in like.day_first)
         if reason:
             notes.append(f"Column {name!r} was left out: {reason}.")
         elif kind == "number":
@@ -154,7 +154,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         else:
             texts[name] = [None if cell is None else str(cell) for cell in cells_of(column)]
     if like is not None:
-        return _alike(numbers, texts, like, len(frame))
+        return _with_rows(like, numbers, texts, len(frame))
     if not numbers and not texts:
         raise InputError(f"no usable column is left. {' '.join(notes)}")
     for name, values in numbers.items():
@@ -162,18 +162,10 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         infinite = int(np.isinf(values).sum())
         if infinite:
             notes.append(f"Column {name!r} holds {infinite} infinite numbers; they count as missing.")
-            numbers[name] = np.where(np.isinf(values), np.nan, values)
-    levels = {name: tuple(sorted({cell for cell in cells if cell is not None})) for name, cells in texts.items()}
-    return Features(
-        np.column_stack(list(numbers.values())) if numbers else np.empty((len(frame), 0)),
-        tuple(numbers),
-        _codes(texts, levels, len(frame)),
-        tuple(texts),
-        tuple(levels.values()),
-        tuple(notes),
-        tuple(day_first),
-        tuple(sources.values()),
-    )
+    levels = tuple(tuple(sorted({cell for cell in cells if cell is not None})) for cells in texts.values())
+    none, origin = np.empty(0), tuple(sources.values())
+    schema = Features(none, tuple(numbers), none, tuple(texts), levels, tuple(notes), tuple(day_first), origin)
+    return _with_rows(schema, numbers, texts, len(frame))
 
 
 def _add_numbers(
@@ -190,31 +182,24 @@ def _add_numbers(
         numbers[name], sources[name] = values, source
 
 
-def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], like: Features, rows: int) -> Features:
-    missing = [name for name in like.code_names if name not in texts]
-    missing += [name for name in like.number_names if name not in numbers]
+def _with_rows(
+    schema: Features, numbers: Mapping[str, np.ndarray], texts: Mapping[str, Sequence[str | None]], rows: int
+) -> Features:
+    """The columns of a schema with rows: infinite numbers are NaN, and an unknown text has the code -2."""
+    missing = [name for name in schema.code_names if name not in texts]
+    missing += [name for name in schema.number_names if name not in numbers]
     if missing:
         raise InputError(f"column {missing[0]!r} is missing; give a table with the same columns")
-    values = [np.where(np.isinf(numbers[name]), np.nan, numbers[name]) for name in like.number_names]
-    levels = dict(zip(like.code_names, like.levels, strict=True))
-    chosen = {name: texts[name] for name in like.code_names}
-    return Features(
-        np.column_stack(values) if values else np.empty((rows, 0)),
-        like.number_names,
-        _codes(chosen, levels, rows),
-        like.code_names,
-        like.levels,
-        sources=like.sources,
+    values = [np.where(np.isinf(numbers[name]), np.nan, numbers[name]) for name in schema.number_names]
+    codes = []
+    for name, levels in zip(schema.code_names, schema.levels, strict=True):
+        position = {level: index for index, level in enumerate(levels)}
+        codes.append([-1 if cell is None else position.get(cell, -2) for cell in texts[name]])
+    return replace(
+        schema,
+        numbers=np.column_stack(values) if values else np.empty((rows, 0)),
+        codes=np.array(codes, dtype=np.int64).reshape(len(codes), rows).T,
     )
-
-
-def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]], rows: int) -> np.ndarray:
-    """Indices of the levels; -2 for an unknown text."""
-    columns = []
-    for name, cells in texts.items():
-        position = {level: index for index, level in enumerate(levels[name])}
-        columns.append([-1 if cell is None else position.get(cell, -2) for cell in cells])
-    return np.array(columns, dtype=np.int64).reshape(len(columns), rows).T
 
 
 # -- kinds -------------------------------------------------------------------------------------------------------------
