@@ -176,4 +176,5 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         Args:
             X: [N, D] numbers, or a data frame.
         """
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+        best = self.predict_proba(X).argmax(1)
+        return np.asarray(self.classes_[best])
