@@ -239,9 +239,8 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
     small = small and rows.weights[above & (y[:, 0] <= MAX_SMALL_COUNT)].sum() >= 0.1 * rows.weights[above].sum()
     transforms = [transform]
     if transform == AUTO:
-        transforms = (
-            [name for name in TRANSFORMS if TargetTransform.takes(name, torch.from_numpy(y))] if one else ["none"]
-        )
+        possible = TRANSFORMS if one else ("none",)
+        transforms = [name for name in possible if TargetTransform.takes(name, torch.from_numpy(y))]
         if "log" in transforms:
             transforms.remove("log1p")
     if likelihood != AUTO:
@@ -364,12 +363,9 @@ def _recalibrated(trained: _Trained, start: Start) -> _Trained:
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
-    """Continue the training of a posterior on more rows, for a quarter as long, with the same units and newly estimated noise.
+    """Continue the training of a posterior, for a quarter as long, on a table of the old and the new rows.
 
-    Args:
-        fitted: Result of `fit_tables` for a method that is a posterior.
-        table: All rows, old and new.
-        settings: Settings of the earlier call.
+    The units stay, and the noise is estimated again.
     """
     model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)
@@ -419,14 +415,8 @@ def _train_ranked(
     """Members with the first of two likelihoods and transforms whose final score keeps the promise of the trial.
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, networks without inputs are
-    trained, which predict one distribution for all rows, and the best of all is used.
-
-    Args:
-        rows: Encoded rows.
-        blank: Same rows with a single input, which is 0.
-        ranked: Likelihoods and transforms, best first.
-        settings: Further settings.
-        tried: Scores of the trial.
+    trained on `blank`, the same rows with a single input, which is 0. They predict one distribution for all rows, and the best of
+    all is used. `ranked` are likelihoods and transforms, best first, and `tried` their scores in the trial.
     """
     constant, found, failed = _constant_score(rows), list[tuple[float, str, Pair, _Numbers]](), list[str]()
     for pair in ranked[:MAX_CHOICES]:
@@ -548,15 +538,8 @@ def _train_members(
 ) -> _Members:
     """Train members that each hold out a fold, for several likelihoods with targets of the same rows, all at once.
 
-    Args:
-        rows: Encoded rows.
-        targets: Targets of each likelihood, in its units.
-        folds: Index of the member that holds out each row, [N].
-        likelihoods: Likelihoods of the members; each has the same number of members.
-        shape: Shape of the networks.
-        settings: Further settings.
-        brief: Whether this is a trial, with fewer folds and steps.
-        biases: Initial bias of the last layer, for each likelihood.
+    Each likelihood has targets in its units and an initial bias of the last layer. `folds` [N] are the members that hold out the
+    rows. A brief training is a trial, with fewer folds and steps.
     """
     count = min(int(folds.max()) + 1, CHOICE_FOLDS) if brief else int(folds.max()) + 1
     nets = [shape.make(derive_seed(settings.seed, "network", k), torch.float32) for _ in targets for k in range(count)]

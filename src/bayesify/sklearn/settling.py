@@ -47,11 +47,7 @@ def settle(starts: Sequence[Start]) -> list[Start]:
 
     where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise of the
     round before. If it then reproduces most of its targets, it trains once more from a large noise, and the greater evidence
-    decides.
-
-    Args:
-        starts: Start on each table; if a table has more than `FULL_BATCH_ROWS` rows, that many rows represent all of them in the
-            evidence.
+    decides. In a table with more rows, `FULL_BATCH_ROWS` rows represent all of them in the evidence.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -123,11 +119,8 @@ def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> 
     In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$. The
     predictive then gives the probability of a target that is equally many of its standard deviations away. A method's mean may
     have less leverage than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is
-    multiplied by the factor that gives both the same root mean square of $r / (1 - h)$, if this factor is larger than 1.
-
-    Args:
-        evidence: Evidence that settled the noise.
-        found: Predictive of the method for the rows of the evidence.
+    multiplied by the factor that gives both the same root mean square of $r / (1 - h)$, if this factor is larger than 1. `found` is
+    the method's predictive for the rows of the evidence.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -108,10 +108,7 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
     """Train one method on several tables from networks of one architecture, with the results of separate training runs.
 
     Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
-    which other methods start. Everything else runs one table after the other.
-
-    Args:
-        starts: Starting points whose settings differ only in seeds and priors.
+    which other methods start. Everything else runs one table after the other. The settings differ only in seeds and priors.
     """
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
@@ -204,9 +201,7 @@ def train_posteriors(
             keeps the noise fixed, because learned noise would shrink with the residuals.
     """
     one_batch = all(len(own.batches(part)) == 1 for own, part in zip(settings, rows, strict=True))
-    norms = any(
-        isinstance(module, _BatchNorm) for module in bnns[0].modules()
-    )  # they would see the padding rows of a batch
+    norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # they would see padding rows
     if len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch and not norms:
         seeds = [derive_seed(own.seed, "draws", 0) for own in settings]  # the seeds that `fit` uses
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
@@ -269,23 +264,15 @@ def _train_phases(
 
 
 def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
-    return [
-        (name, entry)
-        for name, entry in bnn.named_parameters()
-        if name.startswith("likelihood.") and entry.requires_grad
-    ]
+    found = ((name, entry) for name, entry in bnn.named_parameters() if name.startswith("likelihood."))
+    return [(name, entry) for name, entry in found if entry.requires_grad]
 
 
 # -- temperature -------------------------------------------------------------------------------------------------------
 
 
 def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Trained plain networks with the temperature, or factor on the noise, that suits rows that such networks have not seen.
-
-    Args:
-        models: Networks that were trained on all rows.
-        starts: Starting points of the training on every fold; rows count by their weights.
-    """
+    """Plain networks, trained on all rows, with the temperature or factor on the noise that suits rows they have not seen."""
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
         # A temperature depends only on the outputs, so the identity stands in for the network.
