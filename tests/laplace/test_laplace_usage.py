@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
     "marginal": (
         lambda: Laplace(network(), CATEGORICAL, covariance="diagonal", marginal=True),
-        "marginal covariance is full",
+        "marginal=True with covariance='diagonal'; use covariance='full'",
     ),
     "dropout": (lambda: Laplace(nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train(), CATEGORICAL), r"net\.eval\(\)"),
     "batch_norm": (
@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "empty": (lambda: subnetwork.from_indices([]), "give at least one"),
     "size_zero": (lambda: subnetwork.largest_variance(0), "size=0"),
-    "share": (lambda: subnetwork.random(1.5), "give a number of weights, an int"),
+    "share": (lambda: subnetwork.random(1.5), "give an integer number of weights"),
     "repeated": (lambda: subnetwork.from_indices([1, 1]), "appears twice"),
     "too_large": (lambda: Laplace(network(), CATEGORICAL, subnetwork.random(40)).fit(data()), "39 trainable weights"),
     "index": (

@@ -146,7 +146,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("name", ["", "../up", "a//b", "/root", "a b", ".hidden", "a/"])
 def test_bad_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="give letters, digits"):
+    with pytest.raises(ValueError, match="use only letters, digits"):
         run_jobs(noise, {name: {"x": 1}}, tmp_path, workers=1)
     assert not list(tmp_path.iterdir())
 

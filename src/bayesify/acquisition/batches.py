@@ -72,7 +72,7 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
         log_probs = log_probs.squeeze(2)
     if log_probs.ndim != 3:
         raise ValueError(
-            f"batch_bald: an example has labels {list(log_probs.shape[2:-1])}; give a model with one label per example"
+            f"batch_bald: each example has labels of shape {list(log_probs.shape[2:-1])}; give a model with one label per example"
         )
     if log_probs.shape[-1] == 1:
         raise ValueError(

@@ -115,7 +115,7 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
     for part in bnn.posteriors:
         if part.runs_network:
             raise ValueError(
-                f"export_onnx: {type(part).__name__} runs the network in order to draw, which an ONNX file cannot; use sample=False"
+                f"export_onnx: {type(part).__name__} runs the network to draw, which an ONNX file cannot do; use sample=False"
             )
     counter = GivenNoise(None)
     with settled():  # reuse cached quantities without comparing parameters again

@@ -128,7 +128,7 @@ class NoisyKFAC(LayerwiseTrainer):
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
                 f"NoisyKFAC: {layer.weights[0].name} is not the untied weight of a linear layer or of a convolution without "
-                "groups; leave it a point estimate by selectors such as {'Linear': MatrixNormal()}"
+                "groups; keep it as a point estimate with selectors such as {'Linear': MatrixNormal()}"
             )
         if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
             raise ValueError(

@@ -526,7 +526,7 @@ def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
             raise ValueError(
                 f"{name}: batch normalization uses the statistics of the batch, so that examples mix; "
-                "call net.eval() first (and keep running statistics)"
+                "call net.eval() first, and use layers with track_running_stats=True"
             )
         random = isinstance(module, _DropoutNd) and module.p > 0
         random |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0

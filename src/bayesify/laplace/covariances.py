@@ -354,7 +354,7 @@ class KroneckerCovariance(WeightCovariance):
         values = torch.cat([self._prior_of[weight.name] for weight in layer.weights])
         if not bool((values == values[0]).all()):
             raise ValueError(
-                f"Laplace: the prior precision differs within {layer.name}; a Kronecker-factored layer needs one value"
+                f"Laplace: the prior precision differs within {layer.name}; give one precision for the whole layer"
             )
         return values[0]
 

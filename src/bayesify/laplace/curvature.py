@@ -40,7 +40,7 @@ def first_batch(loader: Iterable[Any]) -> Any:
     check_repeatable(loader)
     for item in loader:
         return item
-    raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+    raise ValueError("Laplace: the loader has no examples; give a loader with at least one example")
 
 
 @dataclass
@@ -236,7 +236,9 @@ class Pieces:
     def close(self, data: DataTerm) -> None:
         """Store the data term of a finished pass, summed over processes."""
         if data.num_data == 0:
-            raise ValueError("Laplace: the loader has no examples of positive weight; give a loader over at least one")
+            raise ValueError(
+                "Laplace: every example of the loader has weight 0; give at least one example a positive weight"
+            )
         data.sum_over_processes()
         self.data = data
 

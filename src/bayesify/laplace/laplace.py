@@ -143,11 +143,11 @@ def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weig
 def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, sampled: bool) -> None:
     """Raise `ValueError` for arguments that exclude each other."""
     if marginal and covariance != "full":
-        raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+        raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; use covariance='full'")
     if sampled and curvature == "empirical":
-        raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector; leave it out")
+        raise ValueError("Laplace: num_samples does not apply to curvature='empirical'; leave num_samples out")
     if covariance == "sampled" and curvature != "ggn":
-        raise ValueError(f"Laplace: covariance='sampled' with curvature={curvature!r}; it needs 'ggn'")
+        raise ValueError(f"Laplace: covariance='sampled' with curvature={curvature!r}; use curvature='ggn'")
 
 
 @register_predictor
@@ -462,7 +462,7 @@ class Laplace(Drawable):
         if checkpoint is not None and self.covariance != "sampled":
             raise ValueError("Laplace.fit: checkpoint is for covariance='sampled'; leave it out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
-            raise ValueError("Laplace.fit: covariance='sampled' runs in one process; give all data to one of them")
+            raise ValueError("Laplace.fit: covariance='sampled' runs in one process; give all data to one process")
         if self._scales_by_curvature:
             self.base_precision = 1.0
 
@@ -991,7 +991,9 @@ class Laplace(Drawable):
             draws = self.draw(count, generator=generator)
             return FixedDraws(draws, self.likelihood, self.output).predict(x, memory=budget, split_batch=split_batch)
         if not split_batch:
-            raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
+            raise ValueError(
+                f"Laplace.predict: split_batch=False does not apply to method={method!r}; use method='network_mc'"
+            )
         if method == "linearized_mc":
             _, posterior = self.fitted()
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
@@ -1210,7 +1212,9 @@ class Laplace(Drawable):
     ) -> tuning.Score:
         """A function from factors on the prior precisions to mean log predictive densities of a loader's data."""
         if loader is None:
-            raise ValueError("tune_prior_precision: method='validation' needs a loader; give one of validation data")
+            raise ValueError(
+                "tune_prior_precision: method='validation' needs a loader; give a loader over validation data"
+            )
         batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
         if not batches:
             raise ValueError("tune_prior_precision: the loader has no examples; give validation data")

@@ -155,8 +155,10 @@ class DrawsFile:
         for key, value in self._settings.items():
             before = header["settings"].get(key)
             if before != value:
-                shown = f"{key}={before!r}, this run has {value!r}" if key != "network" else "another network"
-                raise ValueError(f"{self._path}: was written with {shown}; use the same, or give another checkpoint=")
+                shown = f"{key}={before!r}, but this run has {value!r}" if key != "network" else "another network"
+                raise ValueError(
+                    f"{self._path}: was written with {shown}; use the same settings, or give another checkpoint="
+                )
         return header["facts"], tensors
 
     def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

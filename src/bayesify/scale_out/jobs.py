@@ -179,7 +179,7 @@ def _run_rounds(
 
 def _plain(name: str, job: Any) -> Any:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"run_jobs: name {name!r}; give letters, digits and ._=+,- with / between folders")
+        raise ValueError(f"run_jobs: name={name!r}; use only letters, digits and ._=+,- with / between folders")
     try:
         return json.loads(json.dumps(asdict(job) if is_dataclass(job) and not isinstance(job, type) else job))
     except (TypeError, ValueError) as error:

@@ -188,7 +188,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             raise ValueError(f"BayesianRegressor: y is {y[0, 0]:g} in every row; there is nothing to predict")
         before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
         if y.shape[1] != before:
-            raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {before} in the first call")
+            raise ValueError(
+                f"BayesianRegressor: y has {y.shape[1]} columns, but {before} in the first call; give {before}"
+            )
         return TrainingTable(Rows(rows.x, y, rows.weights), None, columns, flat)
 
     def _check_choices(self, y: np.ndarray) -> None:

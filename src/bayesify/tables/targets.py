@@ -97,7 +97,7 @@ def read_target(column: Series, task: Task | None = None) -> Target:
     notes = []
     absent = int((~present).sum())
     if absent == len(column):
-        raise InputError(f"the target {name!r} is empty in every row")
+        raise InputError(f"the target {name!r} is empty in every row; give rows that have a target")
     if absent:
         notes.append(f"{absent:,} rows without a finite {name} were left out.")
     rows = np.flatnonzero(present)

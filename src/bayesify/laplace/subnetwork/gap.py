@@ -35,17 +35,20 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     dtype = covariance.dtype
     if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
         raise ValueError(
-            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {chosen.numel()}; give [P, P] and [P]"
+            f"posterior_gap: the covariance has shape {tuple(covariance.shape)} and the mask {chosen.numel()} entries; give "
+            "[P, P] and [P]"
         )
     scale = covariance.abs().amax()
     symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
     if not symmetric or bool((covariance.diagonal() < 0).any()):
-        raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
+        raise ValueError(
+            "posterior_gap: the covariance is not finite, not symmetric, or has a negative variance; give a covariance matrix"
+        )
     covariance = widened(covariance)
     least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()
     if bool(least < -1e-4 * scale):
         raise ValueError(
-            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite one"
+            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite matrix"
         )
     inside = covariance[chosen][:, chosen]
     values, vectors = stable_eigh(inside, "posterior_gap: the covariance")

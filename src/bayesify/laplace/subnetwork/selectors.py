@@ -101,7 +101,9 @@ class _OfSize(Selector):
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
-            raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, an int, or a share of 0 to 1")
+            raise ValueError(
+                f"subnetwork.{name}: size={size}; give an integer number of weights, or a share between 0 and 1"
+            )
         self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
         self.choose = choose
 
@@ -133,8 +135,8 @@ def _by_variance(candidates: Candidates, count: int, num_examples: int | None, s
     curved = int((curvature > 0).sum())
     if curved == 0:
         raise ValueError(
-            "subnetwork.largest_variance: no weight has any curvature, the outputs do not depend on them near the data; "
-            "look at the network's outputs, or give skip_flat=False"
+            "subnetwork.largest_variance: no weight has any curvature, because the outputs do not depend on the weights "
+            "near the data; check the network's outputs, or give skip_flat=False"
         )
     if curved < len(curvature):
         candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
@@ -184,7 +186,9 @@ def _named(candidates: Candidates, names: Sequence[str]) -> Collection[str]:
         if any(sign in name for sign in "*?["):
             matched = [known for known in candidates.weights if fnmatchcase(known, name)]
             if not matched:
-                raise ValueError(f"subnetwork: {name!r} matches no trainable parameter of the network")
+                raise ValueError(
+                    f"subnetwork: {name!r} matches no trainable parameter; the network has {', '.join(candidates.weights)}"
+                )
             chosen.update(matched)
             continue
         chosen.add(name)
@@ -204,10 +208,10 @@ class _Indices(Selector):
             raise ValueError("subnetwork.from_indices: indices are empty; give at least one")
         if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
             raise ValueError(
-                "subnetwork.from_indices: indices are no list of integers; give one, or use from_mask for a mask"
+                "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
             )
         if len(found.unique()) != len(found):
-            raise ValueError("subnetwork.from_indices: an index appears twice; give each once")
+            raise ValueError("subnetwork.from_indices: an index appears twice; give each index once")
         self.indices = found.long().cpu()
 
     def count(self, candidates: Candidates) -> int:
@@ -239,19 +243,21 @@ class _Mask(Selector):
             flat = self.mask.reshape(-1).bool().cpu().clone()
             if flat.numel() != candidates.total:
                 raise ValueError(
-                    f"subnetwork.from_mask: {flat.numel()} entries, but the network has {candidates.total} trainable weights"
+                    f"subnetwork.from_mask: the mask has {flat.numel()} entries, but the network has {candidates.total} trainable "
+                    "weights; give one entry per weight"
                 )
         else:
             unknown = set(self.mask) - set(candidates.weights)
             if unknown:
-                why = "is frozen" if min(unknown) in candidates.frozen else "is no parameter of the network"
+                why = "is frozen" if min(unknown) in candidates.frozen else "is not a parameter of the network"
                 raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave it out")
             parts = []
             for name, weight in candidates.weights.items():
                 part = self.mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
                 if part.shape != weight.shape:
                     raise ValueError(
-                        f"subnetwork.from_mask: {name} has shape {tuple(weight.shape)}, its mask {tuple(part.shape)}"
+                        f"subnetwork.from_mask: the mask of {name} has shape {tuple(part.shape)}; give the weight's shape "
+                        f"{tuple(weight.shape)}"
                     )
                 parts.append(part.reshape(-1).bool().cpu())
             flat = torch.cat(parts)
