@@ -78,6 +78,8 @@ class Run:
     batch_statistics: str = "auto"
     own_epochs: int = 0
     """Number of epochs of the plain network."""
+    validates: bool = False
+    """Whether `fit` gets the held-out rows as `validation=`."""
     findings: list[str] = field(default_factory=list)
     """Codes of the findings of `fit`."""
 
@@ -212,6 +214,8 @@ def bayesian(net: nn.Module, posterior: Any, data: Data, run: Run) -> Any:
 
 def _fit(model: Any, data: Data, run: Run, epochs: int | None = None) -> Any:
     options = {"epochs": epochs or run.epochs, "seed": run.seed, "scheduler": run.scheduler, "progress": False}
+    if run.validates:
+        options["validation"] = [data.held_out]
     run.findings.extend(bayesify.fit(model, data.loader(), **options).findings.codes)
     return model
 

@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import likelihoods
 
-from .defaults_wider import Residual
 from .runs import Row, cell, many, parser
 from .timing import record, rounded
+from .wider_networks import Residual
 
 NUM_TUNING_STEPS = 200
 """Steps of Adam for laplace-torch's prior precision and noise in a regression."""

@@ -56,14 +56,28 @@ class TestContexts:
         torch.testing.assert_close(box.low.float(), X.amin(0) - 2 * width)
         torch.testing.assert_close(box.high.float(), X.amax(0) + 2 * width)
 
-    def test_image_range_is_the_default_for_images_only(self) -> None:
+    def test_default_box_of_images_spans_pixels(self) -> None:
         found = Box().draw(torch.zeros(4, 1, 5, 5, dtype=torch.float64), generator())
         assert found.shape == (10, 1, 5, 5)
         assert found.dtype == torch.float64
-        assert found.min() >= 0
-        assert found.max() <= 1
-        with pytest.raises(ValueError, match=r"not images.*Box\.around"):
-            Box().draw(X)
+        assert torch.equal(found, Box(0.0, 1.0).draw(torch.zeros(4, 1, 5, 5, dtype=torch.float64), generator()))
+        wide = torch.stack([torch.full((1, 5, 5), -2.0), torch.full((1, 5, 5), 3.0)])
+        torch.testing.assert_close(Box().draw(wide, generator()), Box(-2.0, 3.0).draw(wide, generator()))
+
+    @pytest.mark.parametrize("shape", [(3,), (6, 2)])
+    def test_default_box_of_other_inputs_follows_the_batch(self, shape: tuple[int, ...]) -> None:
+        x = torch.randn(8, *shape, generator=generator())
+        x[..., 0, None] = 2.0 if shape == (3,) else x[..., 0, None]
+        low, high = x.amin(0), x.amax(0)
+        found = Box(n=500).draw(x, generator())
+        constant = low == high
+        assert torch.equal(found[:, constant], low[constant].expand(500, -1))
+        given = Box(low - (high - low), high + (high - low) + constant, 500).draw(x, generator())
+        torch.testing.assert_close(found[:, ~constant], given[:, ~constant])
+
+    def test_default_box_refuses_integers(self) -> None:
+        with pytest.raises(ValueError, match=r"torch\.int64.*DatasetContext"):
+            Box().draw(torch.zeros(4, 3, dtype=torch.long))
 
     @pytest.mark.parametrize("bare", [True, False])
     def test_loader_draws_each_row_at_most_once(self, bare: bool) -> None:

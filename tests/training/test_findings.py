@@ -5,6 +5,7 @@ import inspect
 import math
 import re
 import sys
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -111,6 +112,42 @@ def test_scores_of_held_out_data_are_compared_more_closely():
     assert not rules.worse_than_start(start, Score(0.33, 0.88, 10_000), held_out=False)
     assert rules.worse_than_start(start, Score(0.33, 0.80, 10_000), held_out=False)
     assert not rules.worse_than_start(Score(0.3, None, 100), Score(0.2, None, 100), held_out=True)
+
+
+def test_chance_is_that_of_the_difference_on_the_same_examples():
+    """The NLL of an example varies by 1 nat, but two predictions of the same example differ by 0.03 +- 0.1."""
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(200, generator=generator).double()
+    apart = torch.randn(200, generator=generator).double()
+    apart = (apart - apart.mean()) / apart.std()
+
+    def told(mean, std, numbers=1):
+        after = before + mean + std * apart
+        scores = [
+            Score(float(part.mean()), None, 200, numbers=numbers, losses=tuple(part.tolist()))
+            for part in (before, after)
+        ]
+        return bool(rules.worse_than_start(*scores, held_out=True))
+
+    assert told(0.03, 0.1)  # two standard errors are 0.014
+    assert not told(0.03, 0.3)  # two standard errors are 0.042
+    assert not told(0.019, 0.01)  # too little to matter
+    assert not told(0.03, 0.1, numbers=2)  # 0.015 per target
+
+
+def test_accuracy_and_error_are_compared_on_the_same_examples():
+    right, errors = 900 * (0.0,) + 100 * (1.0,), tuple(float(place % 10) for place in range(1000))
+    fewer = 13 * (1.0,) + right[13:]  # 13 more mistakes: 1.3 points, and two standard errors are 0.7
+    start = Score(0.3, 0.9, 1000, errors=right)
+    assert rules.worse_than_start(start, Score(0.3, 0.887, 1000, errors=fewer), held_out=True)
+    assert not rules.worse_than_start(
+        replace(start, errors=()), Score(0.3, 0.887, 1000), held_out=True
+    )  # 1.9 by chance
+    worse = tuple(1.13 * error for error in errors)
+    rmse = [math.sqrt(sum(part) / 1000) for part in (errors, worse)]
+    start, now = (Score(0.3, None, 1000, rmse[place], None, errors=part) for place, part in enumerate((errors, worse)))
+    assert rules.worse_than_start(start, now, held_out=True)
+    assert not rules.worse_than_start(replace(start, errors=()), now, held_out=True)
 
 
 # -- healthy trainings ---------------------------------------------------------------------------------------------
@@ -347,6 +384,29 @@ def test_a_prior_that_pulls(data, trained):
         assert not {"not_converged", "scales_wide"} & set(history.findings.codes)
     found = bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640)
     assert {"kl_dwarfs", "worse_than_start"} <= set(found.codes)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_small_loss_on_validation_data(task, data, trained, regressor):
+    """A prior that pulls a little costs a few hundredths of a nat: seen on held-out rows, and said to be unseen without."""
+    if task == "classification":
+        net, loader, held_out, rate = trained, data[0], data[1], 1e-3
+    else:
+        net, loader, held_out, rate = regressor, regression(), regression(400), 3e-3
+    for prior in (None, priors.Gaussian(0.02)):
+        told = {}
+        for options in ({}, {"validation": held_out}):
+            bnn = bayesify.bayesianize(
+                net,
+                posteriors.MeanField(init_std=1e-3),
+                likelihood={"classification": "categorical", "regression": "gaussian"}[task],
+                prior=prior,
+            )
+            history = bayesify.fit(bnn, loader, epochs=3, learning_rate=rate, seed=0, progress=False, **options)
+            told[bool(options)] = "worse_than_start" in history.findings.codes
+            assert ("comparison" in history.notes) is not bool(options)
+        assert told == {False: False, True: prior is not None}
+    assert "give validation=" in repr(bayesify.fit(bnn, loader, epochs=2, seed=0, progress=False))
 
 
 def test_a_learning_rate_that_destroys_the_network(data, trained):

@@ -273,3 +273,18 @@ def test_a_run_that_is_stopped_in_validation_finds_the_same_noise(tmp_path, epoc
     resumed, whole = run(batches, checkpoint=path), run(batches)
     assert all(torch.equal(resumed[0][name], whole[0][name]) for name in whole[0])
     assert resumed[1] == whole[1]
+
+
+def test_the_final_noise_does_not_count_the_epistemic_variance_twice():
+    """Draws that stay as they are: noise plus epistemic variance is the error expected on new rows, not below the residual."""
+    net, (x, y) = trained(), rows(count=800)
+    still = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1e-12)}
+    data = DataLoader(TensorDataset(x, y), batch_size=800)
+    for std in (0.01, 0.05):
+        bnn = fitted(net, data, posterior=posteriors.MeanField(init_std=std), **still)
+        found = bnn.predict(x, 8, generator=torch.Generator().manual_seed(0))
+        residual, spread = float((y - found.mean).square().mean()), float(found.epistemic.mean())
+        ratio = new_rows_ratio(bnn.mean_network(), [parse_batch((x, y))], residual, 800, None)
+        assert ratio > 1
+        assert noise_of(bnn) == pytest.approx(max(ratio * residual - spread, residual), rel=1e-3)
+        assert (ratio * residual - spread > residual) is (std == 0.01)

@@ -15,8 +15,8 @@ from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.batches import parse_batch
 
-IMAGE_RANGE = (0.0, 1.0)
-"""Default range of a box: pixel values."""
+DEFAULT_WIDTHS = 1.0
+"""Margin of a box without ends on every side of the inputs of a batch, relative to their range, if they are not images."""
 
 
 class Context(ABC):
@@ -49,8 +49,10 @@ class Box(Context):
     """Uniform inputs in a box (the paper's choice, appendix 3).
 
     Args:
-        low: Lower end: a number for all features, or a tensor in the shape of one input. Without `low` and `high`, the box spans
-            image pixels from 0 to 1, and inputs must be images.
+        low: Lower end: a number for all features, or a tensor in the shape of one input. Without `low` and `high`, the box depends
+            on the training batch. Images [B, C, H, W] give one range for all pixels, from 0 to 1 or wider if pixels are outside.
+            Vectors and sequences give the range of each feature over the batch, wider on every side by `DEFAULT_WIDTHS` times this
+            range. Features that do not vary stay constant.
         high: Upper end, in the same form.
         n: Number of inputs.
 
@@ -68,9 +70,9 @@ class Box(Context):
         n: Count = 10,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError("Box: only one end is given; give low and high, or neither for images")
-        self.for_images = low is None
-        ends = IMAGE_RANGE if low is None else (low, high)
+            raise ValueError("Box: only one end is given; give low and high, or neither for the range of each batch")
+        self.follows_batch = low is None
+        ends = (0.0, 1.0) if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
         if any(not end.numel() or not bool(torch.isfinite(end).all()) for end in (self.low, self.high)):
             raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
@@ -98,13 +100,9 @@ class Box(Context):
         """Draw uniform inputs in the box."""
         like, key = _single(x, "Box")
         shape = like.shape[1:]
-        if self.for_images and len(shape) != 3:
-            raise ValueError(
-                f"Box: inputs are {list(like.shape)}, not images [B, C, H, W], so the default range of 0 to 1 may not fit; "
-                "give low and high, or Box.around(x)"
-            )
         try:
-            low, width = (end.expand(shape) for end in self._ends(like))
+            ends = self._ends_of_batch(like) if self.follows_batch else self._ends(like)
+            low, width = (end.expand(shape) for end in ends)
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
@@ -115,6 +113,21 @@ class Box(Context):
         uniform = torch.rand((self.n, *shape), generator=generator, device=place, dtype=dtype).to(like.device)
         return _like(x, key, torch.addcmul(low, width, uniform))
 
+    def _ends_of_batch(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower end and width of the box of a batch; see the class."""
+        if not like.is_floating_point():
+            raise ValueError(
+                f"Box: inputs are {like.dtype}, so no range of real numbers fits; give context=DatasetContext(inputs, n) with "
+                "other inputs of this kind"
+            )
+        if like.shape[0] == 0:
+            raise ValueError("Box: the batch is empty; give at least one example")
+        if like.ndim == 4:
+            low, high = like.detach().amin().clamp_max(0.0), like.detach().amax().clamp_min(1.0)
+            return low, high - low
+        low, high = like.detach().amin(0), like.detach().amax(0)
+        return low - DEFAULT_WIDTHS * (high - low), (1 + 2 * DEFAULT_WIDTHS) * (high - low)
+
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Lower end and width on the inputs' device, cached because a CUDA graph cannot capture a copy to a device."""
         key = (like.device, like.dtype)
@@ -124,7 +137,7 @@ class Box(Context):
 
     def config(self) -> dict[str, Any]:
         """Ends and number of inputs."""
-        both = {} if self.for_images else {"low": self.low, "high": self.high}
+        both = {} if self.follows_batch else {"low": self.low, "high": self.high}
         ends = {key: end if end.ndim else float(end) for key, end in both.items()}
         return {"name": self.name, **ends, "n": self.n}
 

@@ -69,7 +69,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. Where `fit`
             estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
             deviation.
-        context: Distribution of the inputs at which functions are compared; by default image pixels from 0 to 1 (`Box()`).
+        context: Distribution of the inputs at which functions are compared; by default a `Box()`, which takes its
+            range from each training batch: pixels from 0 to 1 for images, otherwise the range of each feature with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`), which replaces mean and variance.

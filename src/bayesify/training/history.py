@@ -23,7 +23,8 @@ class History(list[dict[str, Any]]):
 
     Attributes:
         findings: Problems of the training run, each with a remedy.
-        notes: Further remarks by subject: `"capture"` says whether steps ran as CUDA graphs, and if not, why.
+        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why. `"comparison"` is
+            there if the run had no validation data, and says that `fit` could not judge a small loss.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:

@@ -132,7 +132,7 @@ class TrainingLoop:
                 self.step.average.put_in()
                 self._refresh_statistics()
             if self.position.epoch < self.settings.total_epochs:
-                self.noise.finish(self._first_batches, self.device, self.settings.num_data, stopped=True)
+                self.noise.finish(self._final_batches, self.device, self.settings.num_data, stopped=True)
             self._keep_draws()
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
@@ -150,11 +150,16 @@ class TrainingLoop:
         if self.noise.is_wanted:
             self.noise.begin(self._first_batches(MAX_EXAMPLES), self.device)
 
-    def _first_batches(self, count: int) -> list[Batch]:
+    def _final_batches(self, count: int) -> list[Batch]:
+        """As `_first_batches`; a continued run reads the same ones as an uninterrupted run."""
+        stream = DataStream(derive_seed(self.plan.seed, "noise data"))
+        return self._first_batches(count, stream.iterate(self.loader))
+
+    def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
         """First batches with positive example weight, until they hold `count` examples."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
-            for item in self.loader:
+            for item in self.loader if items is None else items:
                 batch = parse_batch(item, self.plan.reader)
                 if float(batch.counts.sum()) > 0:
                     found.append(batch)
@@ -221,7 +226,7 @@ class TrainingLoop:
             self.noise.after_epoch(row["nll"], epoch + 1, last)
             with self._averaged(last or self.plan.validation is not None):
                 if last:
-                    self.noise.finish(self._first_batches, self.device, self.settings.num_data, stopped=False)
+                    self.noise.finish(self._final_batches, self.device, self.settings.num_data, stopped=False)
                 if self.plan.validation is not None:
                     row |= self._validate(self.plan.validation)
                 self._keep_best(phase, row)
@@ -319,10 +324,11 @@ class TrainingLoop:
         options: dict[str, Any] = {"num_draws": validation.num_draws, "generator": generator}
         predictor = validated(self.model)
         try:
-            scores = self._scores(lambda x: predictor.predict(x, **options), validation).means()
+            totals = self._scores(lambda x: predictor.predict(x, **options), validation)
         except (ValueError, TypeError) as error:
             _raise(self._located(error, None), error)
-        return {f"validation_{key}": value for key, value in scores.items()}
+        self.watch.after_validation(totals)
+        return {f"validation_{key}": value for key, value in totals.means().items()}
 
     def _scores(self, predict: Callable[[Any], Predictive], validation: Validation, *, together: bool = True) -> Totals:
         """Scores on validation data; with `together=False` this process does not wait for the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 
 import torch
@@ -35,6 +35,10 @@ MIN_INFORMATION = 1e-5
 """Draws agree if the mean mutual information in nats, or the epistemic share of the variance, is below this."""
 MIN_COVERED_EXAMPLES = 50
 """Minimum number of examples to judge the coverage of intervals."""
+MIN_HELD_OUT_LOSS_NATS = 0.02
+"""A loss of NLL per target on held-out data above this is a finding, if it exceeds chance."""
+MIN_PAIRED_EXAMPLES = 16
+"""Minimum number of examples whose differences give a standard error."""
 KL_WARNING_RATIO = 10.0
 """Warn when the KL exceeds this multiple of the data term."""
 
@@ -52,6 +56,8 @@ class Score:
         coverage: Share of targets inside their central 90 % intervals; `None` in classification.
         has_atoms: Whether single values have positive probability, so that intervals cover more than their level.
         numbers: Number of targets per example.
+        losses: NLL of each of the first examples, in the order of the loader.
+        errors: Share of wrong labels, or mean squared error, of each of the same examples.
     """
 
     nll: float
@@ -62,6 +68,8 @@ class Score:
     coverage: float | None = None
     has_atoms: bool = False
     numbers: int = 1
+    losses: tuple[float, ...] = field(default=(), repr=False)
+    errors: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def unit_nats(self) -> float:
@@ -209,27 +217,38 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
     return [Finding("kl_dwarfs", sentence, remedy)]
 
 
+def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
+    """Two standard errors of the mean difference of two scores of the same examples; `unpaired` if too few are known."""
+    if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
+        return unpaired
+    apart = [last - first for first, last in zip(before, after, strict=True)]
+    return 2 * stdev(apart) / math.sqrt(count)
+
+
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
     """A finding if predictions are worse than those of the given network.
 
-    On held-out data, the difference must exceed chance and 1 percentage point of accuracy, 5 % of the RMSE, or 0.02 nats. On
-    training data a network that has memorized them looks better than it is, so the limits are 5 points, 25 % and 0.25 nats.
+    On held-out data, the difference must exceed chance and 1 percentage point of accuracy, 5 % of the RMSE, or 0.02 nats per
+    target. Chance is two standard errors of the mean difference on the same examples. On training data a network that has
+    memorized them looks better than it is, so the limits are 5 points, 25 % and 0.25 nats.
     """
     few = min(start.count, now.count)
     found = []
     if start.accuracy is not None and now.accuracy is not None:
-        chance = (
-            2 * math.sqrt(max(start.accuracy * (1 - start.accuracy), 0.01) / few) * (1.0 if held_out else math.sqrt(2))
-        )
+        unpaired = 2 * math.sqrt(max(start.accuracy * (1 - start.accuracy), 0.01) / few)
+        chance = _chance(start.errors, now.errors, few, unpaired) if held_out else math.sqrt(2) * unpaired
         if start.accuracy - now.accuracy > max(0.01 if held_out else 0.05, chance):
             found.append(f"accuracy {now.accuracy:.3f} (was {start.accuracy:.3f})")
     if start.rmse is not None and now.rmse is not None:
-        share = max(0.05 if held_out else 0.25, 2 / math.sqrt(few))
-        if now.rmse > (1 + share) * start.rmse + 0.01 * (
-            start.guess or 0.0
-        ):  # relative to an error near 0, any change is large
+        unpaired = 2 * start.rmse**2 * (2 / math.sqrt(few) + 2 / few)  # a rise of the RMSE by 2 / sqrt(few), squared
+        chance = _chance(start.errors, now.errors, few, unpaired) if held_out else unpaired
+        allowed = (1.05 if held_out else 1.25) * start.rmse + 0.01 * (start.guess or 0.0)  # an error near 0 may double
+        if now.rmse > allowed and now.rmse**2 - start.rmse**2 > chance:
             found.append(f"RMSE {now.rmse:.3g} (was {start.rmse:.3g})")
-    margin = max(0.02, 1 / math.sqrt(few)) if held_out else max(0.25, 0.25 * abs(start.nll - start.unit_nats))
+    margin = max(0.25, 0.25 * abs(start.nll - start.unit_nats))
+    if held_out:
+        unpaired = start.numbers / math.sqrt(few)
+        margin = max(MIN_HELD_OUT_LOSS_NATS * start.numbers, _chance(start.losses, now.losses, few, unpaired))
     if now.nll - start.nll > margin:
         found.append(f"NLL {now.nll:.3f} (was {start.nll:.3f})")
     if not found:

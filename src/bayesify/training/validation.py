@@ -22,7 +22,7 @@ LEVEL, HALF_WIDTH_STDS = 0.9, 1.6449
 MAX_LEVERAGE = 0.95
 """Upper bound on the leverage in the correction for training rows."""
 MAX_GUESSED_EXAMPLES = 4096
-"""Maximum number of examples whose targets are kept for scoring a constant guess."""
+"""Maximum number of examples whose targets are kept for scoring a constant guess, and whose own scores are kept."""
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
@@ -60,23 +60,28 @@ class Totals:
         self.name = "accuracy"
         self.count = 0
         self._targets: list[Tensor] = []
+        self._rows: list[Tensor] = []  # NLL and error of each example, [2, B]
 
     def add(self, prediction: Predictive, batch: Batch) -> None:
         """Add the scores of a batch's prediction."""
         weights = batch.weights if batch.weights is not None else torch.ones(len(batch), device=batch.y.device)
-        self.nll -= float((weights * prediction.log_prob(batch.y)).sum())
+        log_prob = prediction.log_prob(batch.y)
+        self.nll -= float((weights * log_prob).sum())
+        errors = torch.zeros_like(log_prob)
         if isinstance(prediction, RegressionPredictive):
             self.name = "rmse"
             y = match_targets(batch.y, prediction.mean)
-            self.score_sum += float((weights * _per_example((y - prediction.mean).square())).sum())
+            errors = _per_example((y - prediction.mean).square())
+            self.score_sum += float((weights * errors).sum())
             self.covered += float((weights * _per_example(self._holds(prediction, y).to(weights))).sum())
         elif isinstance(prediction, ClassificationPredictive):
-            right = (prediction.labels == batch.y.reshape(prediction.labels.shape)).to(weights)
-            self.score_sum += float((weights * _per_example(right)).sum())
+            errors = _per_example((prediction.labels != batch.y.reshape(prediction.labels.shape)).to(weights))
+            self.score_sum += float((weights * (1 - errors)).sum())
         self.total += float(weights.sum())
         self.count += len(batch)
         if self.count <= MAX_GUESSED_EXAMPLES:
             self._targets.append(batch.y.detach())
+            self._rows.append(torch.stack([-log_prob, errors.to(log_prob)]).detach().double().cpu())
 
     def _holds(self, prediction: RegressionPredictive, y: Tensor) -> Tensor:
         """Whether the central 90 % intervals cover the targets."""
@@ -100,8 +105,10 @@ class Totals:
         means = self.means()
         coverage = means.get("coverage_90")
         rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1
-        guess = self._guess()
-        return Score(means["nll"], means.get("accuracy"), self.count, rmse, guess, coverage, self.has_atoms, numbers)
+        losses, errors = torch.cat(self._rows, 1).tolist() if self._rows else ((), ())
+        known: dict[str, Any] = {"coverage": coverage, "has_atoms": self.has_atoms, "numbers": numbers}
+        known |= {"losses": tuple(losses), "errors": tuple(errors)}
+        return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:
         """Score of the best constant guess: the labels' entropy in nats per example, or the RMSE of the targets' mean."""

@@ -41,6 +41,12 @@ SCORING_DRAWS = 4
 passes of single examples, or 2 % of the passes of training; one batch is always predicted."""
 
 
+NOT_COMPARED = (
+    "predictions were compared with those of the given network on training batches only, where a loss below 0.25 nats per example "
+    "is not seen; give validation= to compare on held-out data"
+)
+
+
 class Trace:
     """Sums of an objective in windows of equally many steps, kept on the device and read once at the end."""
 
@@ -128,6 +134,7 @@ class Watch:
         self._network: nn.Module | None = None
         self._first: list[Batch] = []  # batches on which the given network was scored
         self._last: list[Batch] = []
+        self._validated: Score | None = None  # of the epoch whose model the run returns
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -206,6 +213,12 @@ class Watch:
         """Record a step, given the sums of the epoch so far and the number of examples in the step."""
         self.trace.step(sums, examples)
 
+    def after_validation(self, totals: Totals) -> None:
+        """Keep the scores on the validation data: the best ones if the run returns the best epoch, otherwise the last ones."""
+        best = self._validated.nll if self._validated is not None and self.settings.patience else math.inf
+        if totals.means()["nll"] < best or not self.settings.patience:
+            self._validated = totals.score()
+
     def close_epoch(self, sums: Tensor) -> None:
         """End an epoch."""
         self.trace.close_epoch(sums)
@@ -264,8 +277,10 @@ class Watch:
         found = joined(parts)
         if "worse_than_start" not in found.codes:  # starting elsewhere did no harm
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
-        unknown = " on training batches; give validation= to compare with the starting network on other data"
-        return Findings(found, "" if held_out or self.start is None else unknown)
+        if held_out or self.start is None:
+            return found
+        history.notes["comparison"] = NOT_COMPARED
+        return Findings(found, " on training batches; give validation= to compare with the given network on other data")
 
     def _predictions(
         self, history: History, nll: list[float], held_out: bool, now: Score | None
@@ -274,10 +289,7 @@ class Watch:
         found = []
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
-            row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
-            accuracy, rmse = row.get("validation_accuracy"), row.get("validation_rmse")
-            best = Score(row["validation_nll"], accuracy, self.start.count, rmse)
-            best = replace(best, coverage=row.get("validation_coverage_90"), has_atoms=self.start.has_atoms)
+            best = self._validated or self._stored_score(history)
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
@@ -294,12 +306,21 @@ class Watch:
             found.append(rules.learned_little(now))
         return found
 
+    def _stored_score(self, history: History) -> Score:
+        """Score on the validation data of a run that was continued after its last epoch."""
+        assert self.start is not None
+        row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
+        best = Score(
+            row["validation_nll"], row.get("validation_accuracy"), self.start.count, row.get("validation_rmse")
+        )
+        return replace(best, coverage=row.get("validation_coverage_90"), has_atoms=self.start.has_atoms)
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         score = self._totals.score() if self._totals is not None and self._totals.total > 0 else self.start
-        start = None if score is None else list(astuple(score))
+        start = None if score is None else [list(v) if isinstance(v, tuple) else v for v in astuple(score)]
         first = [[finding.code, finding.sentence, finding.remedy] for finding in self.first]
         spread = [list(self.spread), list(self.spread.values())]
         return {"trace": self.trace.state(), "phase": self.phase, "start": start, "spread": spread, "first": first}
@@ -309,11 +330,14 @@ class Watch:
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
         if state["start"] is not None:
-            nll, accuracy, count, *rest = state["start"]  # older versions stored three values
-            rmse, guess, _, has_atoms, numbers = [*(rest or (None, None, None, False)), 1][:5]
+            given: list[Any] = list(state["start"])
+            missing: list[Any] = [None, None, None, False, 1, [], []]
+            given += missing[len(given) - 3 :]  # older versions stored three, seven or eight values
+            nll, accuracy, count, rmse, guess, _, has_atoms, numbers, losses, errors = given
             accuracy, rmse, guess = (None if value is None else float(value) for value in (accuracy, rmse, guess))
-            rest = {"has_atoms": bool(has_atoms), "numbers": int(numbers)}
-            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, **rest)
+            own: dict[str, Any] = {"losses": tuple(map(float, losses)), "errors": tuple(map(float, errors))}
+            own |= {"has_atoms": bool(has_atoms), "numbers": int(numbers)}
+            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, **own)
         names, values = state["spread"]
         self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
