@@ -21,7 +21,7 @@ from bayesify.maths import fused_draws
 from bayesify.maths.fused_draws import kernel_normals
 from bayesify.maths.noise import NoiseSource
 from bayesify.maths.philox import TILE
-from bayesify.running.cuda_graphs import capture, side_stream
+from bayesify.running.cuda_graphs import Captured, side_stream
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -135,11 +135,10 @@ def test_replays_take_the_numbers_of_plain_draws() -> None:
         with side_stream():
             bnn.draw(1, generator=generator)
         torch.cuda.synchronize()
-        graph, found = capture(lambda: bnn.draw(1, generator=generator).weights["weight"], [generator])
+        captured = Captured(lambda: bnn.draw(1, generator=generator).weights["weight"], generators=[generator])
         generator.manual_seed(5)
         for expected in plain:
-            graph.replay()
-            assert torch.equal(found, expected)
+            assert torch.equal(captured.replay(), expected)
 
 
 @on_gpu

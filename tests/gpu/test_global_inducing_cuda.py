@@ -30,10 +30,11 @@ def test_deep_processes_are_made_and_trained_where_their_data_lie(inducing):
     assert model.predict(x, 5).mean.is_cuda
 
 
-def test_moments_of_convolutions_are_those_of_the_cpu():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_moments_of_convolutions_are_those_of_the_cpu(stride):
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(6, 4, 9, 8, generator=generator) for _ in range(2))
-    geometry = Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)))
+    geometry = Geometry((3, 3), (stride, stride), (1, 1), ((1, 1), (1, 1)))
+    x, y = (torch.randn(6, 4, *size, generator=generator) for size in ((9, 8), geometry.outputs((9, 8))))
     ones = torch.rand(6, generator=generator)
     here = convolution_moments(x, y, geometry, ones, ones)
     there = convolution_moments(x.cuda(), y.cuda(), geometry, ones.cuda(), ones.cuda())

@@ -86,7 +86,7 @@ def test_a_replay_reads_the_inputs_and_writes_the_results(monkeypatch: pytest.Mo
         result = run()
         return Graph(run, result), result
 
-    monkeypatch.setattr(cuda_graphs, "capture", capture)
+    monkeypatch.setattr(cuda_graphs, "_capture", capture)
     one, other = torch.zeros(2), torch.ones(2)
     captured = Captured(lambda: one + 2 * other, [one, other])
     assert captured.replay([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]).tolist() == [7.0, 10.0]

@@ -107,8 +107,9 @@ class Captured(Generic[Result]):
     Args:
         run: Function of fixed memory, which has run before on a `side_stream`; the capture records it without running it.
         inputs: Tensors that the function reads and that `replay` fills.
-        generators: See `capture`.
-        pool: See `capture`.
+        generators: Generators that the function draws from, in addition to torch's generator of the device. If the capture
+            fails, they are restored.
+        pool: Memory pool shared by graphs that never run at the same time.
 
     Attributes:
         results: Return value of the function, overwritten by every replay.
@@ -122,7 +123,7 @@ class Captured(Generic[Result]):
         pool: Any = None,
     ) -> None:
         self._inputs = [tensor.detach() for tensor in inputs]
-        self._graph, self.results = capture(run, generators, pool)
+        self._graph, self.results = _capture(run, generators, pool)
 
     @torch.no_grad()
     def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
@@ -170,20 +171,10 @@ def watch_waits() -> Iterator[list[str]]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def capture(
-    run: Callable[[], Result], generators: Sequence[torch.Generator | None] = (), pool: Any = None
+def _capture(
+    run: Callable[[], Result], generators: Sequence[torch.Generator | None], pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Capture a function of fixed memory, which has run before on a `side_stream`; the capture records it without running it.
-
-    Args:
-        run: The function.
-        generators: Generators that it draws from, in addition to torch's generator of the device.
-        pool: Memory pool shared by graphs that never run at the same time.
-
-    Returns:
-        The graph, and the function's return value: memory that every replay writes. If the capture fails, generators are
-        restored.
-    """
+    """The graph of a function, and the function's return value; see `Captured`."""
     graph = torch.cuda.CUDAGraph()
     given = [generator for generator in generators if generator is not None]
     for generator in given:
