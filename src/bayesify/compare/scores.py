@@ -66,10 +66,7 @@ def score_regression(
         "levels": curve.expected.tolist(),
         "observed": curve.observed.tolist(),
         "sharpness": np.quantile(std, SHARPNESS_LEVELS).tolist(),
-        "bins": [
-            {"uncertainty": float(std[rows].mean()), "error": float(np.sqrt(errors[rows].mean())), "count": len(rows)}
-            for rows in _bins(std)
-        ],
+        "bins": [{**entry, "error": math.sqrt(entry["error"])} for entry in _bins(std, errors)],
         "rejection": _rejected(std, errors),
         "losses": _losses(test, targets),
     }
@@ -105,10 +102,7 @@ def score_classification(
         "confidence": (diagram.confidence.nan_to_num(0.0) * diagram.count).tolist(),
         "correct": (diagram.accuracy.nan_to_num(0.0) * diagram.count).tolist(),
         "sharpness": np.quantile(_flat(test.confidence), SHARPNESS_LEVELS).tolist(),
-        "bins": [
-            {"uncertainty": float(entropy[part].mean()), "error": float(wrong[part].mean()), "count": len(part)}
-            for part in _bins(entropy)
-        ],
+        "bins": _bins(entropy, wrong),
         "rejection": metrics.rejection_curve(test, targets, num_points=NUM_POINTS).accuracy.tolist(),
         "losses": _losses(test, targets),
         "confusion": np.bincount(labels * len(probs[0]) + probs.argmax(1), minlength=len(probs[0]) ** 2).tolist(),
@@ -131,10 +125,14 @@ def _flat(values: torch.Tensor) -> np.ndarray:
     return values.detach().reshape(-1).numpy()
 
 
-def _bins(uncertainty: np.ndarray) -> list[np.ndarray]:
-    """Row numbers in bins of equal counts, from certain to uncertain."""
+def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
+    """Mean uncertainty, mean error and number of rows of bins of equal counts, from certain to uncertain."""
     order = np.argsort(uncertainty, kind="stable")
-    return [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
+    parts = [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
+    return [
+        {"uncertainty": float(uncertainty[part].mean()), "error": float(errors[part].mean()), "count": len(part)}
+        for part in parts
+    ]
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:

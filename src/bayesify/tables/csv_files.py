@@ -160,7 +160,7 @@ class CsvFile:
         frames = list(self._frames(None))
         self._check(frames[0].columns if frames else (), sum(map(len, frames)))
         frame = frames[0]
-        words = {name: Words.of(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
+        words = {name: Words().add(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
         styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
         return apply_styles(frame, styles, decimal_comma=bool(self.comma_example)), self._notes + notes
 

@@ -182,33 +182,22 @@ def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:
 
 def _read_parquet(path: str, content: bytes) -> DataFrame:
     with _parquet_file(path, io.BytesIO(content)) as file:
-        about = file.metadata
-        texts = {field.name: field.type for field in file.schema_arrow if _is_text(field.type)}
+        from pyarrow import BufferReader, compute, parquet, types
+
+        about, kinds = file.metadata, (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+        texts = {field.name: field.type for field in file.schema_arrow if any(test(field.type) for test in kinds)}
         groups = [about.row_group(index) for index in range(about.num_row_groups)]
         values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
         _check_size(path, max(8 * values, sum(group.total_byte_size for group in groups)))
         # Read texts as indices into a dictionary, so that one long text repeated in all rows uses no memory before it is refused.
-        from pyarrow import BufferReader, parquet
-
         table = parquet.read_table(BufferReader(content), read_dictionary=list(texts))
-        _check_size(path, sum(_text_bytes(chunk) for name in texts for chunk in table.column(name).chunks))
+        chunks = [chunk for name in texts for chunk in table.column(name).chunks]
+        sizes = (compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)) for chunk in chunks)
+        _check_size(path, sum(size.as_py() or 0 for size in sizes))
         for name, kind in texts.items():
             table = table.set_column(table.column_names.index(name), name, table.column(name).cast(kind))
         frame: DataFrame = table.to_pandas()
         return frame.reset_index(drop=True)
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
-
-
-def _text_bytes(chunk: Any) -> int:
-    """Bytes of a dictionary-encoded column of texts when written out."""
-    from pyarrow import compute
-
-    return compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
 
 
 def _check_size(path: str, size: int) -> None:
@@ -239,7 +228,7 @@ def _read_json(source: TextFile, reading: Reading) -> tuple[DataFrame, list[str]
         )
     frame = pandas.DataFrame(rows).replace(list(reading.marks), None)
     words = {
-        name: Words.of(frame[name])
+        name: Words().add(frame[name])
         for name in frame.columns
         if str(name).strip() not in reading.texts and is_text(frame[name].dtype)
     }

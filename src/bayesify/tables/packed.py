@@ -45,8 +45,10 @@ def unpack(where: str, content: bytes) -> bytes:
             if content.startswith(start):
                 with opener(io.BytesIO(content)) as stream:
                     return unpack(where, _limited(where, stream))  # for example .tar.gz, which is refused later
-        if content.startswith(ZIP) and not is_workbook(content):
+        if content.startswith(ZIP):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if WORKBOOK in archive.namelist():
+                    return content
                 names = [
                     name for name in archive.namelist() if not name.endswith("/") and not name.startswith(HIDDEN_STARTS)
                 ]
@@ -73,15 +75,6 @@ def _limited(where: str, stream: IO[bytes]) -> bytes:
             )
         found.write(chunk)
     return found.getvalue()
-
-
-def is_workbook(content: bytes) -> bool:
-    """Whether bytes are a spreadsheet (.xlsx)."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return WORKBOOK in archive.namelist()
-    except UNPACKING_ERRORS:
-        return False
 
 
 def read_workbook(

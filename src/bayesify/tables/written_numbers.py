@@ -43,14 +43,7 @@ class Words:
     num_read: tuple[int, ...] = (0, 0)
     examples: tuple[str | None, ...] = (None, None)
 
-    @classmethod
-    def of(cls, column: Series) -> Words:
-        """Counts of one column."""
-        found = cls()
-        found.add(column)
-        return found
-
-    def add(self, column: Series) -> None:
+    def add(self, column: Series) -> Words:
         """Add the texts of one more part."""
         words = [cell for cell in column.tolist() if isinstance(cell, str)]
         odd = [text for text in words if not is_number(text)]
@@ -64,6 +57,7 @@ class Words:
             next((text for text in odd if parse(text, style) is not text), None) if example is None else example
             for example, style in zip(self.examples, STYLES, strict=True)
         )
+        return self
 
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
         """The style in which most texts are numbers, with an example; `None` if most texts are not numbers.
