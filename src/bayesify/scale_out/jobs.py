@@ -99,8 +99,8 @@ def run_jobs(
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     if records.open_jobs():
         with _teller(progress, len(known), records) as tell, open_engine(engine, workers, threads) as run:
-            while waiting := records.open_jobs():
-                _run_rounds(run, partial(work, function, str(folder), threads), known, waiting, records, retries, tell)
+            while records.open_jobs():
+                records.run(run, partial(work, function, str(folder), threads), known, retries, tell)
                 known = records.take(plan)
     results = {name: records.results[name] for name in known if name in records.results}
     if len(results) < len(known):
@@ -147,34 +147,26 @@ class _Records:
         if not self.look(finished.name):
             raise OSError(f"{result_path(self.folder, finished.name)} was written but cannot be read")
 
-
-def _run_rounds(
-    run: Run,
-    call: Callable[..., Finished],
-    jobs: Mapping[str, Any],
-    waiting: list[str],
-    records: _Records,
-    retries: int,
-    tell: Tell,
-) -> None:
-    """Run all unfinished jobs in rounds; a job whose worker died is run alone, after all others."""
-    attempts = dict.fromkeys(waiting, 0)
-    alone: list[str] = []
-    while waiting or alone:
-        batch = waiting or [alone.pop(0)]
-        waiting = []
-        for finished in run(call, [(name, jobs[name], records.jobs[name]) for name in batch]):
-            name = finished.name
-            # When a worker died, the result may already be in the file that the worker wrote.
-            if finished.reason is None or (finished.lost and records.look(name)):
-                records.keep(finished)
-                tell(name, len(records.results), len(records.jobs))
-                continue
-            records.reasons[name] = finished.reason
-            # In a larger batch, another job may have killed the worker.
-            attempts[name] += not finished.lost or len(batch) == 1
-            if attempts[name] <= retries:
-                (alone if finished.lost else waiting).append(name)
+    def run(self, run: Run, call: Callable[..., Finished], jobs: Mapping[str, Any], retries: int, tell: Tell) -> None:
+        """Run all open jobs in rounds; a job whose worker died is run alone, after all others."""
+        waiting = self.open_jobs()
+        attempts = dict.fromkeys(waiting, 0)
+        alone: list[str] = []
+        while waiting or alone:
+            batch = waiting or [alone.pop(0)]
+            waiting = []
+            for finished in run(call, [(name, jobs[name], self.jobs[name]) for name in batch]):
+                name = finished.name
+                # When a worker died, the result may already be in the file that the worker wrote.
+                if finished.reason is None or (finished.lost and self.look(name)):
+                    self.keep(finished)
+                    tell(name, len(self.results), len(self.jobs))
+                    continue
+                self.reasons[name] = finished.reason
+                # In a larger batch, another job may have killed the worker.
+                attempts[name] += not finished.lost or len(batch) == 1
+                if attempts[name] <= retries:
+                    (alone if finished.lost else waiting).append(name)
 
 
 def _plain(name: str, job: Any) -> Any:

@@ -176,13 +176,7 @@ class Cells:
 
 
 def explain_rows(
-    fitted: FittedTable,
-    inputs: np.ndarray,
-    cells: Cells,
-    *,
-    level: float,
-    share: float,
-    num_draws: int,
+    fitted: FittedTable, inputs: np.ndarray, cells: Cells, *, level: float, share: float, num_draws: int
 ) -> Explanation:
     """Explain the predictions of rows [N, E]; see `Explanation`, and `BayesianEstimator.explain` for `level` and `share`."""
     neighbors, groups = fitted.neighbors, cells.groups
