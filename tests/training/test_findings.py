@@ -551,7 +551,7 @@ def test_a_look_that_fails_does_not_end_the_training(data, trained, monkeypatch)
     def fail(*args, **kwargs):
         raise RuntimeError("no look")
 
-    for name in ("relative_spread", "start_network", "member_nll"):
+    for name in ("weight_spread", "start_network", "member_nll"):
         monkeypatch.setattr(f"bayesify.training.watch.{name}", fail)
     _, history = train(trained, posteriors.MeanField(), data[0], 3)
     assert len(history) == 3

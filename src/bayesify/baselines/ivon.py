@@ -208,19 +208,15 @@ def _scheduler(
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    """Optimizer that takes `IVON`'s steps from gradients of the negative bound per example, and Adam's steps for point estimates.
+    r"""Optimizer that takes `IVON`'s steps from gradients of the negative bound per example, and Adam's steps for point estimates.
 
     All state is in tensors on the parameters' device, and no step synchronizes with the host, so that steps can be captured. If the
     guard of `fit` sets `found_inf`, a step changes nothing.
 
     Args:
-        means: Means of the weights.
-        log_stds: Log standard deviations of the weights, in the same order.
-        prior_precisions: Prior precisions of the weights, in the same order.
+        means, log_stds, prior_precisions: Means, log standard deviations and prior precisions of the weights, in one order.
         points: Optimizer of the point estimates, if any.
-        lr: Learning rate.
-        betas: Decays of the moving averages of the gradient and the curvature.
-        clip: Upper bound on the absolute value of each entry of a preconditioned gradient.
+        lr, betas, clip: `IVON`'s learning rate, decays ($\beta_1$, $\beta_2$) and bound on steps.
 
     Attributes:
         effective_data: N divided by the KL's weight.

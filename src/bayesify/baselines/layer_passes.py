@@ -28,8 +28,7 @@ class LayerPass:
         runner: Runner of the network.
         weights: Weights of one draw by name, without an axis of draws; they are detached.
         rules: Rules of the layers whose inputs are kept, by module name.
-        args: Positional inputs of B examples.
-        kwargs: Keyword inputs.
+        args, kwargs: Positional and keyword inputs of B examples.
         output: Name or index of the output to use, if there are several.
 
     Attributes:
@@ -66,11 +65,8 @@ class LayerPass:
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
         """Gradients of a loss with respect to the weights and other tensors. Stores the gradients inside the network.
 
-        Args:
-            loss: Weighted sum over examples.
-            others: Further tensors.
-            example_weights: Weights of the examples, [B]. A stored gradient contains the square root of its example's weight, so
-                that its square contains the weight.
+        The loss is a sum over examples with weights [B]. A stored gradient contains the square root of its example's weight, so
+        that its square contains the weight.
         """
         taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.baselines.chains import Chains
@@ -119,7 +120,7 @@ class Microcanonical:
         cosine = (self.direction * toward).sum(1, keepdim=True)
         shrink = (-angle).exp()
         turned = toward * (1 - shrink) * (1 + shrink + cosine * (1 - shrink)) + 2 * shrink * self.direction
-        self.direction = turned / turned.norm(dim=1, keepdim=True)
+        self.direction = F.normalize(turned)
         gained = angle - math.log(2) + (1 + cosine + (1 - cosine) * shrink.square()).log()
         found: Tensor = (self.size - 1) * gained[:, 0]
         return found
@@ -139,22 +140,18 @@ class Microcanonical:
         )
 
     def _fresh_direction(self) -> Tensor:
-        drawn = self._normal()
-        found: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
-        return found
+        return F.normalize(self._normal())
 
     def _refresh(self) -> None:
         """Add noise to the directions, so that chains forget them after the length L."""
         noise = math.sqrt(math.expm1(2 * self.step / self.length) / self.size)
-        turned = self.direction + noise * self._normal()
-        self.direction = turned / turned.norm(dim=1, keepdim=True)
+        self.direction = F.normalize(self.direction + noise * self._normal())
 
     @torch.no_grad()
     def advance(self, mean_steps: float | None = None) -> Tensor:
         """Run one trajectory of all chains, accept or reject it, and add its errors to `sums`.
 
-        Args:
-            mean_steps: Mean number of steps of a trajectory; by default the number that the length needs.
+        By default a trajectory has as many steps on average as the length needs.
 
         Returns:
             Squared energy error of each chain's trajectory, [C]; without `adjust`, the mean over its steps.

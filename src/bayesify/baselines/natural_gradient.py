@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import LayerPass, layer_rules
@@ -255,27 +256,31 @@ class LayerwiseTrainer(NaturalGradient):
         rate = self.learning_rate if learning_rate is None else learning_rate
         gathered: dict[str, dict[str, Tensor]] = {}
         gradient: dict[str, Tensor] = {}
-        points: list[Tensor | None] = [None] * len(self._points)
+        moved: dict[str, Tensor] = {}
         # Skip the noise if `fit` estimates it, because it then has no gradient.
-        moved = [place for place, point in enumerate(self._points) if point.requires_grad]
+        named = enumerate(self._points, 1)
+        points = {f"point estimate {number}": point for number, point in named if point.requires_grad}
         total = 0.0
         for weights in each(draws.weights):
             seen, loss, examples = self._run(weights, args, kwargs, y, example_weights)
             factor = 1 / (examples * self.num_draws)
-            grads = seen.pull(loss, [self._points[place] for place in moved], example_weights)
+            grads = seen.pull(loss, list(points.values()), example_weights)
             for name, grad in zip(seen.weights, grads, strict=False):
                 _add(gradient, name, grad, factor, seen.weights[name])
-            for place, grad in zip(moved, grads[len(seen.weights) :], strict=True):
+            for name, grad in zip(points, grads[len(seen.weights) :], strict=True):
                 if grad is not None:
-                    before = points[place]
-                    points[place] = grad * factor if before is None else before + grad * factor
+                    _add(moved, name, grad, factor, grad)
             for kind, values in self.curvature(seen, generator, example_weights).items():
                 for name, value in values.items():
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
             total += float(loss.detach()) * factor
-        self._check_finite(gradient, gathered, points)
+        self._check_finite(gradient, moved, *gathered.values())
         self._change(gradient, gathered, rate, 1.0 if example_weights is None else float(example_weights.mean()))
-        self._step_points(points)
+        if self._optimizer is not None:
+            for name, point in points.items():
+                point.grad = moved[name].to(point) if name in moved else None
+            self._optimizer.step()
+            self._optimizer.zero_grad()
         return total
 
     def _run(
@@ -299,12 +304,8 @@ class LayerwiseTrainer(NaturalGradient):
             raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
         return seen, loss, len(log_prob)
 
-    def _check_finite(
-        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], points: list[Tensor | None]
-    ) -> None:
-        named = list(gradient.items()) + [pair for values in curvature.values() for pair in values.items()]
-        named += [(f"point estimate {index + 1}", grad) for index, grad in enumerate(points) if grad is not None]
-        name = find_not_finite(named)
+    def _check_finite(self, *found: Mapping[str, Tensor]) -> None:
+        name = find_not_finite([pair for values in found for pair in values.items()])
         if name is not None:
             raise ValueError(
                 f"{type(self).__name__}: the gradient or curvature of {name} is not finite, so the step was not taken; lower "
@@ -334,13 +335,6 @@ class LayerwiseTrainer(NaturalGradient):
             raise
         for _, parameter, value in changed:
             parameter.copy_(value)
-
-    def _step_points(self, grads: list[Tensor | None]) -> None:
-        if self._optimizer is not None:
-            for parameter, grad in zip(self._points, grads, strict=True):
-                parameter.grad = None if grad is None else grad.to(parameter)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
 
     def rules(self) -> Mapping[str, Rule]:
         """Rules of the layers whose inputs a pass must keep, by module name. By default these are all layers with a rule."""
@@ -400,9 +394,7 @@ class LayerwiseTrainer(NaturalGradient):
         moments = dict(state["moments"])
         if "squares" in moments:  # the name in earlier checkpoints
             moments["second_moments"] = moments.pop("squares")
-        self.moments = {
-            kind: {name: value.to(device) for name, value in values.items()} for kind, values in moments.items()
-        }
+        self.moments = pytree.tree_map(lambda value: value.to(device), moments)
         self.steps, self.mean_weight = state["steps"], state.get("mean_weight", 1.0)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["points"])

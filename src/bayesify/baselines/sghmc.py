@@ -46,13 +46,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
     noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to half of it along a cosine. The first part of
     a cycle explores without noise.
 
-    Args:
-        groups: A dictionary for each weight with its `params` and its `scale` s.
-        learning_rate: Initial learning rate $\ell$ of a cycle.
-        friction: Friction a.
-        num_data: Number of examples N.
-        cycle_steps: Number of steps in a cycle.
-        explore: Share of a cycle without noise.
+    Each of `groups` is a dictionary for one weight with its `params` and its `scale` s; `sghmc` documents the other arguments.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import MODULE, STORED, register_predictor, stored_name
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
-from bayesify.weights.module_state import below, fingerprint, prefixed, restore_module, tensors_of
+from bayesify.weights.module_state import below, prefixed, restore_module, tensors_of
 
 MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 """Range of the search for the temperature or for the factor on the variance."""
@@ -119,10 +119,9 @@ class TemperatureScaling(Predictor):
         """
         check_repeatable(loader)
         found: list[Judged] = []
-        device = self._device()
+        device = next(iter(self._predictor.state().values())).device
         for item in loader:
-            data = parse_batch(item, read_batch)
-            data = (data if device is None else data.to(device)).weighed()
+            data = parse_batch(item, read_batch).to(device).weighed()
             if not len(data):
                 continue
             generator = torch.Generator().manual_seed(seed)
@@ -142,7 +141,7 @@ class TemperatureScaling(Predictor):
     @property
     def num_distinct_draws(self) -> int | None:
         """Number of distinct draws of the model."""
-        return self.model.num_distinct_draws if isinstance(self.model, Predictor) else 1
+        return self._predictor.num_distinct_draws
 
     @checked
     def predict(
@@ -165,21 +164,20 @@ class TemperatureScaling(Predictor):
         return rescale(prediction, self.temperature, self.variance_scale)
 
     def _predict(self, x: Any, num_draws: int | None, **options: Any) -> Predictive:
-        """The model's prediction; a plain network counts as one draw."""
-        if isinstance(self.model, Predictor):
-            return self.model.predict(x, num_draws, **options)
-        return self._plain().predict(x, **options)
+        """The model's prediction; a plain network always has one draw."""
+        predictor = self._predictor
+        return predictor.predict(x, num_draws if predictor is self.model else None, **options)
 
-    def _plain(self) -> FixedDraws:
+    @property
+    def _predictor(self) -> Predictor:
+        """The model, or a plain network as one draw."""
+        if isinstance(self.model, Predictor):
+            return self.model
+        assert self.likelihood is not None
         name, weight = next(iter(catalog(self.model).weights.items()))
         value = self.model.get_parameter(name).detach().unsqueeze(0)
-        assert self.likelihood is not None
         draws = Draws(Runner(self.model, {name: weight}), {name: value}, value.new_zeros(1))
         return FixedDraws(draws, self.likelihood, self.output)
-
-    def _device(self) -> torch.device | None:
-        state = self.model.state() if isinstance(self.model, Predictor) else tensors_of(self.model)
-        return next((tensor.device for tensor in state.values()), None)
 
     def _best_variance_scale(self, found: list[Judged]) -> float:
         families = [prediction.family for prediction, _, _ in found if isinstance(prediction, RegressionPredictive)]
@@ -232,7 +230,7 @@ class TemperatureScaling(Predictor):
 
     def fingerprint(self) -> dict[str, str]:
         """Fingerprint of the network."""
-        return self.model.fingerprint() if isinstance(self.model, Predictor) else fingerprint(self.model)
+        return self._predictor.fingerprint()
 
     def __repr__(self) -> str:
         return (
@@ -275,17 +273,11 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
         raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):
-        why = (
-            "every validation example is predicted correctly"
-            if best == 0
-            else "the outputs carry no information about the targets"
-        )
-        warnings.warn(
-            f"TemperatureScaling: {what} reached its bound {math.exp(float(grid[best])):g}, because {why}; use more validation "
-            "data, or check the model",
-            stacklevel=3,
-        )
-        return math.exp(float(grid[best]))
+        bound, perfect = math.exp(float(grid[best])), "every validation example is predicted correctly"
+        why = perfect if best == 0 else "the outputs carry no information about the targets"
+        remedy = "use more validation data, or check the model"
+        warnings.warn(f"TemperatureScaling: {what} reached its bound {bound:g}, because {why}; {remedy}", stacklevel=3)
+        return bound
     low, high = float(grid[best - 1]), float(grid[best + 1])
     for _ in range(NUM_BISECTION_STEPS):
         middle = 0.5 * (low + high)

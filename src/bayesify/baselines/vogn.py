@@ -67,9 +67,6 @@ class VOGN(LayerwiseTrainer):
         """Refuse capped, unit-wise and pruned posteriors."""
         check_mean_field(type(self).__name__, part)
 
-    def _mean_fields(self) -> list[MeanField]:
-        return [part for part in self.bnn.posteriors if isinstance(part, MeanField)]
-
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
@@ -107,7 +104,8 @@ class VOGN(LayerwiseTrainer):
     ) -> list[tuple[str, Tensor, Tensor]]:
         """The step in the formula of the class."""
         total, changed = self.effective_data, []
-        for part in self._mean_fields():
+        for part in self.bnn.posteriors:
+            assert isinstance(part, MeanField)
             for name, mean in part.mean_value.items():
                 prior = self.prior_precision[name] / total
                 slope = self.average("gradient", name, gradient[name] + prior * mean, self.momentum)

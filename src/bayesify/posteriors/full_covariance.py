@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -88,18 +88,14 @@ class FullCovariance(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """m."""
-        return {
-            name: value
-            for layer in self.layers
-            for name, value in _unflatten(layer, self.mean_value[layer.name]).items()
-        }
+        return self._by_name(lambda layer: self.mean_value[layer.name])
 
     def variance(self) -> dict[str, Tensor]:
         """Diagonal of L L^T."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
-            result.update(_unflatten(layer, _row_squares(*self._factor(layer))))
-        return result
+        return self._by_name(lambda layer: _row_squares(*self._factor(layer)))
+
+    def _by_name(self, flat: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
+        return {name: value for layer in self.layers for name, value in _unflatten(layer, flat(layer)).items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
         """Sum of the diagonal blocks of L L^T that belong to filters."""

@@ -39,10 +39,6 @@ class MatrixNormal(Posterior):
     title, paper = "Matrix normal", "Louizos & Welling 2016"
     cost = "P + (d_out^2 + d_in^2) / 2 per layer"
     correlated_priors = True
-    row_lower: NamedParameters
-    row_raw_diagonal: NamedParameters
-    col_lower: NamedParameters
-    col_raw_diagonal: NamedParameters
 
     @checked
     def __init__(self, init_std: Positive | None = None) -> None:
@@ -54,12 +50,15 @@ class MatrixNormal(Posterior):
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
         raws = {layer.name: raw_positive(math.sqrt(self.start_std(layer, values))) for layer in self.layers}
-        for side, axis in (("row", 0), ("col", 1)):
+
+        def factor(axis: int) -> tuple[NamedParameters, NamedParameters]:
             sizes = {name: mean.shape[axis] for name, mean in means.items()}
             lower = {name: means[name].new_zeros(size * (size - 1) // 2) for name, size in sizes.items()}
             diagonal = {name: means[name].new_full((size,), raws[name]) for name, size in sizes.items()}
-            setattr(self, f"{side}_lower", NamedParameters(lower))
-            setattr(self, f"{side}_raw_diagonal", NamedParameters(diagonal))
+            return NamedParameters(lower), NamedParameters(diagonal)
+
+        self.row_lower, self.row_raw_diagonal = factor(0)
+        self.col_lower, self.col_raw_diagonal = factor(1)
 
     def scale_trils(self, layer: str) -> tuple[Tensor, Tensor]:
         """L_r [rows, rows] and L_c [cols, cols] of one layer."""

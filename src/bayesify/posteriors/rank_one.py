@@ -49,10 +49,6 @@ class RankOne(Posterior):
     is_point = True
     capturable = True
     correlated_priors = True
-    row_mean: NamedParameters
-    row_raw_std: NamedParameters
-    col_mean: NamedParameters
-    col_raw_std: NamedParameters
 
     @checked
     def __init__(
@@ -68,12 +64,15 @@ class RankOne(Posterior):
         self.value = NamedParameters(shared)
         stds = {layer.name: self.relative_std(layer) for layer in self.layers}
         raws = {name: raw_positive(self.init_std or std) for name, std in stds.items()}
-        for side, axis in (("row", 0), ("col", 1)):
+        spread = 1.0 if self.components > 1 else 0.0
+
+        def factor(axis: int) -> tuple[NamedParameters, NamedParameters]:
             ones = {name: value.new_ones(self.components, value.shape[axis]) for name, value in shared.items()}
-            spread = 1.0 if self.components > 1 else 0.0
             means = {name: one + spread * stds[name] * torch.randn_like(one) for name, one in ones.items()}
-            setattr(self, f"{side}_mean", NamedParameters(means))
-            setattr(self, f"{side}_raw_std", NamedParameters({name: raws[name] * one for name, one in ones.items()}))
+            return NamedParameters(means), NamedParameters({name: raws[name] * one for name, one in ones.items()})
+
+        self.row_mean, self.row_raw_std = factor(0)
+        self.col_mean, self.col_raw_std = factor(1)
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Shared weights times a draw of each factor, every component equally often."""

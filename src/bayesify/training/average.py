@@ -45,12 +45,8 @@ class Average:
 class RunningAverage:
     """Average of the parameters in one run.
 
-    All that varies between steps is in tensors that change in place, so that a captured step can contain the update.
-
-    Args:
-        module: Owner of the parameters; those that require a gradient are averaged.
-        choice: Decay and start.
-        dtype: Type of the step count.
+    All that varies between steps is in tensors that change in place, so that a captured step can contain the update. The step count
+    is of the given type.
 
     Attributes:
         replaced: The run's own parameters and buffers, by name, while the module holds the average; otherwise empty.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.network import BayesianNetwork
@@ -119,19 +121,15 @@ def statistics_of(
     """
     with runner.evaluating().alone() as alone:
         found = {path: layer for path, layer in tracking_layers(alone.network).items() if path in layers}
-        own = {name: value for name, value in running_statistics(alone.network).items() if _owner(name) in found}
+        own = {
+            name: value for name, value in running_statistics(alone.network).items() if name.rpartition(".")[0] in found
+        }
         drawn = [(draw, {name: value.clone() for name, value in own.items()}) for draw in each(weights)]
-        momenta = [layer.momentum for layer in found.values()]
-        for layer in found.values():
-            layer.training = True
-        try:
+        with _collecting(alone.network, found.values()):
             for batch in pooling(found.values(), batches):
                 args, kwargs = as_inputs(batch.to(next(iter(weights.values())).device).x)
                 for draw, buffers in drawn:
                     alone.call({**draw, **buffers}, args, kwargs)
-        finally:
-            for layer, momentum in zip(found.values(), momenta, strict=True):
-                layer.training, layer.momentum = False, momentum
     return [buffers for _, buffers in drawn]
 
 
@@ -142,13 +140,7 @@ def refresh_statistics(
     """Recompute the running statistics of layers in training mode for the current model, in place.
 
     Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode,
-    all other modules in evaluation mode. Batches are weighted by their size.
-
-    Args:
-        model: The model, in training mode.
-        batches: Training data on the model's device; not read if no layer needs them.
-        num_data: N, for the terms of the objective.
-        generator: Source of draws.
+    all other modules in evaluation mode. Batches are weighted by their size. They are not read if no layer needs them.
 
     Raises:
         ValueError: If there are no batches.
@@ -158,21 +150,33 @@ def refresh_statistics(
     if not layers:
         return
     counts = [part.num_distinct_draws or 1 for part in module.posteriors] if isinstance(module, BayesianNetwork) else []
-    modes = [(part, part.training) for part in module.modules()]
-    momenta = [layer.momentum for layer in layers]
-    try:
-        for part, _ in modes:
-            part.training = part in layers
+    with _collecting(module, layers):
         for batch in pooling(layers, batches):
             model.terms(
                 batch, phase="variational", num_data=num_data, num_draws=max(counts, default=1), generator=generator
             )
+
+
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Restore the mode (train or eval) of every part of a module at the end."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
     finally:
         for part, mode in modes:
             part.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
 
 
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
+@contextmanager
+def _collecting(network: nn.Module, layers: Collection[_NormBase]) -> Iterator[None]:
+    """Only the given layers in training mode; modes and momenta are restored at the end."""
+    momenta = [layer.momentum for layer in layers]
+    with modes_kept(network):
+        for part in network.modules():
+            part.training = part in layers
+        try:
+            yield
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum

@@ -326,9 +326,8 @@ class ResidentLoader:
         self.tensors = [tensor.to(device) for tensor in dataset.tensors]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        torch.empty((), dtype=torch.int64).random_(
-            generator=self.loader.generator
-        )  # a DataLoader draws its workers' seed here
+        # A DataLoader draws its workers' seed here.
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
         for rows in self.loader.batch_sampler:  # type: ignore[union-attr]
             index = torch.tensor(rows)
             index = index.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else index

@@ -110,10 +110,6 @@ class GraphOptimizer:
     Learning rates become tensors that change in place; a rate that is assigned as a number is copied into its tensor. A plain
     SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which can skip a step on the device and takes the same
     steps up to rounding. Momentum buffers of SGD exist from the start: starting at 0 gives the same first step as creating them.
-
-    Args:
-        optimizer: Optimizer that has a fused form.
-        device: Device of its parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from bayesify.predictor import Batch, Predictor, Trainable
 from bayesify.training import rules
 from bayesify.training.batches import BatchReader, count_examples, first_batches
 from bayesify.training.validation import Totals, predict_plain, validated
-from bayesify.training.watch import MAX_WINDOWS, member_nll, relative_spread
+from bayesify.training.watch import MAX_WINDOWS, member_nll, weight_spread
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def check(
             before.add(_predict(start, batch, predictor, generator), batch)
     score = now.score()
     unit = "mean mutual information in nats" if score.accuracy is not None else "the epistemic share of the variance"
-    spread = relative_spread(predictor, device)
+    _, spread = weight_spread(predictor, device)
     if not spread or max(spread.values()) > 0:  # otherwise a point estimate
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
     parts += [rules.learned_little(score), rules.coverage_off(score, held_out)]

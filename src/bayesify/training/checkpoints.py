@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import checked
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.storage import tensor_files
 from bayesify.training.fingerprints import are_other_data
-from bayesify.training.state import Settings
+from bayesify.training.state import Position, Settings
 from bayesify.version import __version__
 
 SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
@@ -22,6 +23,7 @@ SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if 
 OPTIONAL_ENTRIES = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
+@checked
 @dataclass(frozen=True)
 class Checkpoint:
     """The state of a run of `fit` between two steps.
@@ -82,21 +84,17 @@ class Checkpoint:
                 f"{path}: was written by bayesify {header.get('library_version')}, whose checkpoints {__version__} cannot read "
                 f"({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
             )
-        return Checkpoint(**state)
+        with altered(path):
+            return Checkpoint(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
         """Raise `ValueError` if another network or other settings wrote this checkpoint, or it cannot be continued.
 
-        Args:
-            path: Path of the checkpoint.
-            settings: Settings of the run that would continue it. Entries in `OPTIONAL_ENTRIES` are compared only if both runs have
-                them.
-            data: Fingerprints of the data of the run that would continue it.
-            module: Module that would receive the state.
-            epochs: Total number of epochs of the new run, including the MAP phase.
+        `settings` and `data` describe the run that would continue it, and `epochs` includes the MAP phase. Entries in
+        `OPTIONAL_ENTRIES` are compared only if both runs have them.
         """
         with altered(path):
-            self._check_form()
+            position, _, _ = self.place()
             ours, theirs = _shapes(model_state(module)), _shapes(self.model)
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
@@ -124,40 +122,22 @@ class Checkpoint:
             raise ValueError(
                 f"{path}: {name} is not finite; use an earlier copy, or start again with Checkpointing(path, resume=False)"
             )
-        done = self.position["epoch"]
-        if done + (self.position["batches"] > 0) > epochs:
+        if position.epoch + (position.batches > 0) > epochs:
+            part = " and part of the next" if position.batches else ""
             raise ValueError(
-                f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, but this run has "
+                f"{path}: holds {position.epoch} epochs{part}, but this run has "
                 f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
             )
 
-    def _check_form(self) -> None:
-        """Raise for entries that no run writes; the checksum detects damage, but not edits."""
-        numbers: dict[str, Any] = {
-            "epoch": int,
-            "batches": int,
-            "examples": int,
-            "steps": int,
-            "waited": int,
-            "stopped": bool,
-        }
-        for key, kind in numbers.items():
-            value: Any = self.position[key]
-            if not isinstance(value, kind) or value < 0:
-                raise ValueError(f"{key} is {value!r}")
-        for key in ("seconds", "kl_weight", *(["best"] if self.position["best"] is not None else [])):
-            float(self.position[key])
-        if len(self.position["sums"]) not in (4, 5) or self.position.keys() != numbers.keys() | {
-            "sums",
-            "seconds",
-            "kl_weight",
-            "best",
-        }:
+    def place(self) -> tuple[Position, int, list[Any]]:
+        """Position, number of steps, and sums of the epoch. Raises for entries that no run writes: a checksum misses edits."""
+        given = dict(self.position)
+        steps, sums = given.pop("steps"), given.pop("sums")
+        if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):
+            raise ValueError(f"the position has steps={steps!r} and {len(sums)} sums")
+        if given.keys() != Position.__dataclass_fields__.keys():
             raise ValueError("the position has unexpected entries")
-        if not all(isinstance(row, dict) for row in self.history):
-            raise ValueError("the history does not consist of rows")
-        if not all(isinstance(part, dict) for part in (self.settings, self.model, self.steps, self.best or {})):
-            raise ValueError("settings, model or steps are not dicts")
+        return Position(**given), steps, sums
 
 
 @contextmanager

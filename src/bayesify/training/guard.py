@@ -58,9 +58,8 @@ class Guard:
         self.deferred = device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
         self._batch = torch.zeros((), dtype=torch.int64, device=device)  # first batch with a non-finite gradient
-        self._which = torch.zeros(
-            len(self._named), dtype=torch.bool, device=device
-        )  # parameters with a non-finite gradient in that batch
+        # Parameters with a non-finite gradient in that batch.
+        self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)
         self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
         self._kept: list[_Group] = []
         self.keep_buffers()
@@ -138,12 +137,10 @@ class Guard:
     @torch.no_grad()
     def _step_of_some(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the optimizer's step, then undo it for models with non-finite gradients."""
-        some = self._may_skip()
-        held = [value.detach() for _, value in self._named] if some else []
-        for _, value in self._named if some else ():
-            held += [
-                part for part in optimizer.state[value].values() if torch.is_tensor(part) and part.shape == value.shape
-            ]
+        held: list[Tensor] = []
+        for _, value in self._named if self._may_skip() else ():
+            parts = (value.detach(), *optimizer.state[value].values())
+            held += [part for part in parts if torch.is_tensor(part) and part.shape == value.shape]
         before = [part.clone() for part in held]
         optimizer.step()
         for part, earlier in zip(held, before, strict=True):
@@ -177,9 +174,8 @@ class Guard:
         if not self.deferred or not self._fits(now):
             self._kept = now
             return
-        for (_, kept), (_, flat) in zip(
-            self._kept, now, strict=True
-        ):  # in place, because a captured step holds the address
+        for (_, kept), (_, flat) in zip(self._kept, now, strict=True):
+            # In place, because a captured step holds the address.
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     def _buffers(self) -> list[_Group]:

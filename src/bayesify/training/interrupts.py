@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 
-class DelayedInterrupt:
-    """Context manager that delays the first Ctrl-C, so that a loop can finish its step and save; a second one interrupts at once.
+@contextmanager
+def delayed_interrupt() -> Iterator[threading.Event]:
+    """Delay the first Ctrl-C, which sets the event, so that a loop can finish its step and save; a second one interrupts at once.
 
-    It replaces the SIGINT handler in the main thread only. In other threads, or if the present handler is not Python's, it does
-    nothing.
-
-    Attributes:
-        requested: Whether Ctrl-C was pressed.
+    The SIGINT handler is replaced in the main thread only. In other threads, or if the present handler is not Python's, nothing
+    happens.
     """
+    requested = threading.Event()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    if not callable(previous):
+        yield requested
+        return
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-        self._installed = False
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            signal.signal(signal.SIGINT, previous)
+            previous(number, frame)
+        requested.set()
 
-    def __enter__(self) -> DelayedInterrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT)
-            if callable(self._previous):
-                signal.signal(signal.SIGINT, self._handle)
-                self._installed = True
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            self._restore()
-            self._previous(number, frame)
-        self.requested = True
-
-    def _restore(self) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-            self._installed = False
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
@@ -25,6 +26,7 @@ from bayesify.training.arguments import Validation
 from bayesify.training.batch_statistics import (
     following_layers,
     keep_draws,
+    modes_kept,
     num_draws_within,
     num_examples_within,
     refresh_statistics,
@@ -34,8 +36,8 @@ from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
 from bayesify.training.history import History
-from bayesify.training.interrupts import DelayedInterrupt
-from bayesify.training.noise import MAX_EXAMPLES, START_EXAMPLES, LearnedNoise, may_start_wide, narrow_start
+from bayesify.training.interrupts import delayed_interrupt
+from bayesify.training.noise import LearnedNoise, narrow_start
 from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
     DataStream,
@@ -103,7 +105,8 @@ class TrainingLoop:
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(own_generators(devices))
             if not self.model.keeps_mode:
-                stack.enter_context(_training_mode(self.model.module))
+                stack.enter_context(modes_kept(self.model.module))
+                self.model.module.train()
             torch.manual_seed(derive_seed(self.plan.seed, "network", self.processes.rank))
             self.batches = count_batches(self.loader)
             self.watch = Watch(self.model, self.settings, self.batches, self.device)
@@ -111,8 +114,10 @@ class TrainingLoop:
                 self._restore(resumed)
             show = self.plan.progress and self.processes.rank == 0
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
-            self.interrupt = stack.enter_context(DelayedInterrupt())
-            self._begin_noise(resumed is not None)
+            self.interrupt = stack.enter_context(delayed_interrupt())
+            if self.plan.rescales and resumed is None:
+                narrow_start(self.model, self._first_batches, self.device)
+            self.noise.begin(self._first_batches, self.device)
             if resumed is None and self.processes.rank == 0:
                 self.watch.begin(self._validate_start if self.plan.validation is not None else None)
             resident = self.processes.count == 1 and self.plan.reader is None
@@ -143,20 +148,13 @@ class TrainingLoop:
             parameter.grad = None
         return self.history
 
-    def _begin_noise(self, resumed: bool) -> None:
-        """Set the initial noise and posterior widths from the first batches; the loader's random state is restored."""
-        if self.plan.rescales and not resumed and may_start_wide(self.model):
-            narrow_start(self.model, self._first_batches(START_EXAMPLES), self.device)
-        if self.noise.is_wanted:
-            self.noise.begin(self._first_batches(MAX_EXAMPLES), self.device)
-
     def _final_batches(self, count: int) -> list[Batch]:
         """As `_first_batches`; a continued run reads the same ones as an uninterrupted run."""
         stream = DataStream(derive_seed(self.plan.seed, "noise data"))
         return self._first_batches(count, stream.iterate(self.loader))
 
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
-        """First batches with positive example weight, until they hold `count` examples."""
+        """First batches with positive example weight, until they hold `count` examples; the loader's random state is restored."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader if items is None else items:
@@ -260,7 +258,7 @@ class TrainingLoop:
         with self._telling():
             self.step(phase, window, kl_weight, share, position.batches + 1)
         examples = sum(whole for _, _, whole in window)
-        self.watch.after_step(self.step.sums.values[:4], examples)
+        self.watch.trace.step(self.step.sums.values[:4], examples)
         position.batches += len(window)
         position.examples += examples
         position.kl_weight = kl_weight
@@ -372,7 +370,7 @@ class TrainingLoop:
             return
         if position.best is None or row["validation_nll"] < position.best:
             position.best, position.waited = row["validation_nll"], 0
-            self.best_state = _cloned(model_state(self.model.module))
+            self.best_state = pytree.tree_map_only(Tensor, torch.clone, model_state(self.model.module))
         else:
             position.waited += 1
             position.stopped = position.waited >= settings.patience
@@ -401,7 +399,7 @@ class TrainingLoop:
 
     def _pause(self, due: bool = False) -> None:
         """Write a checkpoint if one is due or Ctrl-C was pressed; after Ctrl-C, stop."""
-        interrupted = self.processes.any(self.interrupt.requested)
+        interrupted = self.processes.any(self.interrupt.is_set())
         if self.path is not None and (due or interrupted):
             self._check_finite()
             self._save(self.path)
@@ -433,7 +431,7 @@ class TrainingLoop:
 
     def _restore(self, stored: Checkpoint) -> None:
         """Continue from a checkpoint; if the checkpoint was altered, raise and leave the model unchanged."""
-        before = _cloned(model_state(self.model.module))
+        before = pytree.tree_map_only(Tensor, torch.clone, model_state(self.model.module))
         try:
             with altered(self.path):
                 self._put_back(stored)
@@ -443,10 +441,7 @@ class TrainingLoop:
 
     def _put_back(self, stored: Checkpoint) -> None:
         self.description, self.data = stored.settings, stored.data or self.data
-        position = dict(stored.position)
-        self.step.taken = position.pop("steps")
-        sums = position.pop("sums")
-        self.position = Position(**position)
+        self.position, self.step.taken, sums = stored.place()
         if len(sums) == 4:  # an older version did not count each model's examples
             sums = [*sums, self.position.examples]
         self.step.sums.set(sums if self.processes.rank == 0 else [])
@@ -462,23 +457,8 @@ class TrainingLoop:
             generator.set_state(state)
 
 
-@contextmanager
-def _training_mode(module: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in module.modules()]
-    module.train()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
 def _raise(error: Exception, cause: Exception) -> NoReturn:
     raise error from (cause if error is not cause else cause.__cause__)
-
-
-def _cloned(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ MAX_START_LOSS = 0.02
 over digits and sequences, other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09."""
 MIN_VARIANCE = 1e-30
 """Smallest variance; float32 represents it with full precision."""
+Read = Callable[[int], list[Batch]]
+"""A function from a number of examples to the first batches that hold as many."""
 
 
 class LearnedNoise:
@@ -83,22 +85,14 @@ class LearnedNoise:
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:
-        bnn, likelihood = model.module, cast(nn.Module | None, None)
-        if isinstance(bnn, BayesianNetwork):
-            likelihood = bnn.likelihood
-        elif (
-            isinstance(bnn, nn.ModuleDict) and "likelihood" in bnn
-        ):  # a plain network trains together with its likelihood
-            likelihood = bnn["likelihood"]
+        bnn = model.module
+        likelihood: nn.Module | None = bnn.likelihood if isinstance(bnn, BayesianNetwork) else None
+        if isinstance(bnn, nn.ModuleDict) and "likelihood" in bnn:
+            likelihood = bnn["likelihood"]  # a plain network trains together with its likelihood
         self._model, self._epochs, self._rescales = model, epochs, rescales
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
         self._numbers = 1
         self.replaced: dict[str, Tensor] = {}
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether `fit` must find the variance."""
-        return self._likelihood is not None
 
     @contextmanager
     def without_gradient(self) -> Iterator[None]:
@@ -111,9 +105,10 @@ class LearnedNoise:
                 raw.requires_grad_(True)
 
     @torch.no_grad()
-    def begin(self, batches: Sequence[Batch], device: torch.device) -> None:
+    def begin(self, read: Read, device: torch.device) -> None:
         """Record the size of the targets, and set the initial variance unless it was set before."""
         likelihood, bnn = self._likelihood, self._model.module
+        batches = read(MAX_EXAMPLES) if likelihood is not None else []
         if likelihood is None or not batches:
             return
         weights = torch.cat([batch.counts for batch in batches])
@@ -190,9 +185,7 @@ class LearnedNoise:
             self._set(found)
 
     @torch.no_grad()
-    def finish(
-        self, read: Callable[[int], Sequence[Batch]], device: torch.device, num_data: int, stopped: bool
-    ) -> None:
+    def finish(self, read: Read, device: torch.device, num_data: int, stopped: bool) -> None:
         """Set the final variance, from predictions in evaluation mode if needed, and adapt it to new rows; see the class."""
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
@@ -219,25 +212,17 @@ def _has_dropout(bnn: BayesianNetwork) -> bool:
     return any(isinstance(part, _DropoutNd) and part.p > 0 for part in bnn.network.modules())
 
 
-def may_start_wide(model: Trainable) -> bool:
-    """Whether `narrow_start` applies: a classifier under a posterior that may start wide."""
-    bnn = model.module
-    return (
-        isinstance(bnn, BayesianNetwork)
-        and bnn.likelihood is not None
-        and bnn.likelihood.task == "classification"
-        and any(part.starts_wide for part in bnn.posteriors)
-    )
-
-
 @torch.no_grad()
-def narrow_start(model: Trainable, batches: Sequence[Batch], device: torch.device) -> None:
-    """Narrow a classifier's initial posterior if draws of a trained network lose more than `MAX_START_LOSS` nats per label."""
-    bnn, network = model.module, start_network(model)
-    assert isinstance(bnn, BayesianNetwork)
-    assert bnn.likelihood is not None
+def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
+    """Narrow the start of a classifier's wide posterior if draws of a trained network lose over `MAX_START_LOSS` nats per label."""
+    bnn = model.module
+    if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None or bnn.likelihood.task != "classification":
+        return
+    if not any(part.starts_wide for part in bnn.posteriors):
+        return
+    network = start_network(model)
     plain, drawn = Totals(), Totals()
-    for batch in (batch.to(device) for batch in batches):
+    for batch in (batch.to(device) for batch in read(START_EXAMPLES)):
         assert network is not None
         plain.add(predict_plain(network, batch.x, bnn.likelihood, bnn.output), batch)
         drawn.add(bnn.predict(batch.x, START_DRAWS, generator=torch.Generator(device).manual_seed(0)), batch)

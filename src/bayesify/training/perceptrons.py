@@ -81,16 +81,11 @@ class Perceptrons:
         return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
 
     def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs [R, B, O] for rows [R, B, D], which get no gradients, and the penalty of each network, [R].
-
-        Args:
-            x: The rows.
-            values: Weight [R, O, D] and bias [R, O] of each linear layer in order.
-        """
+        """Outputs [R, B, O] for rows [R, B, D], which get no gradients, and the penalty of each network, [R]; see `run`."""
         return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """Outputs [R, B, O] for rows [R, B, D], given weight and bias of each layer in order."""
+        """Outputs [R, B, O] for rows [R, B, D], given weight [R, O, D] and bias [R, O] of each linear layer in order."""
         place = 0
         for part in self.layers:
             if isinstance(part, nn.Linear):

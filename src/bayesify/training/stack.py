@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -190,10 +190,11 @@ class ModelStack(nn.Module, Trainable):
         Returns:
             Expected log-likelihood and KL, [R, S] each.
         """
-        found = self._by_products(batch, phase, num_data, num_draws)
+        options: _Options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
+        found = self._by_products(batch, **options)
         if found is None:
             with torch.enable_grad():  # without gradients, posteriors write in place, which `vmap` cannot see
-                found = self._by_models(batch, phase, num_data, num_draws, generator)
+                found = self._by_models(batch, options, generator)
             if not torch.is_grad_enabled():
                 found = found[0].detach(), found[1].detach()
         data, kl = found
@@ -244,13 +245,12 @@ class ModelStack(nn.Module, Trainable):
 
     def get_extra_state(self) -> Tensor | None:
         """State of the models' own random streams."""
-        states = self._random_state(None) if self._sources is not None else None
-        return torch.stack(states) if states is not None else None
+        return None if self._sources is None else torch.stack(_states(self._sources))
 
     def set_extra_state(self, state: Tensor | None) -> None:
         """Continue from `get_extra_state`."""
-        if state is not None:
-            self._set_random_state(None, list(state))
+        if state is not None and self._sources is not None:
+            _set_states(self._sources, state)
 
     # -- outputs and scores ----------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class ModelStack(nn.Module, Trainable):
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
         """Both terms of perceptrons; `None` if `_by_models` must run them, or must name a non-finite value."""
-        fast, several, weights = self._perceptrons, len(self._likelihoods) > 1, self._weights()
+        fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
             if fast.take(x, num_draws, weights[0]):
@@ -306,107 +306,102 @@ class ModelStack(nn.Module, Trainable):
                 data, kl = (num_data * self._mean_density(outputs, batch)).unsqueeze(1), penalty.unsqueeze(1)
                 if not self._shared and should_check(x) and not _are_finite(data, kl):
                     return None
-                return (
-                    (data, kl)
-                    if num_draws == 1 or phase == "map"
-                    else (data.expand(-1, num_draws), kl.expand(-1, num_draws))
-                )
-        if several:
+                if num_draws > 1 and phase != "map":
+                    data, kl = data.expand(-1, num_draws), kl.expand(-1, num_draws)
+                return data, kl
+        if len(self._likelihoods) > 1:
             raise ValueError(
                 "ModelStack: several likelihoods need rows [R, B, D] of the networks' own dtype, without autocast; cast the inputs"
             )
         return None
 
-    def _by_models(
-        self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness
-    ) -> tuple[Tensor, Tensor]:
+    def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
         """Both terms by `vmap`, or model by model if `vmap` refuses or a term is not finite."""
-        options = (batch, phase, num_data, num_draws)
+        sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
-            return self._one_by_one(*options, generator)
+            return self._one_by_one(batch, options, sources)
         like = next(self.parameters())
         captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
-        before = [] if captured else self._random_state(generator)
+        before = [] if captured else _states(sources)
         try:
-            found = self._by_vmap(*options, self._sources if self._sources is not None else source_of(generator))
+            found = self._by_vmap(batch, options, sources)
         except (RuntimeError, NotImplementedError, UserWarning) as refusal:
             if isinstance(refusal, torch.OutOfMemoryError) or captured:
                 raise
-            self._set_random_state(generator, before)
-            found = self._one_by_one(*options, generator)  # a genuine error is raised here again
+            _set_states(sources, before)
+            found = self._one_by_one(batch, options, sources)  # a genuine error is raised here again
             self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
             if not isinstance(refusal, UserWarning):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
             return found
         if not should_check(like) or _are_finite(*found):
             return found
-        self._set_random_state(generator, before)  # the loop treats a difficult factor with care, or names the error
-        return self._one_by_one(*options, generator)
+        _set_states(sources, before)  # the loop treats a difficult factor with care, or names the error
+        return self._one_by_one(batch, options, sources)
 
-    def _by_vmap(
-        self, batch: Batch, phase: Phase, num_data: int, num_draws: int, sources: Sequence[NoiseSource] | NoiseSource
-    ) -> tuple[Tensor, Tensor]:
+    def _by_vmap(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
         axis, values = 0 if isinstance(batch, StackedBatch) else None, self._values()
 
         def one(index: Tensor, values: dict[str, Tensor], rows: Any) -> tuple[Tensor, Tensor]:
-            return self._run(values, Batch(*rows), phase, num_data, num_draws, StackedNoise(sources, index))
+            return self._run(values, Batch(*rows), options, StackedNoise(sources, index))
 
         rows = (batch.x, batch.y, batch.weights)
         index = torch.arange(len(self), device=next(iter(values.values())).device)
         dims = pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, rows)
+        run = torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=SLOW_VMAP)
-            found: tuple[Tensor, Tensor] = torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")(
-                index, values, rows
-            )
+            found: tuple[Tensor, Tensor] = run(index, values, rows)
         return found
 
-    def _one_by_one(
-        self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness
-    ) -> tuple[Tensor, Tensor]:
-        keys = list(self._values())
+    def _one_by_one(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
+        keys, stacked = zip(*self._values().items(), strict=True)
         found = []
-        for index, row in enumerate(zip(*(getattr(self, key).unbind(0) for key in keys), strict=True)):
-            source = self._sources[index] if self._sources is not None else source_of(generator)
+        for index, row in enumerate(zip(*(value.unbind(0) for value in stacked), strict=True)):
+            source = sources if isinstance(sources, NoiseSource) else sources[index]
             part = batch.model(index) if isinstance(batch, StackedBatch) else batch
-            values = dict(zip(keys, row, strict=True))
-            found.append(self._run(values, part, phase, num_data, num_draws, source))
+            found.append(self._run(dict(zip(keys, row, strict=True)), part, options, source))
         data, kl = zip(*found, strict=True)
         return torch.stack(data), torch.stack(kl)
 
     def _run(
-        self,
-        values: dict[str, Tensor],
-        batch: Batch,
-        phase: Phase,
-        num_data: int,
-        num_draws: int,
-        noise: NoiseSource,
+        self, values: dict[str, Tensor], batch: Batch, options: _Options, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
         """Both terms of one model, [S] each, computed with its parameters and buffers in the template."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
-            found: tuple[Tensor, Tensor] = template.terms(
-                batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=noise
-            )
+            found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)
         return found
 
     def _values(self) -> dict[str, Tensor]:
         """Stacked tensors by their names in this module."""
         return {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
 
-    def _random_state(self, generator: Randomness) -> list[Tensor]:
-        sources = self._sources if self._sources is not None else [source_of(generator)]
-        return [_generator_of(source).get_state() for source in sources]
 
-    def _set_random_state(self, generator: Randomness, states: Sequence[Tensor]) -> None:
-        sources = self._sources if self._sources is not None else [source_of(generator)]
-        for source, state in zip(sources, states, strict=True):
-            _generator_of(source).set_state(state.cpu().clone())
+class _Options(TypedDict):
+    """Arguments of `terms` that all models share."""
+
+    phase: Phase
+    num_data: int
+    num_draws: int
 
 
-def _generator_of(source: NoiseSource) -> torch.Generator:
-    return source.generator if source.generator is not None else torch.default_generator
+_Sources = Sequence[NoiseSource] | NoiseSource
+"""A source of noise for each model, or one for all."""
+
+
+def _generators(sources: _Sources) -> list[torch.Generator]:
+    each = [sources] if isinstance(sources, NoiseSource) else sources
+    return [source.generator or torch.default_generator for source in each]
+
+
+def _states(sources: _Sources) -> list[Tensor]:
+    return [generator.get_state() for generator in _generators(sources)]
+
+
+def _set_states(sources: _Sources, states: Iterable[Tensor]) -> None:
+    for generator, state in zip(_generators(sources), states, strict=True):
+        generator.set_state(state.cpu().clone())
 
 
 def _are_finite(data: Tensor, kl: Tensor) -> bool:

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Range, checked
 from bayesify.training.arguments import Checkpointing, Update, Validation
 from bayesify.training.average import Average
 from bayesify.training.batches import BatchReader, batch_size
@@ -18,6 +19,8 @@ from bayesify.training.history import History
 
 Callback = Callable[[Any, History], Any]
 """A function of model and history, called after each epoch; if it returns `True`, training ends."""
+
+Natural = Annotated[int, Range(least=0)]
 
 MAX_NUMBERS_IN_DESCRIPTION = 64
 """A description contains tensors with at most this many numbers in full, and hashes of larger tensors."""
@@ -76,6 +79,7 @@ class Run:
         return None if self.checkpoint is None else Path(self.checkpoint.path)
 
 
+@checked
 @dataclass
 class Position:
     """Position within a run.
@@ -91,13 +95,13 @@ class Position:
         stopped: Whether the run ended before its last epoch.
     """
 
-    epoch: int = 0
-    batches: int = 0
-    examples: int = 0
+    epoch: Natural = 0
+    batches: Natural = 0
+    examples: Natural = 0
     seconds: float = 0.0
     kl_weight: float = 0.0
     best: float | None = None
-    waited: int = 0
+    waited: Natural = 0
     stopped: bool = False
 
     def close_epoch(self) -> None:

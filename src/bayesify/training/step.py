@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bayesify.draws import Draws
 from bayesify.maths.pieces import sum_of_pieces
@@ -156,12 +157,7 @@ class Step:
     def __call__(self, phase: Phase, window: list[Part], kl_weight: float, share: float, first: int) -> None:
         """Take one step from a window of batches whose gradients are summed.
 
-        Args:
-            phase: Phase, which selects the objective.
-            window: The batches.
-            kl_weight: Factor on the KL.
-            share: Share of the run that is done.
-            first: Number of the window's first batch in its epoch.
+        `share` is the share of the run that is done, and `first` the number of the window's first batch in its epoch.
 
         Raises:
             BatchError: If a batch is not valid or its gradients are not finite, and then nothing has changed. Or if the scheduler
@@ -291,14 +287,11 @@ class Step:
 
     def _options(self) -> list[dict[str, Any]]:
         assert self.optimizer is not None
-        return [
-            {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in group.items()
-                if key != "params"
-            }
-            for group in self.optimizer.param_groups
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
+        found: list[dict[str, Any]] = pytree.tree_map_only(Tensor, torch.clone, groups)
+        return found
 
     def check(self) -> None:
         """Check whether all steps so far were finite; waits for the device.
@@ -344,10 +337,10 @@ class Step:
     def state_dict(self) -> dict[str, Any]:
         """State that steps change, apart from the module and the generators."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        if optimizer is not None and self._graph_optimizer is not None:
+            optimizer = self._graph_optimizer.plain(optimizer)
         return {
-            "optimizer": optimizer
-            if self._graph_optimizer is None or optimizer is None
-            else self._graph_optimizer.plain(optimizer),
+            "optimizer": optimizer,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "update": self.update.state_dict(),
         } | ({} if self.average is None else {"average": self.average.state_dict()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, replace
 from statistics import fmean
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Batch, Drawable, Phase, Predictor, Trainable
@@ -122,6 +121,7 @@ class Watch:
 
     def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
         self.model, self.settings, self.device = model, settings, device
+        self._bnn = model.module if isinstance(model.module, BayesianNetwork) else None
         self.trace, self.phase = Trace(), ""
         self.start: Score | None = None
         self.spread: dict[str, float] = {}
@@ -145,12 +145,12 @@ class Watch:
                 self._widths, self.spread = weight_spread(self.model, self.device)
             with self._aside():
                 self._network = start_network(self.model)
-        if isinstance(self.model.module, BayesianNetwork):
-            self.model.module.given_weights = {}
+        if self._bnn is not None:
+            self._bnn.given_weights = {}
         if self._network is not None and score is not None:
             with self._aside():
                 self.start = score(self._predict_start)
-                self._tell(rules.starts_elsewhere(self.start, self._posteriors()))
+                self._tell_if_elsewhere(self.start)
             self._network = None
         elif self._network is not None:
             self._totals = Totals()
@@ -165,14 +165,13 @@ class Watch:
             if self._too_many(totals.total, batch):
                 self._close_start()
                 break
-            done = False
+            seen = len(self._first)
             with self._aside():
                 totals.add(self._predict_start(batch.to(self.device).x), batch.to(self.device))
                 if not self._first:
-                    self._tell(rules.starts_elsewhere(totals.score(), self._posteriors()))
+                    self._tell_if_elsewhere(totals.score())
                 self._first.append(batch)
-                done = True
-            if not done:
+            if len(self._first) == seen:
                 self._network = None
                 break
         if last_epoch and self._looks:
@@ -190,9 +189,9 @@ class Watch:
 
     def _predict_start(self, x: Any) -> Predictive:
         """Prediction of the starting network."""
-        bnn = self.model.module
+        bnn = self._bnn
         assert self._network is not None
-        assert isinstance(bnn, BayesianNetwork)
+        assert bnn is not None
         assert bnn.likelihood is not None
         prediction = predict_plain(self._network, x, bnn.likelihood, bnn.output)
         if not self.first:
@@ -205,13 +204,8 @@ class Watch:
         for finding in found:
             warnings.warn(f"fit: {finding}", stacklevel=2)
 
-    def _posteriors(self) -> Iterable[Posterior]:
-        bnn = self.model.module
-        return bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
-
-    def after_step(self, sums: Tensor, examples: int) -> None:
-        """Record a step, given the sums of the epoch so far and the number of examples in the step."""
-        self.trace.step(sums, examples)
+    def _tell_if_elsewhere(self, given: Score) -> None:
+        self._tell(rules.starts_elsewhere(given, self._bnn.posteriors if self._bnn is not None else ()))
 
     def after_validation(self, totals: Totals) -> None:
         """Keep the scores on the validation data: the best ones if the run returns the best epoch, otherwise the last ones."""
@@ -264,7 +258,7 @@ class Watch:
         # Larger spreads have moved, or were never small.
         if 0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD:
             with self._aside():
-                parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
+                parts.append(rules.scales_still(self.spread, weight_spread(self.model, self.device)[1]))
         rows = history[-1].get("nll_by_model") if history else None
         if rows is not None:
             parts.append(rules.members_apart(rows, "models of the stack", self._unit_nats))
@@ -286,7 +280,7 @@ class Watch:
         self, history: History, nll: list[float], held_out: bool, now: Score | None
     ) -> list[list[Finding]]:
         """Findings about predictions; `now` is the score of the last batches in evaluation mode, as in `predict`."""
-        found = []
+        found, bnn = [], self._bnn
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
             best = self._validated or self._stored_score(history)
@@ -294,14 +288,11 @@ class Watch:
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
             weighted = any(batch.weights is not None for batch in self._last)  # training averages over examples
-            bnn = self.model.module
-            averaged = isinstance(bnn, BayesianNetwork) and bnn.kept_statistics is None and following_layers(bnn)
-            if averaged and not weighted:
+            if bnn is not None and bnn.kept_statistics is None and following_layers(bnn) and not weighted:
                 found.append(rules.statistics_differ(recent, now))
-        bnn = self.model.module
-        if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
-            members = member_nll(bnn, self._last, self.device)
-            found.append(rules.members_apart(members, unit_nats=self._unit_nats) if members else [])
+        members = member_nll(bnn, self._last, self.device) if self._last and bnn is not None else []
+        if members:
+            found.append(rules.members_apart(members, unit_nats=self._unit_nats))
         if now is not None:
             found.append(rules.learned_little(now))
         return found
@@ -362,11 +353,6 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 
 @torch.no_grad()
-def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[str, float]:
-    """Spread of each weight over draws, relative to its size, by name; see `weight_spread`."""
-    return weight_spread(model, device)[1]
-
-
 def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
     r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this divided by the weight's root mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)

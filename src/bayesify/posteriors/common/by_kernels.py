@@ -34,13 +34,8 @@ def draw_by_kernels(
 ) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
     """The same draws as `posterior.draw` for the same seed, or `None` if there is no plan.
 
-    Args:
-        posterior: The posterior to draw from.
-        request: The request for draws.
-        names: Names of the weights, in the plan's order.
-        parameters: Parameters, in the order of the plan's gradients.
-        make: Function that makes the plan from the prior standard deviations of the names. It is called once for each memory
-            address of the parameters and each kind of request.
+    `names` are in the plan's order, and `parameters` in the order of the plan's gradients. `make` turns the prior standard
+    deviations of the names into a plan, once for each memory address of the parameters and each kind of request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))

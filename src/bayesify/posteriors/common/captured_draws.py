@@ -143,12 +143,8 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
-    size = (
-        4
-        * request.num_draws
-        * posterior.results.constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
-    )
-    return size <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    numbers = posterior.results.constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
+    return 4 * request.num_draws * numbers <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 class CapturedDraw:
@@ -176,9 +172,8 @@ class CapturedDraw:
 
         device = self.parameters[0].device
         self.generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
-        trial = replace(
-            request, noise=NoiseSource(torch.Generator(device).manual_seed(0))
-        )  # leaves other generators untouched
+        # Other generators stay untouched.
+        trial = replace(request, noise=NoiseSource(torch.Generator(device).manual_seed(0)))
         with side_stream():
             for _ in range(3):
                 outputs = run(trial)

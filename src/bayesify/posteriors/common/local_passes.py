@@ -44,13 +44,13 @@ def run_local(
         generator: The caller's own generator, if one was given.
     """
     parts = [part for part in posteriors if part.local_reparameterization]
-    first = None
+    restore = None
     if not all(part.looked for part in parts):
         if not owned_generators():
             with suppress(Exception), torch.no_grad():  # `compute` will raise the same error
                 _until_known(lambda: _evaluate(draw(generator=torch.Generator().manual_seed(0)), *inputs), parts)
-        first = _Backup(network, generator)
-    result = _until_known(compute, parts, first)
+        restore = _backup(network, generator)
+    result = _until_known(compute, parts, restore)
     for part in parts:
         part.looked = True
     return result
@@ -65,30 +65,30 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         own.run(draws.weights, args, kwargs, buffers=draws.buffers)
 
 
-def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _Backup | None = None) -> Result:
-    """The first result in which no weight turns out to be used more than once."""
+def _until_known(
+    compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
+) -> Result:
+    """The first result in which no weight turns out to be used more than once; `restore` runs before a repetition."""
     while True:
         try:
             return compute()
         except UsedAgain as again:
             for part in parts:
                 part.materialized.add(again.name)
-            if first is not None:
-                first.restore()
+            if restore is not None:
+                restore()
 
 
-class _Backup:
-    """Saved state of a network's buffers and of random generators."""
-
-    def __init__(self, network: nn.Module, generator: Randomness) -> None:
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
-        generators = [*owned_generators(), *source_of(generator).generators()]
-        self._generators = [(one, one.get_state()) for one in generators]
+def _backup(network: nn.Module, generator: Randomness) -> Callable[[], None]:
+    """A function that restores, in place, the network's buffers and the random generators as they are now."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    states = [(one, one.get_state()) for one in (*owned_generators(), *source_of(generator).generators())]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Restore everything, in place."""
-        for buffer, value in self._buffers:
+    def restore() -> None:
+        for buffer, value in buffers:
             buffer.copy_(value)
-        for generator, state in self._generators:
-            generator.set_state(state)
+        for one, state in states:
+            one.set_state(state)
+
+    return restore

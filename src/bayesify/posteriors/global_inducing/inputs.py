@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import MAX_COUNT, refuse
 from bayesify.weights.named_parameters import NamedParameters
@@ -31,21 +32,16 @@ def check_inputs(inputs: Any) -> Any:
         if not 1 <= inputs <= MAX_COUNT:
             raise refuse(OWNER, "inputs", inputs, f"an integer of at least 1 and at most {MAX_COUNT:,}")
         return inputs
-    if _is_shape(inputs):
-        return _check_shape(inputs)
-    if isinstance(inputs, Mapping):
-        kept: Any = {str(key): _check_entry(value, f"inputs {key!r}") for key, value in inputs.items()}
-        entries = list(kept.values())
-    elif isinstance(inputs, (tuple, list)):
-        kept = entries = [_check_entry(value, f"inputs {index}") for index, value in enumerate(inputs)]
-    else:
+    if _is_shape(inputs) or not isinstance(inputs, (Mapping, tuple, list)):
         return _check_entry(inputs, "inputs")
-    lengths = {_shape_of(entry)[0] for entry in entries}
+    items = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    kept = {str(key): _check_entry(value, f"inputs {key!r}") for key, value in items}
+    lengths = {len(entry) if isinstance(entry, Tensor) else _sizes(entry)[0] for entry in kept.values()}
     if len(lengths) != 1:
         raise ValueError(
             f"{OWNER}: inputs have {sorted(lengths)} examples; give equally many of each input, and at least one"
         )
-    return kept
+    return kept if isinstance(inputs, Mapping) else list(kept.values())
 
 
 def _is_shape(value: Any) -> bool:
@@ -54,22 +50,19 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and bool(value) and all(isinstance(size, int) for size in value)
 
 
-def _check_shape(value: Any) -> Any:
-    sizes = list(value["shape"] if isinstance(value, Mapping) else value)
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"{OWNER}: inputs have shape {sizes}; give at least one inducing input, and no empty axis")
-    return {"shape": sizes, "dtype": str(value["dtype"])} if isinstance(value, Mapping) else sizes
+def _sizes(shape: Any) -> list[int]:
+    return list(shape["shape"] if isinstance(shape, Mapping) else shape)
 
 
 def _check_entry(value: Any, what: str) -> Any:
     if _is_shape(value):
-        return _check_shape(value)
+        sizes = _sizes(value)
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"{OWNER}: inputs have shape {sizes}; give at least one inducing input, and no empty axis")
+        return {"shape": sizes, "dtype": str(value["dtype"])} if isinstance(value, Mapping) else sizes
     if not isinstance(value, Tensor):
-        hint = (
-            "for example with torch.from_numpy(...)"
-            if hasattr(value, "__array__")
-            else "such as rows of the training data"
-        )
+        arrays = hasattr(value, "__array__")
+        hint = "for example with torch.from_numpy(...)" if arrays else "such as rows of the training data"
         raise TypeError(f"{OWNER}: {what} are {type(value).__name__}; give tensors, {hint}")
     if value.ndim == 0 or value.numel() == 0:
         raise ValueError(f"{OWNER}: {what} have shape {tuple(value.shape)}; give at least one inducing input")
@@ -79,24 +72,17 @@ def _check_entry(value: Any, what: str) -> Any:
     return value.detach().clone()
 
 
-def _shape_of(entry: Any) -> list[int]:
-    if isinstance(entry, Tensor):
-        return list(entry.shape)
-    return list(entry["shape"] if isinstance(entry, Mapping) else entry)
-
-
 def describe_inputs(inputs: Any) -> Any:
     """Plain data that describe the shapes and types of inputs. The posterior's state holds the values."""
-    if isinstance(inputs, int) or _is_shape(inputs):
-        return inputs
-    if isinstance(inputs, Mapping):
-        return {key: describe_inputs(value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return [describe_inputs(value) for value in inputs]
-    sizes = list(inputs.shape)
-    if inputs.is_floating_point():
-        return sizes
-    return {"shape": sizes, "dtype": str(inputs.dtype).removeprefix("torch.")}
+
+    def describe(entry: Any) -> Any:
+        if not isinstance(entry, Tensor):
+            return entry
+        sizes = list(entry.shape)
+        dtype = str(entry.dtype).removeprefix("torch.")
+        return sizes if entry.is_floating_point() else {"shape": sizes, "dtype": dtype}
+
+    return pytree.tree_map(describe, inputs, is_leaf=_is_shape)
 
 
 class InducingInputs(nn.Module):
@@ -119,9 +105,8 @@ class InducingInputs(nn.Module):
         self.keys = list(inputs) if isinstance(inputs, Mapping) and not single else None
         entries = [inputs] if single else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
         made = [_start(entry, like) for entry in entries]
-        self.learned = NamedParameters(
-            {f"input {index}": value for index, value in enumerate(made) if value.is_floating_point()}
-        )
+        learned = {f"input {index}": value for index, value in enumerate(made) if value.is_floating_point()}
+        self.learned = NamedParameters(learned)
         for index, value in enumerate(made):
             if not value.is_floating_point():
                 self.register_buffer(f"fixed_{index}", value)
@@ -130,11 +115,8 @@ class InducingInputs(nn.Module):
 
     def entries(self) -> list[Tensor]:
         """The inputs in order."""
-        found = []
-        for index in range(self.count):
-            fixed = self._buffers.get(f"fixed_{index}")
-            found.append(self.learned[f"input {index}"] if fixed is None else fixed)
-        return found
+        fixed = [self._buffers.get(f"fixed_{index}") for index in range(self.count)]
+        return [self.learned[f"input {index}"] if value is None else value for index, value in enumerate(fixed)]
 
     def arguments(self, dtype: torch.dtype | None = None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Positional and keyword inputs of the network. With `dtype`, floating-point inputs are cast to this type."""
@@ -165,32 +147,20 @@ def _first_width(network: nn.Module) -> int:
 
 
 def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
-    """Inputs and targets of the first examples of a loader.
-
-    Args:
-        loader: Batches (inputs, targets). Inputs are a tensor, a tuple or list of tensors, or a dict.
-        count: Number of examples.
+    """Inputs and targets of the first examples of a loader; inputs are a tensor, a tuple or list of tensors, or a dict.
 
     Raises:
         ValueError: If the loader has fewer examples.
     """
     inputs: list[Any] = []
     targets: list[Tensor] = []
-    found = 0
     for x, y in loader:
         inputs.append(x)
         targets.append(y)
-        found += len(y)
-        if found >= count:
+        if sum(map(len, targets)) >= count:
             break
+    found = sum(map(len, targets))
     if found < count:
         raise ValueError(f"{OWNER}: points={count}, but the loader has {found} examples; ask for fewer")
-
-    def join(parts: list[Any]) -> Any:
-        if isinstance(parts[0], Mapping):
-            return {key: join([part[key] for part in parts]) for key in parts[0]}
-        if isinstance(parts[0], (tuple, list)):
-            return [join(list(entry)) for entry in zip(*parts, strict=True)]
-        return torch.cat(parts)[:count]
-
-    return join(inputs), torch.cat(targets)[:count]
+    joined = pytree.tree_map(lambda *parts: torch.cat(parts)[:count], *inputs)
+    return joined, torch.cat(targets)[:count]

@@ -55,13 +55,7 @@ class LinearMap:
         return (seen[0].shape[0], *positions, self.layer.rows)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        r"""$A [W\ b]^\top$: outputs of the layer's weights under the posterior for its features, of shape `output_shape`.
-
-        Args:
-            module: The layer's module.
-            seen: Features from `seen`.
-            matrix: `[W b]`, [rows, cols].
-        """
+        r"""$A [W\ b]^\top$, of shape `output_shape`: outputs of `matrix`, `[W b]`, for the features from `seen`."""
         bias = matrix[:, -1] if self.has_bias else matrix.new_zeros(len(matrix))
         if not self.has_weight:
             return bias.expand(self.output_shape(seen, module)).clone()
@@ -71,14 +65,7 @@ class LinearMap:
     def moments(
         self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
     ) -> tuple[Tensor, Tensor]:
-        r"""$A^\top \Lambda A$, [G, D, D], and $A^\top \Lambda V$, [G, D, R].
-
-        Args:
-            module: The layer's module.
-            seen: Features from `seen`.
-            targets: V, of shape `output_shape`.
-            mix: Function that multiplies a tensor by $\Lambda^{1/2}$ along its first axis.
-        """
+        r"""$A^\top \Lambda A$, [G, D, D], and $A^\top \Lambda V$, [G, D, R], for targets V of shape `output_shape`."""
         parts = mix(targets).flatten(0, -2).chunk(len(seen), -1)
         ones = mix(targets.new_ones(targets.shape[0], *[1] * (targets.ndim - 1))).expand(*targets.shape[:-1], 1)
         grams, crosses = [], []

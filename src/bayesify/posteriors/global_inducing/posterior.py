@@ -43,15 +43,10 @@ Step = Callable[[LinearMap, RegressionFactors | None], Tensor]
 
 @dataclass(frozen=True)
 class _Pass:
-    """Options of a pass over the inducing inputs.
+    """Options of a pass over the inducing inputs."""
 
-    Args:
-        careful: Whether to repair failed factorizations.
-        autocast: Type of the pass, if the data of the step also run in this type.
-    """
-
-    careful: bool = False
-    autocast: torch.dtype | None = None
+    careful: bool = False  # repair failed factorizations
+    autocast: torch.dtype | None = None  # the type in which the data of the step also run
 
 
 class GlobalInducing(Posterior):
@@ -402,17 +397,20 @@ class GlobalInducing(Posterior):
                 return next(self.parameters()).new_zeros(1, entry.layer.cols, entry.layer.rows)
             return problem.solve().mean
 
+        return self._walk_at_means(others, self._typical(), step)
+
+    def _typical(self) -> PriorScale:
         assert self.bound_prior is not None
-        scale = PriorScale(self.bound_prior, self.layers, 1)
-        return self._walk(
-            self._bound_runner, self._others(self._bound_runner, others), scale.first(), step, _Pass(careful=True)
-        )
+        return PriorScale(self.bound_prior, self.layers, 1).first()
+
+    def _walk_at_means(self, others: Mapping[str, Tensor], scale: PriorScale, step: Step) -> dict[str, Tensor]:
+        runner = self._bound_runner
+        return self._walk(runner, self._others(runner, others), scale, step, _Pass(careful=True))
 
     def variance(self) -> dict[str, Tensor]:
         """Each layer's variances given the layers below at their means. Marginal variances are larger and have no closed form."""
         found: dict[str, Tensor] = {}
-        assert self.bound_prior is not None
-        scale = PriorScale(self.bound_prior, self.layers, 1).first()
+        scale = self._typical()
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             layer = entry.layer
@@ -427,7 +425,7 @@ class GlobalInducing(Posterior):
             found.update(layer.from_matrix(rows.to(next(self.parameters()).dtype)))
             return mean
 
-        self._walk(self._bound_runner, self._others(self._bound_runner, {}), scale, step, _Pass(careful=True))
+        self._walk_at_means({}, scale, step)
         return {name: found[name] for name in self.sizes()}
 
     def kl(self, prior: PriorDraw) -> Tensor:

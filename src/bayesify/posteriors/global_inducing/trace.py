@@ -35,12 +35,6 @@ def trace(
 ) -> list[tuple[LinearMap, Tensor]]:
     """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own weights.
 
-    Args:
-        runner: The network.
-        layers: The layers under the posterior.
-        arguments: The inducing inputs.
-        values: The network's own weights, by name.
-
     Raises:
         ValueError: If a layer is not a linear map or is not called, if its examples are not along the first axis, or if the
             network mixes examples.

@@ -20,14 +20,9 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers.
+    """Whether kernels can draw all layers; `largest` is the larger of the numbers of rows and columns of U.
 
     Each layer must have one weight and at most a bias, all weights must have one type, and U must be small.
-
-    Args:
-        posterior: The posterior to draw from.
-        request: The request for draws.
-        largest: The larger of the numbers of rows and columns of U.
     """
     like = next(posterior.parameters())
     return (
@@ -53,12 +48,8 @@ def draw_by_kernels(
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     Args:
-        posterior: The posterior to draw from.
-        request: The request for draws.
         blocks: Layers with U of one size, in groups of equal-sized layers.
         given: See `conditional_draws`; the noise is $E_2$ only.
-        shapes: Shapes of the noise.
-        seed: Seed of the noise, [1].
         low: Whether products with matrices of the weights' size use bfloat16.
     """
     groups = [group for block in blocks for group in block]

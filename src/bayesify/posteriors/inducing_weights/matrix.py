@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -106,7 +106,7 @@ class DiagonalMatrix(InducingMatrix):
 
     name = "diagonal"
 
-    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float], max_std: float | None) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float], max_std: float | None = None) -> None:
         super().__init__(mean, whiten)
         self.max_std = max_std
         self.location = nn.Parameter(mean)
@@ -182,16 +182,11 @@ class MatrixNormalMatrix(InducingMatrix):
     def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float]) -> None:
         super().__init__(mean, whiten)
         self.location = nn.Parameter(mean)
-        raw = raw_positives([math.sqrt(std) for std in init_std], mean)
-        for side, size in (("row", self.rows), ("col", self.cols)):
-            lower = mean.new_zeros(self.count, size * (size - 1) // 2)
-            self.register_parameter(f"{side}_lower", nn.Parameter(lower))
-            self.register_parameter(f"{side}_raw_diagonal", nn.Parameter(raw[:, None].repeat(1, size)))
-
-    row_lower: nn.Parameter
-    col_lower: nn.Parameter
-    row_raw_diagonal: nn.Parameter
-    col_raw_diagonal: nn.Parameter
+        raw = raw_positives([math.sqrt(std) for std in init_std], mean)[:, None]
+        self.row_lower = nn.Parameter(mean.new_zeros(self.count, self.rows * (self.rows - 1) // 2))
+        self.row_raw_diagonal = nn.Parameter(raw.repeat(1, self.rows))
+        self.col_lower = nn.Parameter(mean.new_zeros(self.count, self.cols * (self.cols - 1) // 2))
+        self.col_raw_diagonal = nn.Parameter(raw.repeat(1, self.cols))
 
     def trils(self) -> tuple[Tensor, Tensor]:
         """T_r [G, M_r, M_r] and T_c [G, M_c, M_c]."""
@@ -233,13 +228,12 @@ class MatrixNormalMatrix(InducingMatrix):
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
         """Set means to 0 and both factors to the prior's."""
-        self.location.zero_()
-        sides = (
-            (self.row_lower, self.row_raw_diagonal, factors.row_tril),
-            (self.col_lower, self.col_raw_diagonal, factors.col_tril),
-        )
-        for lower, diagonal, prior in sides:
-            _pack(torch.eye(prior.shape[-1]).to(prior).expand_as(prior) if self.whiten else prior, lower, diagonal)
+        for value in (self.location, self.row_lower, self.col_lower):
+            value.zero_()
+        for raw in (self.row_raw_diagonal, self.col_raw_diagonal):
+            raw.fill_(raw_positive(1.0))
+        if not self.whiten:
+            self.unwhiten(factors)
 
 
 class FullMatrix(InducingMatrix):
@@ -297,7 +291,8 @@ class FullMatrix(InducingMatrix):
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
         """`(L_r (x) L_c) T`."""
-        _pack(_kronecker(factors) @ self.scale_tril(), self.lower, self.raw_diagonal)
+        prior = [torch.kron(rows, cols) for rows, cols in zip(factors.row_tril, factors.col_tril, strict=True)]
+        _pack(torch.stack(prior) @ self.scale_tril(), self.lower, self.raw_diagonal)
 
     def covariance(self) -> Tensor:
         """T T^T."""
@@ -307,10 +302,11 @@ class FullMatrix(InducingMatrix):
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
         """Set the mean to 0 and the factor to the prior's L_r (x) L_c, in row-major order."""
-        self.location.zero_()
-        size = self.rows * self.cols
-        white = torch.eye(size).to(self.lower).expand(self.count, size, size)
-        _pack(white if self.whiten else _kronecker(factors), self.lower, self.raw_diagonal)
+        for value in (self.location, self.lower):
+            value.zero_()
+        self.raw_diagonal.fill_(raw_positive(1.0))
+        if not self.whiten:
+            self.unwhiten(factors)
 
 
 class EnsembleMatrix(InducingMatrix):
@@ -321,7 +317,7 @@ class EnsembleMatrix(InducingMatrix):
 
     name = "ensemble"
 
-    def __init__(self, mean: Tensor, whiten: bool, members: int, init_std: Sequence[float]) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float], members: int) -> None:
         super().__init__(mean, whiten)
         self.members = members
         noise = torch.randn(members, *mean.shape, dtype=mean.dtype, device=mean.device)
@@ -365,11 +361,6 @@ def _inverse_diagonals(factors: Factors) -> Tensor:
     return found
 
 
-def _kronecker(factors: Factors) -> Tensor:
-    """L_r (x) L_c of each matrix, [G, M_r M_c, M_r M_c]."""
-    return torch.stack([torch.kron(r, c) for r, c in zip(factors.row_tril, factors.col_tril, strict=True)])
-
-
 def _log_diagonal(tril_factor: Tensor) -> Tensor:
     return tril_factor.diagonal(dim1=-2, dim2=-1).log().sum()
 
@@ -382,14 +373,7 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
     raw_diagonal.copy_(raw_softplus(factor.diagonal(dim1=-2, dim2=-1)))
 
 
-def make_inducing_matrix(
-    q: str, mean: Tensor, *, whiten: bool, init_std: Sequence[float], max_std: float | None, members: int
-) -> InducingMatrix:
-    """The family of q(U) by name, with initial means [G, M_r, M_c] and one initial standard deviation per matrix."""
-    if q == "diagonal":
-        return DiagonalMatrix(mean, whiten, init_std, max_std)
-    if q == "matrix":
-        return MatrixNormalMatrix(mean, whiten, init_std)
-    if q == "full":
-        return FullMatrix(mean, whiten, init_std)
-    return EnsembleMatrix(mean, whiten, members, init_std)
+FAMILIES: dict[str, Callable[..., InducingMatrix]] = {
+    family.name: family for family in (DiagonalMatrix, MatrixNormalMatrix, FullMatrix, EnsembleMatrix)
+}
+"""Families of q(U) by name; each takes initial means [G, M_r, M_c] and one initial standard deviation per matrix."""

@@ -31,8 +31,6 @@ class NoiseShapes:
         families: q(U) of each block.
         factors: Factors of each block; empty if W equals its mean given U.
         cols: Largest number of columns of U. $E_3$ leaves room for so many.
-        request: The request for draws.
-        like: A tensor with the type and device that the noise will have.
 
     Attributes:
         own: Shape of the noise for U of each family.
@@ -70,11 +68,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """The noise for U of each family, and for each block with the shapes of `noise_shapes`.
 
-        Args:
-            request: The request for draws.
-            like: A tensor with the type and device that the noise will have.
-            blocks: Layers with U of one size, in groups of equal-sized layers.
-            seed: Seed of the noise, [1]. With a seed, the result has no noise of W's size, which a kernel generates.
+        With a `seed`, [1], the result has no noise of W's size, which a kernel generates.
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]

@@ -19,7 +19,7 @@ from bayesify.posteriors.common import starts
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
 from bayesify.posteriors.inducing_weights.kernel_draws import draw_by_kernels, kernels_draw
-from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, make_inducing_matrix
+from bayesify.posteriors.inducing_weights.matrix import FAMILIES, InducingMatrix
 from bayesify.posteriors.inducing_weights.noise import NoiseShapes
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
@@ -178,9 +178,8 @@ class InducingWeights(Posterior):
         members = starts.RELATIVE_STD if (self.q, self.init) == ("ensemble", "random") else None  # appendix J
         start = self.init_std or members
         stds = spreads if start is None else [start] * len(spreads)
-        return make_inducing_matrix(
-            self.q, mean, whiten=self.whiten, init_std=stds, max_std=self.max_std, members=self.members
-        )
+        more: dict[str, Any] = {"diagonal": {"max_std": self.max_std}, "ensemble": {"members": self.members}}
+        return FAMILIES[self.q](mean, self.whiten, stds, **more.get(self.q, {}))
 
     def _start(self, layer: Layer, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Z_r [M_r, d_out], Z_c [M_c, d_in] and the mean of U [M_r, M_c] for one layer."""
@@ -216,16 +215,10 @@ class InducingWeights(Posterior):
         if self.shared is not None:
             top = (factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
             u = [self._split_shared(conditional_draws([top])[0][0][0])]
-        given = [
-            (
-                factors[index],
-                families[index].whitened(u[index], factors[index]),  # with `shared` there is one block and one family
-                scales[index],
-                self._sigma(block, request.prior, like),
-                matheron[index],
-            )
-            for index, block in enumerate(self.blocks)
-        ]
+        # The factors and the noise of a shared matrix come last and have no block.
+        whitened = [family.whitened(part, factor) for family, part, factor in zip(families, u, factors, strict=False)]
+        sigmas = [self._sigma(block, request.prior, like) for block in self.blocks]
+        given = list(zip(factors, whitened, scales, sigmas, matheron, strict=False))
         low = self._low_precision(request, like)
         weights: MutableMapping[str, Tensor]
         if seed is not None:

@@ -211,9 +211,8 @@ class WalshHadamard(Posterior):
         flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
         noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
         stds = [self.prior_std(size, request.prior) for size in self.groups]
-        if self.covariance == "diagonal" and all(
-            std.ndim == 2 for std in stds
-        ):  # in units of p(g), as one autograd node
+        if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):
+            # In units of p(g), as one autograd node.
             means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
             logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
             units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
