@@ -58,7 +58,7 @@ test-lowest:
 # A table of files with the lines that no test runs, and the whole as coverage.xml. Lines that only other processes run do not count.
 coverage: install
 	$(PIP) pytest-cov
-	$(PYTEST) --cov=bayesify --cov-report=xml --cov-report=term:skip-covered
+	$(PYTEST) --cov=bayesify --cov-report=xml --cov-report=term-missing:skip-covered
 
 lint: install
 	$(BIN)/ruff check .
