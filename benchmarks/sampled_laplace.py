@@ -4,7 +4,7 @@ python -m benchmarks.sampled_laplace --out DIR --trained DIR2    # ResNet-18 on 
 python -m benchmarks.sampled_laplace --out DIR --made            # ResNet-50, 1,000 classes, synthetic images: seconds and memory
 python -m benchmarks.sampled_laplace --out DIR --small           # all of it in a small setting on a CPU
 
-`--weights FILE` takes the network from a file of `torch.save`. `--seconds` is the time of the minibatch steps.
+`--weights FILE` takes the network from a file of `torch.save`. `--seconds` is the time of the conjugate gradients of the draws.
 
 DIR2 is a folder of `bayesify_papers.inducing_weights.classification`, which gives the deterministic network of the seed. Without it
 the network is trained. An interrupted run continues with the same command. Results are written when all cells of DIR are finished.
@@ -41,6 +41,8 @@ RECIPE = Recipe(
     learning_rate=5e-3,
     precision="bf16",
 )
+ITERATIONS = 20
+"""Largest number of conjugate gradients for each draw."""
 SMALL_RECIPE = Recipe(epochs=2, batch=50, depth=1, width=4)
 GROUP, NUM_GROUPS = 10, 2000
 """Number of images whose labels are predicted jointly, drawn from two test images (Osband et al. 2022), and number of groups."""
@@ -129,19 +131,14 @@ def scaling(net: nn.Module, problem: ImageProblem, source: Source) -> Callable[[
 
 
 def draw_options(options: Any, out: Path) -> Sampled:
-    """Options of the draws. On a GPU, the speed of pushes sets the number of steps that fit into the seconds, for all slices."""
-    kept = out / "steps.txt"
+    """Options of the draws. The speed of pushes sets the number of examples that fit into the seconds, for all slices."""
+    kept = out / "examples.txt"
     if not kept.exists():
         pushed = json.loads((out / "kronecker.json").read_text())["predict_500_s"]
-        each = 2.6 * pushed * options.minibatch / 500  # a step pushes all draws forward and pulls them back
-        kept.write_text(str(20 if options.small else min(max(int(options.seconds / each), 150), 1000)))
-    return Sampled(
-        num_draws=options.draws,
-        at_once=options.draws,
-        solver="minibatch",
-        steps=int(kept.read_text()),
-        batch=options.minibatch,
-    )
+        each = 2.6 * pushed / 500 * (ITERATIONS + 2)  # an iteration pushes all draws forward and pulls them back
+        kept.write_text(str(100 if options.small else min(max(int(options.seconds / each), 2000), 20_000)))
+    examples = int(kept.read_text())
+    return Sampled(num_draws=options.draws, at_once=options.draws, iterations=ITERATIONS, examples=examples)
 
 
 def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
@@ -232,7 +229,7 @@ def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
         net(x[:64].to(options.device))
         net.eval()
     one = sum(parameter.numel() * 4 for parameter in net.parameters())
-    sampled = Sampled(num_draws=4, steps=10 if options.small else 100, solver="minibatch", at_once=1)
+    sampled = Sampled(num_draws=4, iterations=5 if options.small else ITERATIONS, at_once=1)
 
     def row() -> Row:
         batches = Held(x, y, 32)
@@ -258,11 +255,11 @@ def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
 
 def main() -> None:
     defaults = {"out": "sampled_laplace", "trained": "", "weights": "", "made": False, "seed": 0, "draws": 8}
-    steps = {"seconds": 70.0, "minibatch": 128, "epochs": 0, "batch": 512}
+    steps = {"seconds": 70.0, "epochs": 0, "batch": 512}
     given = parser(__doc__, "small", "limit", **defaults, **steps, memory="48GiB", device="cuda")
     options = given.parse_args()
     if options.small:
-        options.device, options.memory, options.draws, options.minibatch = "cpu", "1GiB", 4, 50
+        options.device, options.memory, options.draws = "cpu", "1GiB", 4
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     end = time.time() + options.limit

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
 from bayesify.laplace import prior_precision
+from bayesify.laplace.covariances import FullCovariance
 from bayesify.laplace.prior_precision import FACTOR_PER_LAYER
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs_and_outputs import select_output
@@ -679,6 +680,31 @@ def test_a_default_that_takes_long_says_so_before_it_starts(monkeypatch: pytest.
         bayesify.Laplace(net, "categorical").fit(loader)
     assert [warning.filename for warning in told] == [__file__]
     bayesify.Laplace(net, "categorical", subset="all").fit(loader)  # the user's choice: no warning
+    bayesify.Laplace(net, "categorical").fit([(torch.randn(1, 4), torch.arange(1))])  # one row: rank 3 of 15
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", likelihoods.Gaussian(), likelihoods.Gaussian(noise=0.1)])
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_few_rows_have_the_posterior_of_a_whole_diagonalization(
+    monkeypatch: pytest.MonkeyPatch, likelihood: Any, subset: str
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2)).double()  # 242 weights, 82 in the last layer
+    x = torch.randn(12, 3, dtype=torch.float64)
+    y = torch.arange(12) % 2 if likelihood == "categorical" else torch.stack([x[:, 0].sin(), x.prod(1)], 1)
+    found = []
+    for low in (True, False):
+        if not low:
+            monkeypatch.setattr(FullCovariance, "has_low_rank", False)
+        laplace = bayesify.Laplace(net, likelihood, subset, "full").fit([(x[:7], y[:7]), (x[7:], y[7:])])
+        assert laplace.posterior.has_low_rank == low
+        evidence = laplace.log_evidence()
+        factor = laplace.tune_prior_precision(method="evidence")
+        spread = laplace.output_covariance(torch.cat([x[:3], x[:3] + 1]))
+        values = laplace.posterior.spectrum().sort().values
+        found.append([evidence, torch.tensor(factor), spread, values, laplace.predict(x + 0.5).log_prob(y)])
+    for few, whole in zip(*found, strict=True):
+        assert torch.allclose(few, whole, rtol=1e-7, atol=1e-9)
 
 
 def test_probabilities_given_as_logits_are_reported() -> None:

@@ -132,11 +132,21 @@ class WeightCovariance(ABC):
 
 
 class FullCovariance(WeightCovariance):
-    """A dense covariance, from H, [S, S]; see `WeightCovariance`."""
+    """A dense covariance, from H, [S, S]; see `WeightCovariance`.
+
+    Attributes:
+        rank: Bound R on the rank of H, the number of examples times outputs; `None` if unknown.
+    """
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
         super().__init__(subset, prior)
         self.curvature = curvature
+        self.rank: int | None = None
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether H has so few independent rows that its eigenvectors take O(S^2 R) operations; see `low_rank_eigh`."""
+        return self.rank is not None and 3 * self.rank <= len(self.prior)
 
     @property
     def held(self) -> int:
@@ -160,7 +170,12 @@ class FullCovariance(WeightCovariance):
         r"""Eigenvalues and $\delta^{-1/2} Q$ of $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
         root = self.prior.rsqrt()
         what = f"Laplace: the curvature of {len(self.prior)} weights"
-        values, vectors = stable_eigh(root[:, None] * self.curvature * root, what)
+        scaled = root[:, None] * self.curvature * root
+        if self.has_low_rank:
+            assert self.rank is not None
+            values, vectors = low_rank_eigh(scaled, self.rank, what)
+        else:
+            values, vectors = stable_eigh(scaled, what)
         return values.clamp_min(0), root[:, None] * vectors
 
     def diagonalize(self) -> bool:
@@ -258,6 +273,22 @@ class FullCovariance(WeightCovariance):
     def tensors(self) -> dict[str, Tensor]:
         """H as a whole, although it is symmetric."""
         return {"curvature": self.curvature}
+
+
+def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [S] and eigenvectors [S, S] of a matrix of at most rank R, in O(S^2 R) operations.
+
+    Products with R random vectors span the range of the matrix (Halko et al. 2011), and a QR decomposition completes the basis by
+    vectors of eigenvalue 0. The results equal those of `stable_eigh` up to rounding and the order of the eigenvalues.
+    """
+    wide = widened(matrix)
+    generator = torch.Generator(matrix.device).manual_seed(0)
+    probes = torch.randn(len(matrix), rank, generator=generator, dtype=wide.dtype, device=matrix.device)
+    span = torch.linalg.qr(wide @ probes).Q  # [S, R]
+    values, turned = stable_eigh(span.T @ wide @ span, what)
+    vectors = torch.linalg.qr(span @ turned, mode="complete").Q
+    zeros = values.new_zeros(len(matrix) - rank)
+    return torch.cat([values, zeros]).to(matrix), vectors.to(matrix)
 
 
 class MarginalCovariance(FullCovariance):
@@ -504,17 +535,17 @@ class KroneckerCovariance(WeightCovariance):
         self.blocks = [replace(block, inputs=block.inputs[:0], slopes=block.slopes[:0]) for block in self.blocks]
         return self
 
-    def times(self, vectors: Tensor) -> Tensor:
-        r"""$\Sigma v$ for vectors [n, S], which may be on another device: [n, S]."""
+    def times(self, vectors: Tensor, device: torch.device) -> Tensor:
+        r"""$\Sigma v$ for vectors [n, S] on any device, computed layer by layer on another: [n, S]."""
         here, parts = vectors.device, self.subset.split(vectors)
         found = {name: parts[name] * self._spread(name).to(here) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
-            products, out_vectors, in_vectors = (part.to(here, non_blocking=True) for part in self._eigen[index])
-            each = {part.name: parts[part.name].unflatten(-1, part.shape) for part in block.layer.weights}
+            products, out_vectors, in_vectors = (part.to(device, non_blocking=True) for part in self._eigen[index])
+            each = {part.name: parts[part.name].unflatten(-1, part.shape).to(device) for part in block.layer.weights}
             spread = products.add(self.factor * block.prior).reciprocal_()
             turned = out_vectors.T @ block.layer.to_matrix(each) @ in_vectors * spread
             back = block.layer.from_matrix(out_vectors @ turned @ in_vectors.T)
-            found |= {name: value.reshape(len(vectors), -1) for name, value in back.items()}
+            found |= {name: value.reshape(len(vectors), -1).to(here) for name, value in back.items()}
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def dense(self) -> Tensor:

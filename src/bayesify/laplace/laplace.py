@@ -66,14 +66,15 @@ from bayesify.laplace.linearized import (
     variances_of,
 )
 from bayesify.laplace.sampled import (
+    MAX_DRAW_ERROR,
     MAX_EVIDENCE_EXAMPLES,
-    MAX_WEIGHTS_SOLVED_TOGETHER,
     NUM_SCALE_SAMPLES,
     DrawsFile,
     DrawSolver,
     Equations,
     Sampled,
     SampledCovariance,
+    choose_examples,
     find_factor,
     whiten,
 )
@@ -115,8 +116,8 @@ PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
 which are formed example by example (H200, ResNet-50: 14 passes; two CPU cores, ResNet-18: 7)."""
 
 MAX_QUIET_WEIGHTS = 3000
-"""Largest full covariance that `fit` chooses by default without a warning. Diagonalizing the curvature of 4,810 weights takes 57 s
-of one ARM core."""
+"""Largest full covariance that `fit` chooses by default without a warning, unless examples times outputs are at most a third of the
+weights. Diagonalizing the curvature of 4,810 weights takes 57 s of one ARM core."""
 
 MIN_RELATIVE_NOISE = 1e-12
 """Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that meets every target has no
@@ -448,7 +449,14 @@ class Laplace(Drawable):
         found, self.data = self._curvature(
             self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
         )
-        self.posterior = self._covariance_from(found, self.subset)
+        posterior = self.posterior = self._covariance_from(found, self.subset)
+        quiet = self.subset.size <= MAX_QUIET_WEIGHTS or self.device.type != "cpu" or not self._chooses
+        if isinstance(posterior, FullCovariance) and not quiet and not posterior.has_low_rank:
+            warnings.warn(
+                f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more of one CPU core; "
+                "subset='last_layer' takes seconds",
+                stacklevel=5,
+            )
         if self.covariance == "kronecker":
             self.posterior.diagonalize()  # here, so that the first prediction is as fast as the others
         if self._is_sampled(x):
@@ -498,7 +506,7 @@ class Laplace(Drawable):
         scale, preconditioner = whiten(subset, found, None if prior is None else prior.to(home), self.device)
         found = {} if file is None else {name: value.cpu() for name, value in found.items()}
         with self._shown_draws(progress or announced) as advance:
-            equations = self._equations(subset, loader, read_batch, (scale, preconditioner), advance)
+            equations = self._draw_equations(subset, loader, read_batch, (scale, preconditioner), advance)
             if facts:
                 equations.factor, equations.noise_ratio = facts["factor"], facts["noise_ratio"]
                 self.likelihood.load_state_dict(below("likelihood", kept))
@@ -511,14 +519,16 @@ class Laplace(Drawable):
             if "done" in facts:
                 solver.continue_from(facts, kept)
             self.posterior = solver.run()
-        self.data = self.data if facts else equations.pieces.data
+        if not facts and equations.pieces.loader is loader:
+            self.data = equations.pieces.data
         if prior is None and sampling.settle:
             self._narrow_draws(loader, read_batch)
-        self.remarks += (self._draws_remark(solver.residual, equations.rate),)
-        if solver.residual > 1:
+        self.remarks += (self._draws_remark(solver.error, equations.rate),)
+        if solver.error > MAX_DRAW_ERROR:
+            more = "steps" if sampling.takes_minibatches else "iterations"
             warnings.warn(
-                f"Laplace.fit: the draws did not converge: their relative residual is {solver.residual:.2g}, and draws of zero "
-                "would have 1; give more steps, a larger prior_precision, or subset='last_layer'",
+                f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g}, and draws from the prior "
+                f"would have about 1; give more {more}, a larger prior_precision, or subset='last_layer'",
                 stacklevel=5,
             )
 
@@ -527,26 +537,29 @@ class Laplace(Drawable):
         """Show how many passes over the data are done, on a terminal."""
         columns, sampling = ("{task.description}", "bar", "percent", "left"), self.sampling
         assert self.subset is not None
-        size = self.subset.size
-        steps = sampling.steps if sampling.takes_minibatches(size, self.data.num_data) else sampling.iterations
-        total = sampling.num_groups(size) * (steps + 1)
+        steps = sampling.steps + 1 if sampling.takes_minibatches else sampling.iterations + 2
+        total = sampling.num_groups(self.subset.size) * steps
         with Display(*columns, show=show, total=total, transient=False, description="draws") as bar:
             yield (lambda: bar.update(advance=1)) if bar.shown else None
 
-    def _equations(
+    def _draw_equations(
         self,
         subset: Subset,
         loader: Iterable[Any],
         read_batch: BatchReader | None,
         prior: tuple[Tensor, KroneckerCovariance],
         advance: Callable[[], None] | None = None,
+        most: int | None = None,
     ) -> Equations:
+        """The equations of the draws, over all data or, under conjugate gradients, over at most this many examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(loader, self._jacobians(subset.names), loss, memory, 0, read_batch)
-        sampling = self.sampling
-        minibatch = sampling.batch if sampling.takes_minibatches(subset.size, self.data.num_data) else None
-        at_once = sampling.group(subset.size)
+        minibatch = self.sampling.batch if self.sampling.takes_minibatches and most is None else None
+        most = most or self.sampling.examples
+        if minibatch is None and self.data.num_data > most:
+            pieces = replace(pieces, loader=choose_examples(pieces, most, self.seed), reader=None)
+        at_once = self.sampling.group(subset.size)
         return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance, minibatch=minibatch)
 
     def _draws_home(self, subset: Subset) -> torch.device:
@@ -555,55 +568,65 @@ class Laplace(Drawable):
 
     def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
-        examples."""
-        few, total = equations, self.data.total_weight
-        if self.data.num_data > MAX_EVIDENCE_EXAMPLES:
-            batches = [batch.to(self.device) for batch in batches_all_over(loader, MAX_EVIDENCE_EXAMPLES, read_batch)]
+        examples. For classes, the precision stays so large that training rows are predicted well enough."""
+        subset, few = equations.subset, equations
+        if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
-            few = self._equations(equations.subset, batches, None, prior)
-            few.example_weight = total / total_count(batches)
-        if (
-            equations.subset.size > MAX_WEIGHTS_SOLVED_TOGETHER
-        ):  # with so many weights, one draw gives the effective dimension
-            few = replace(few, at_once=1)
-        steps = -(-self.sampling.steps // 5) if equations.minibatch else -(-self.sampling.iterations // 2)
+            few = self._draw_equations(subset, loader, read_batch, prior, most=MAX_EVIDENCE_EXAMPLES)
+        accepts = None
+        if self.sampling.settle and self.likelihood.task == "classification":
+            count = precisions.NUM_WIDE_ROWS
+            rows = cut(batches_all_over(loader, count, read_batch), count)
+
+            def accepts(draws: Tensor) -> bool:
+                losses = self._losses_of_draws(rows, SampledCovariance(subset, draws, equations.prior, 1.0), [1.0])
+                return losses[0] <= precisions.MAX_TRAINING_LOSS_RISE
+
         find_factor(
             few,
-            equations.subset.take(self.values).to(self.dtype),
-            total * self.outputs_per_example,
-            steps,
+            subset.take(self.values).to(self.dtype),
+            self._num_outputs,
+            -(-self.sampling.iterations // 2),  # each value of the precision starts from the solution of another
             self.sampling.tolerance,
             finds_noise=self._finds_noise,
+            accepts=accepts,
         )
         equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
+
+    def _losses_of_draws(
+        self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
+    ) -> list[float]:
+        """Nats that predictions of training rows lose against the network's own, under factors on the covariance of draws."""
+        network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
+        scales = [*factors, 1 / precisions.POINT_FACTOR]
+        totals = torch.zeros(len(scales), dtype=torch.float64)
+        for own in batches:
+            start, batch = 0, own.to(self.device)
+            for mean, (spread,) in network.sampled(batch.x, self.memory, self.seed, [posterior]):
+                rows = slice(start, start + len(mean))
+                start += len(mean)
+                for place, factor in enumerate(scales):
+                    made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
+                    totals[place] += batch.counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
+        losses: list[float] = ((totals[-1] - totals[:-1]) / total_count(batches)).tolist()
+        return losses
 
     def _narrow_draws(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """For classes, scale the draws down until training rows are predicted well enough; see `_settle_precision`."""
         if self.likelihood.task != "classification":
             return
-        network, (subset, posterior) = self._linearized(), self.fitted()
+        subset, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
-        batches = [
-            batch.to(self.device) for batch in batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
-        ]
-        factors = [*reversed(precisions.SETTLING_FACTORS), 1 / precisions.POINT_FACTOR]
-        totals = torch.zeros(len(factors), dtype=torch.float64)
-        for batch in batches:
-            start = 0
-            for mean, (spread,) in network.sampled(batch.x, self.memory, self.seed, [posterior]):
-                rows = slice(start, start + len(mean))
-                start += len(mean)
-                for place, factor in enumerate(factors):
-                    made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
-                    totals[place] += batch.counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
-        losses = ((totals[-1] - totals[:-1]) / total_count(batches)).tolist()
+        factors = precisions.SETTLING_FACTORS[::-1]
+        batches = batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+        losses = self._losses_of_draws(batches, posterior, factors)
         limit = precisions.MAX_TRAINING_LOSS_RISE
-        narrowed = next((factor for factor, loss in zip(factors, losses, strict=False) if loss <= limit), factors[-2])
+        narrowed = next((factor for factor, loss in zip(factors, losses, strict=True) if loss <= limit), factors[-1])
         self.posterior = SampledCovariance(
             subset, posterior.draws.mul_(math.sqrt(narrowed)), posterior.prior, posterior.factor, narrowed
         )
 
-    def _draws_remark(self, residual: float, rate: float) -> str:
+    def _draws_remark(self, error: float, rate: float) -> str:
         """Summary of the draws and their errors, for `repr`."""
         _, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
@@ -613,9 +636,11 @@ class Laplace(Drawable):
             facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
         if posterior.narrowed < 1:
             facts.append(f"covariance scaled by {posterior.narrowed:.2g} to predict training rows well")
-        if self.sampling.takes_minibatches(len(posterior.prior), self.data.num_data):
+        if self.sampling.takes_minibatches:
             facts.append(f"{self.sampling.steps} steps of {self.sampling.batch} examples at rate {rate:.2g}")
-        return ", ".join([*facts, f"relative residual {residual:.2g}"])
+        elif self.data.num_data > self.sampling.examples:
+            facts.append(f"curvature of {self.sampling.examples:,} examples")
+        return ", ".join([*facts, f"relative error {error:.2g}"])
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
         """Settings that a continued run must share with the run that it continues."""
@@ -632,12 +657,6 @@ class Laplace(Drawable):
         self.selector, self.covariance = as_selector("all"), "full"
         needed = full_bytes(candidates.free, self.dtype)
         if needed <= self.memory:
-            if candidates.free > MAX_QUIET_WEIGHTS and self.device.type == "cpu":
-                warnings.warn(
-                    f"Laplace.fit: a full covariance over all {candidates.free:,} weights takes a minute or more of one CPU core; "
-                    "subset='last_layer' takes seconds",
-                    stacklevel=5,
-                )
             return ()
         self.selector = as_selector("last_layer")
         if full_bytes(self.selector.count(candidates), self.dtype) > self.memory:
@@ -833,8 +852,12 @@ class Laplace(Drawable):
             return SampledCovariance(subset, curvature["draws"], curvature["prior"], factor)
         curved = self._curved(subset)
         if self.marginal:
-            return MarginalCovariance(subset, curved, curvature["curvature"], self._prior(curved))
-        return from_curvature(self.covariance, subset, curvature, self._prior(subset))
+            found: WeightCovariance = MarginalCovariance(subset, curved, curvature["curvature"], self._prior(curved))
+        else:
+            found = from_curvature(self.covariance, subset, curvature, self._prior(subset))
+        if isinstance(found, FullCovariance):
+            found.rank = self.data.num_data * self.outputs_per_example
+        return found
 
     def _prior(self, subset: Subset) -> Tensor:
         """Prior precision of each chosen weight as it was given, before tuning: [S]."""
@@ -1303,6 +1326,8 @@ class Laplace(Drawable):
         ratio = float(likelihood.noise.detach()) / variance
         likelihood.set_noise(variance)
         rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
+        if isinstance(rescaled, FullCovariance) and isinstance(posterior, FullCovariance):
+            rescaled.rank = posterior.rank
         self.posterior = rescaled.rescaled(posterior.factor)
         self.data.log_likelihood = -0.5 * (
             self._num_outputs * math.log(2 * math.pi * variance) + self.data.squared_error / variance

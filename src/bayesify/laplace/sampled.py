@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,16 +29,16 @@ from bayesify.weights.module_state import below, prefixed
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
-NUM_EVIDENCE_STEPS = 6
+NUM_EVIDENCE_STEPS = 12
 """Largest number of updates of the prior precision."""
-NUM_MINIBATCH_EVIDENCE_STEPS = 4
-"""Largest number of updates with the minibatch solver, whose noise hides small changes."""
-MAX_EVIDENCE_EXAMPLES = 2000
+MAX_EVIDENCE_EXAMPLES = 1000
 """Largest number of examples that choose the prior precision. From more data, this many stand for all."""
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
 """Largest number of weights for which several draws are solved at a time by default, and for the evidence."""
-MAX_GRADIENT_WORK = 1e9
-"""Largest product of weights and examples for which conjugate gradients are the default."""
+MAX_DRAW_ERROR = 0.3
+"""Largest relative error of draws that count as converged. Their standard deviations are then off by less than a tenth."""
+LOG_PRECISION_STEP = math.log(4.0)
+"""Largest decrease of the logarithm of the prior precision in one update. The draws of one precision start those of the next."""
 MOMENTUM = 0.9
 """Nesterov's momentum of the minibatch solver."""
 RELATIVE_RATE = 0.2
@@ -47,12 +47,12 @@ NUM_POWER_ITERATIONS = 10
 """Number of products with a minibatch that estimate this eigenvalue."""
 MAX_GROWTH = 3.0
 """If the norm of the solution exceeds this multiple of its start, the learning rate is too large."""
-NOT_STARTED = -1
-"""Iteration number of equations that the minibatch solver has not started."""
 STEPS_BETWEEN_CHECKS = 50
 """Number of minibatch steps between checks of the solution, each of which may write a checkpoint."""
 MIN_EVIDENCE_CHANGE = 0.02
 """The updates of the prior precision end when its logarithm changes by less than this."""
+MIN_PRECISION_GAP = 0.35
+"""The updates also end when the logarithms of a good and of a refused precision are this close."""
 MIN_RELATIVE_SCALE = 0.01
 """Smallest entry of the g-prior's scale, relative to the mean of its layer. It bounds weights that the data hardly constrain."""
 NUM_SCALE_SAMPLES = 2
@@ -69,47 +69,51 @@ Solver = Literal["auto", "conjugate_gradients", "minibatch"]
 class Sampled:
     r"""Options of `Laplace(covariance=Sampled(...))`, which keeps draws of all weights. `"sampled"` stands for the defaults.
 
-    Conjugate gradients take about four passes over the data for each draw and iteration. The minibatch solver takes one pass over
-    the data and about four passes over `steps` minibatches for each draw. Neither cost depends on the number of outputs.
+    Conjugate gradients take about four passes over the chosen examples for each draw and iteration. The minibatch solver takes one
+    pass over all data and about four passes over `steps` minibatches for each draw. Neither cost depends on the number of outputs.
 
     Args:
         num_draws: Number n of draws. Each is one copy of the weights. The relative error of a variance is $\sqrt{2 / n}$.
         iterations: Largest number of iterations of conjugate gradients for each draw.
         at_once: Number of draws that are solved at a time. The default is 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights.
-            With 1 under the minibatch solver, a GPU holds two and a half copies of the weights: the network, the iterate, and its
-            momentum in bfloat16. Everything else stays in the memory of the CPU.
-        tolerance: Relative residual at which conjugate gradients end early.
-        settle: Whether to scale the covariance down until the mean log predictive density of training rows is at most 0.005 nats
-            below the network's own. It applies to classes if `fit` finds the prior precision. The evidence alone often asks for so
-            wide a prior that the linearization no longer holds.
+            With 1, a GPU holds two copies of the weights under conjugate gradients, and two and a half under the minibatch solver.
+            Everything else stays in the memory of the CPU.
+        tolerance: Relative error at which conjugate gradients end early: the norm of what a draw is off by, relative to the norm
+            of the draw, both by their effect on the outputs of the examples.
+        settle: Whether to raise the prior precision, and then to scale the covariance down, until the mean log predictive density
+            of training rows is at most 0.005 nats below the network's own. It applies to classes if `fit` finds the prior
+            precision. The evidence alone often asks for so wide a prior that the linearization no longer holds.
         solver: `"conjugate_gradients"`, or `"minibatch"`: stochastic gradient descent with Nesterov's momentum and a learning rate
-            that falls to zero in the second half. The default is conjugate gradients for up to
-            `MAX_WEIGHTS_SOLVED_TOGETHER` weights, if weights times examples are at most `MAX_GRADIENT_WORK`.
+            that falls to zero in the second half. `"auto"` is conjugate gradients.
         steps: Number of steps of the minibatch solver for each draw.
         batch: Largest number of examples of a step. Batches of the loader are cut to it.
+        examples: Largest number of examples under conjugate gradients. From more data, this many are chosen to stand for all; see
+            `choose_examples`. With K of them, draws that follow $\gamma$ effective parameters are too wide by about
+            $\gamma / (3 K O)$ of themselves for O outputs.
     """
 
     num_draws: Count = 16
-    iterations: Count = 10
+    iterations: Count = 20
     at_once: Count | None = None
-    tolerance: Positive = 0.01
+    tolerance: Positive = 0.1
     settle: bool = True
     solver: Solver = "auto"
     steps: Count = 500
     batch: Count = 128
+    examples: Count = 10_000
 
     def group(self, size: int) -> int:
         """Number of draws over `size` weights that are solved at a time."""
         return min(self.at_once or (4 if size <= MAX_WEIGHTS_SOLVED_TOGETHER else 1), self.num_draws)
 
-    def takes_minibatches(self, size: int, num_data: int = 0) -> bool:
-        """Whether the minibatch solver is used for this many weights and examples."""
-        large = size > MAX_WEIGHTS_SOLVED_TOGETHER or size * num_data > MAX_GRADIENT_WORK
-        return self.solver == "minibatch" or (self.solver == "auto" and large)
+    @property
+    def takes_minibatches(self) -> bool:
+        """Whether the minibatch solver is used."""
+        return self.solver == "minibatch"
 
     def stays_on_host(self, size: int) -> bool:
         """Whether draws, targets, the prior's scale and the preconditioner are kept in the memory of the CPU."""
-        return self.group(size) == 1 and self.takes_minibatches(size)
+        return self.group(size) == 1
 
     def num_groups(self, size: int) -> int:
         """Number of groups of draws that are solved one after the other."""
@@ -127,9 +131,9 @@ class Sampled:
     def count_passes(self, size: int, num_data: int) -> int:
         """Largest number of passes over the data that `fit` takes, without the passes that find the prior precision."""
         each = self.num_groups(size) * (4 * self.group(size) + 2)
-        if self.takes_minibatches(size, num_data):
+        if self.takes_minibatches:
             return math.ceil(each * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
-        return each * (self.iterations + 1)
+        return math.ceil(each * (self.iterations + 2) * min(1.0, self.examples / max(1, num_data)))
 
 
 class DrawsFile:
@@ -274,10 +278,10 @@ class OutputHessian:
     weights: Tensor
 
     @classmethod
-    def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, weight: float = 1.0) -> OutputHessian:
-        """The Hessian of a likelihood, times a common weight of all examples."""
+    def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> OutputHessian:
+        """The Hessian of a likelihood."""
         h, q = likelihood.fisher_parts(outputs, batch.y)
-        counts = (weight * batch.counts).to(h).reshape(-1, *[1] * (h.ndim - 1))
+        counts = batch.counts.to(h).reshape(-1, *[1] * (h.ndim - 1))
         return cls(h, q, likelihood.logit_axis(outputs.ndim) or -1, counts)
 
     def times(self, vectors: Tensor) -> Tensor:
@@ -297,6 +301,44 @@ class OutputHessian:
         if self.product is not None:
             found = found - self.product * (root * normal).sum(self.axis, keepdim=True)
         return self.weights.sqrt() * found
+
+
+def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
+    r"""About `count` examples that stand for all, with weights under which sums over the data are unbiased.
+
+    Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} +
+    \frac{t_n}{\sum t})\big)$ for its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr} H_n$, and then weighs
+    $\omega_n / \pi_n$. Examples that a network is sure of have nearly no curvature, so that few examples hold most of it. Takes two
+    plain passes over the data. The chosen examples are in the memory of the CPU.
+    """
+    likelihood, jacobians = pieces.loss.likelihood, pieces.jacobians
+
+    def measured() -> Iterator[tuple[Batch, Tensor]]:
+        def rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+            return max(1, int(pieces.memory // (2 * jacobians.cost(args, kwargs).activations)))
+
+        for piece, inputs in pieces.read(DataTerm(), rows):
+            h, q = likelihood.fisher_parts(jacobians.run(*inputs), piece.y)
+            trace = (h if q is None else h - q.square()).flatten(1).sum(1).cpu().double()
+            yield piece, torch.stack([piece.counts, piece.counts * trace], 1)
+
+    total = torch.stack([both.sum(0) for _, both in measured()]).sum(0).clamp_min(1e-300)
+    generator, found, size = torch.Generator().manual_seed(seed), [], 1
+    for piece, both in measured():
+        size = max(size, len(piece))
+        chance = (0.5 * count * (both / total).sum(1)).clamp_max(1.0)
+        kept = torch.rand(len(piece), generator=generator, dtype=torch.float64) < chance
+        weights = (piece.counts / chance.clamp_min(1e-300)).to(piece.y.device)
+        found.append(Batch(piece.x, piece.y, weights).rows(kept.to(piece.y.device)).to(torch.device("cpu")))
+    return _joined([batch for batch in found if len(batch)], size)
+
+
+def _joined(batches: list[Batch], size: int) -> list[Batch]:
+    """Batches of a size, where inputs are tensors of one shape; otherwise the batches themselves."""
+    if any(not isinstance(batch.x, Tensor) or batch.x.shape[1:] != batches[0].x.shape[1:] for batch in batches):
+        return batches
+    whole = Batch(*(torch.cat([getattr(one, key) for one in batches]) for key in ("x", "y", "weights")))
+    return [whole.rows(slice(start, start + size)) for start in range(0, len(whole), size)]
 
 
 def whiten(
@@ -347,7 +389,7 @@ class Group:
         solution: u.
         residual: r.
         direction: p.
-        iteration: Iterations that are done; `NOT_STARTED` for a start of the minibatch solver that is not scaled yet.
+        iteration: Iterations that are done.
     """
 
     target: Tensor
@@ -365,10 +407,10 @@ class Equations:
 
     With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the law
     $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models, with
-    application to linearised Laplace"). The paper descends by minibatches with Nesterov's momentum; here the steps are
-    preconditioned by Kronecker factors, which also gives the start and the learning rate. Where there are few examples,
-    conjugate gradients solve the same equations. Products $J_n v$ and $J_n^\top v$ take two passes of the network each, for all
-    draws of a group at once, and no Jacobian is formed.
+    application to linearised Laplace"). Every solver starts at $z = \theta$, which the solution equals in directions without data;
+    a start at zero takes about twice the iterations. The paper descends by minibatches with Nesterov's momentum; here the steps are
+    preconditioned by Kronecker factors. Conjugate gradients solve the same equations over all or chosen examples. Products
+    $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once, and no Jacobian is formed.
 
     Args:
         pieces: The data; every pass has to yield the same examples.
@@ -378,7 +420,6 @@ class Equations:
         at_once: g, equations that are solved at a time.
         seed: Seed of the draws.
         factor: c.
-        example_weight: What each example counts, where the pieces are some of the data.
         noise_ratio: Variance of a Gaussian noise at the time of the preconditioner, relative to the present one.
         advance: Called after each pass, or each step.
         minibatch: Most examples of a step of the minibatch solver; `None`: conjugate gradients.
@@ -391,7 +432,6 @@ class Equations:
     at_once: int
     seed: int
     factor: float = 1.0
-    example_weight: float = 1.0
     noise_ratio: float = 1.0
     advance: Callable[[], None] | None = None
     minibatch: int | None = None
@@ -399,7 +439,7 @@ class Equations:
     def __post_init__(self) -> None:
         self.root = self.prior.rsqrt()
         self.rate, self.num_minibatches = 0.0, 0  # of the minibatch solver, unknown
-        self._data: DataTerm | None = None
+        self.seen: DataTerm | None = None  # of the first pass, which every other pass has to repeat
 
     @property
     def device(self) -> torch.device:
@@ -417,22 +457,18 @@ class Equations:
         return self.pieces.loss.likelihood
 
     def start(self, first: int, count: int) -> Group:
-        """The equations of some draws.
+        """The equations of some draws, at draws from the prior."""
+        noise = self.prior_noise(first, count)
+        target = self._data_noise(first, count).add_(noise, alpha=math.sqrt(self.factor))
+        return self.group(target, noise.mul_(self.factor**-0.5))
 
-        Conjugate gradients start from zero and go along the solution under the preconditioner. The minibatch solver starts there.
-        """
-        target = self._data_noise(first, count)
-        target.add_(self.prior_noise(first, count), alpha=math.sqrt(self.factor))
-        return self.group(target)
-
-    def group(self, target: Tensor) -> Group:
+    def group(self, target: Tensor, solution: Tensor) -> Group:
         """Equations with a given right side, at the start of a solver."""
-        if self.minibatch:
-            return Group(target, self.precondition(target), target[:, :0], torch.zeros_like(target), NOT_STARTED)
-        return Group(target, torch.zeros_like(target), target.clone(), self.precondition(target))
+        group = Group(target, solution, target[:, :0], torch.zeros_like(target))
+        return self.restart(group)
 
     def restart(self, group: Group) -> Group:
-        """Continue with another prior precision from the present solution."""
+        """Begin again from the present solution."""
         group.iteration = 0
         if self.minibatch:
             group.direction.zero_()
@@ -442,9 +478,9 @@ class Equations:
         return group
 
     def solve(self, group: Group, most: int, tolerance: float, after: Callable[[], None] | None = None) -> float:
-        """Run conjugate gradients on each equation, and return the largest relative residual.
+        """Run conjugate gradients on each equation, and return the largest relative error.
 
-        With `minibatch`, run the minibatch solver instead; its residual is unknown (NaN).
+        With `minibatch`, run the minibatch solver instead; its error is unknown (NaN).
         """
         if self.minibatch:
             begin, count = group.iteration, self.at_once if self.on_host else len(group.target)
@@ -453,9 +489,8 @@ class Equations:
                 self._descend(group, slice(row, row + count), most, after)
             return math.nan
         tiny = torch.finfo(group.target.dtype).tiny
-        scale = _dot(group.target, self.precondition(group.target)).clamp_min(tiny)
         left = _dot(group.residual, self.precondition(group.residual))
-        while group.iteration < most and float((left / scale).max()) > tolerance**2:
+        while group.iteration < most and self._error(group, left) > tolerance:
             product = self.product(group.direction)
             step = left / _dot(group.direction, product).clamp_min(tiny)
             group.solution.addcmul_(group.direction, step)
@@ -468,20 +503,26 @@ class Equations:
             group.iteration += 1
             if after is not None:
                 after()
-        return math.sqrt(max(0.0, float((left / scale).max())))
+        return self._error(group, left)
+
+    def _error(self, group: Group, left: Tensor) -> float:
+        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, for the preconditioner M.
+
+        $r^\top M^{-1} r$ estimates the error in the norm of the equations, which bounds its effect on the outputs of the examples.
+        $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
+        """
+        u, tiny = group.solution, torch.finfo(left.dtype).tiny
+        effect = _dot(u, group.target) - _dot(u, group.residual) - self.factor * _dot(u, u)
+        return float((left / effect.clamp_min(tiny)).max().clamp_min(0).sqrt())
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
         r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
 
         The iterate is $z = \delta^{-1/2} u$, so that the network is pushed along it without a copy. The target is that of all data
-        (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate. A direction with eigenvalue
-        $\lambda$ of the preconditioned equations starts at $\lambda$ times its solution, and T steps at rate $\eta$ leave
-        $\lambda e^{-10 \eta \lambda T}$ of it: at most $1 / (27 \eta T)$. The start is scaled down where that exceeds 1.
+        (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
-        if group.iteration < 0:
-            group.solution[rows] *= min(1.0, 27 * self.rate * most)
-        here, step = self.device, max(0, group.iteration)
+        here, step = self.device, group.iteration
         limit = MAX_GROWTH * float(_norms(group.solution[rows]).max())
         z, velocity = ((self.root * part[rows]).to(here) for part in (group.solution, group.direction))
         if self.on_host:  # the rounding error is smaller than the noise of a minibatch
@@ -500,7 +541,7 @@ class Equations:
                 continue
             solution = (z / self.root.to(here)).to(group.solution)
             if not float(_norms(solution).max()) <= limit:  # or not finite
-                self.rate, group.iteration = self.rate / 2, max(0, group.iteration)
+                self.rate /= 2
                 self._descend(group, rows, most, after)
                 return
             group.solution[rows], group.direction[rows] = solution, (velocity / self.root.to(here)).to(solution)
@@ -546,21 +587,22 @@ class Equations:
     def precondition(self, vectors: Tensor) -> Tensor:
         """Products with the preconditioner under the present noise, computed on the network's device."""
         now = self.preconditioner.rescaled(self.factor / self.noise_ratio)
-        return (now.times(vectors.to(self.device)) / self.noise_ratio).to(vectors)
+        return now.times(vectors, self.device).div_(self.noise_ratio)
 
-    def residual(self, group: Group) -> float:
-        """Relative residual of the first equation, in the norm of the preconditioner, by a pass over the data."""
-        target = group.target[:1]
-        left = target - self.product(group.solution[:1])
-        ratio = _dot(left, self.precondition(left)) / _dot(target, self.precondition(target))
-        return math.sqrt(max(0.0, float(ratio)))
+    def error(self, group: Group) -> float:
+        """Relative error of the first equation, by a pass over the data."""
+        first = Group(
+            group.target[:1], group.solution[:1], group.target[:1] - self.product(group.solution[:1]), group.target
+        )
+        return self._error(first, _dot(first.residual, self.precondition(first.residual)))
 
     def product(self, vectors: Tensor) -> Tensor:
         r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], in a pass over the data."""
-        along = self.subset.spread((self.root * vectors).to(self.device))
+        along = self.root * vectors
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            found, changes = self.pieces.jacobians.push(*inputs, along)
+            # A copy from the CPU for each piece, which is gone before gradients of the same size are made.
+            found, changes = self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
             return found, self._hessian(found, piece).times(changes)
 
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
@@ -589,7 +631,7 @@ class Equations:
         return self._pulled(vectors_at, 1)
 
     def _hessian(self, outputs: Tensor, piece: Batch) -> OutputHessian:
-        return OutputHessian.of(self.likelihood, outputs, piece, self.example_weight)
+        return OutputHessian.of(self.likelihood, outputs, piece)
 
     def prior_noise(self, first: int, count: int) -> Tensor:
         """Standard normal numbers, [g, S], the same in every call."""
@@ -605,17 +647,20 @@ class Equations:
         Raises:
             ValueError: If the loader gives different examples in each pass.
         """
-        total, data = torch.zeros(count, len(self.prior), dtype=self.prior.dtype, device=self.device), DataTerm()
+        total, data = self.prior.new_zeros(count, len(self.prior)), DataTerm()
+        parts = self.subset.split(total)
         jacobians = self.pieces.jacobians
         self.num_minibatches = 0
         for batch in self._epoch(data):
             self.num_minibatches += 1
             for piece, inputs in batch:
                 outputs, vectors = vectors_at(functools.partial(jacobians.run, *inputs), piece, inputs)
-                total.add_(self.subset.gather(jacobians.pull(*inputs, vectors)).to(total))
+                pulled = jacobians.pull(*inputs, vectors)
+                for name, part in parts.items():
+                    part.add_(self.subset.pick(name, pulled.pop(name).flatten(1)).to(part))
                 data.add(self.likelihood, outputs, piece)
         self.pieces.close(data)
-        known = self._data = self._data or data
+        known = self.seen = self.seen or data
         tolerance = 1e-3 * (abs(known.log_likelihood) + known.total_weight)
         if data.num_data != known.num_data or abs(data.log_likelihood - known.log_likelihood) > tolerance:
             raise ValueError(
@@ -624,7 +669,7 @@ class Equations:
             )
         if self.advance is not None:
             self.advance()
-        return total.mul_(self.root.to(total)).to(self.prior)
+        return total.mul_(self.root)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Examples whose activations and their changes fit into the budget."""
@@ -637,19 +682,29 @@ class Equations:
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)
         self.noise_ratio *= ratio
-        self._data = None  # the stored log-likelihood belongs to the former noise
+        self.seen = None  # the stored log-likelihood belongs to the former noise
         return ratio
 
 
 def find_factor(
-    equations: Equations, mean: Tensor, num_outputs: float, iterations: int, tolerance: float, *, finds_noise: bool
-) -> float:
+    equations: Equations,
+    mean: Tensor,
+    num_outputs: float,
+    iterations: int,
+    tolerance: float,
+    *,
+    finds_noise: bool,
+    accepts: Callable[[Tensor], bool] | None = None,
+) -> None:
     r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
 
     There $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992) for the mode $\theta^*$ of the linearized model, which is not $w^*$
     (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"), and the effective dimension
     $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$, which a group of draws estimates. The
     noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
+
+    The search descends from a large c, where the equations are easy, and each c starts from the draws of the one before. It ends
+    above every c whose draws do not converge or are not accepted.
 
     Args:
         equations: The equations, over some or all of the data.
@@ -658,38 +713,47 @@ def find_factor(
         iterations: Iterations for each value of c.
         tolerance: See `Sampled`.
         finds_noise: Whether the noise is to be found.
-
-    Returns:
-        The effective dimension.
+        accepts: Whether predictions by draws [g, S] are good enough.
     """
     mean, most = mean.to(equations.prior), min(len(mean), num_outputs)
     norm = float((equations.prior.double() * mean.double().square()).sum())
     equations.factor = most / max(norm, 1e-12)
-    noise, gamma = equations.prior_noise(0, equations.at_once), most
-    drawn_part = equations.start(0, equations.at_once).target
-    group = equations.group(torch.cat([drawn_part, equations.mode_target(mean)]))
+    start = equations.start(0, equations.at_once)
+    noise = equations.prior_noise(0, equations.at_once)
+    target = torch.cat([start.target, equations.mode_target(mean)])
+    group = equations.group(target, torch.cat([start.solution, torch.zeros_like(target[-1:])]))
     before: tuple[float, float] | None = None
-    for _ in range(NUM_MINIBATCH_EVIDENCE_STEPS if equations.minibatch else NUM_EVIDENCE_STEPS):
-        equations.solve(group, iterations, tolerance)
+    good, bad, wanted = math.inf, -math.inf, 0.0  # logarithms of c
+    for _ in range(NUM_EVIDENCE_STEPS):
+        left = equations.solve(group, iterations, tolerance)
         drawn, goals, former = group.solution[:-1], group.target[:-1], equations.factor
-        gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
-        found = math.log(former), math.log(gamma / max(float(group.solution[-1].square().sum()), 1e-12))
-        factor = math.exp(_fixed_point(before, found))
-        before, change = found, abs(math.log(factor / former))
-        goals.add_(noise, alpha=-math.sqrt(former))  # what the data have of it
-        if finds_noise:
-            error = equations.pieces.data.squared_error * equations.example_weight
-            ratio = equations.set_noise(max(error, 1e-30) / max(num_outputs - gamma, 0.05 * num_outputs))
-            goals.mul_(math.sqrt(ratio))
-            group.target[-1].mul_(ratio)
-            change = max(change, abs(math.log(ratio)))
-        goals.add_(noise, alpha=math.sqrt(factor))
-        drawn.add_(noise, alpha=factor**-0.5 - former**-0.5)
-        equations.factor, equations.rate = factor, 0.0
-        if change < MIN_EVIDENCE_CHANGE:
+        now, ratio = math.log(former), 1.0
+        if left > MAX_DRAW_ERROR or not (accepts is None or accepts(equations.root * drawn)):
+            bad, wanted = now, min(now + LOG_PRECISION_STEP, 0.5 * (now + good))
+        else:
+            gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
+            found = now, math.log(gamma / max(float(group.solution[-1].square().sum()), 1e-12))
+            wanted = max(_fixed_point(before, found), now - LOG_PRECISION_STEP, 0.5 * (now + bad))
+            good, before = now, found
+            if finds_noise:
+                error = max(equations.pieces.data.squared_error, 1e-30)
+                ratio = equations.set_noise(error / max(num_outputs - gamma, 0.05 * num_outputs))
+        equations.factor = math.exp(wanted)
+        _move(group, noise, (former, equations.factor), ratio)
+        if max(abs(wanted - now), abs(math.log(ratio))) < MIN_EVIDENCE_CHANGE or good - bad < MIN_PRECISION_GAP:
             break
         equations.restart(group)
-    return gamma
+    if bad > -math.inf:  # the last value may be one that was not tried
+        equations.factor = math.exp(good if good < math.inf else bad + LOG_PRECISION_STEP)
+
+
+def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
+    """Move draws, whose last row is the mode, from a prior precision to another, and to another ratio of the noise."""
+    (former, now), goals = factors, group.target[:-1]
+    goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # what the data have of it
+    goals.add_(noise, alpha=math.sqrt(now))
+    group.target[-1].mul_(ratio)
+    group.solution[:-1].add_(noise, alpha=now**-0.5 - former**-0.5)
 
 
 def _fixed_point(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
@@ -709,7 +773,7 @@ class DrawSolver:
 
     Attributes:
         draws: Deviations from the mean, [n, S].
-        residual: The largest relative residual of a draw.
+        error: The largest relative error of a draw; see `Sampled.tolerance`.
     """
 
     def __init__(
@@ -720,7 +784,7 @@ class DrawSolver:
     ) -> None:
         self._equations, self._options, self._checkpoint = equations, options, checkpoint
         self.draws = equations.prior.new_zeros(options.num_draws, len(equations.prior))
-        self.residual, self._done = 0.0, 0
+        self.error, self._done = 0.0, 0
         self._group: Group | None = None
         self._written = time.monotonic()
 
@@ -732,9 +796,9 @@ class DrawSolver:
             group = self._group = self._group or equations.start(self._done, count)
             most = options.steps if equations.minibatch else options.iterations
             left = equations.solve(group, most, options.tolerance, self._write)
-            if math.isnan(left):  # the residual of one draw stands for all
-                left = self.residual or equations.residual(group)
-            self.residual = max(self.residual, left)
+            if math.isnan(left):  # the error of one draw stands for all
+                left = self.error or equations.error(group)
+            self.error = max(self.error, left)
             self.draws[self._done : self._done + count] = equations.root * group.solution
             self._done, self._group = self._done + count, None
             self._write(always=True)
@@ -745,7 +809,9 @@ class DrawSolver:
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
         solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}
-        facts: dict[str, Any] = {"done": self._done, "residual": self.residual, **solved}
+        seen = self._equations.seen
+        solved |= {"seen": None if seen is None else asdict(seen)}
+        facts: dict[str, Any] = {"done": self._done, "error": self.error, **solved}
         tensors = {"draws": self.draws[: self._done]}
         if self._group is not None:
             facts["iteration"] = self._group.iteration
@@ -755,7 +821,8 @@ class DrawSolver:
 
     def continue_from(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint."""
-        self._done, self.residual = facts["done"], facts["residual"]
+        self._done, self.error = facts["done"], facts["error"]
+        self._equations.seen = None if facts["seen"] is None else DataTerm(**facts["seen"])
         self._equations.rate, self._equations.num_minibatches = facts["rate"], facts["num_minibatches"]
         self.draws[: self._done] = tensors["draws"].to(self.draws)
         group = {key: value.to(self.draws) for key, value in below("group", tensors).items()}
