@@ -270,6 +270,10 @@ CALLS: dict[str, Call] = {
         bayesify.Laplace, net=NET, likelihood=GAUSSIAN, subset="all", covariance="full", prior_precision=1.0, curvature="ggn",
         marginal=False, memory="1GiB", output=None,
     ),
+    "laplace.fit_with_evidence": of(
+        bayesify.laplace.fit_with_evidence, net=NET, likelihood="gaussian", loader=LOADER, epochs=1, every=1,
+        covariance="kronecker", learning_rate=0.01, seed=0, memory="1GiB", read_batch=None, progress=False,
+    ),
     "Laplace.draw": method(laplace, "draw", num_draws=2, generator=G),
     "Laplace.fit": method(
         lambda: bayesify.Laplace(net(), likelihoods.Gaussian(0.1)), "fit", loader=LOADER, read_batch=None, progress=False,
