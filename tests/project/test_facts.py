@@ -190,6 +190,19 @@ def test_what_is_not_released_has_no_date_of_release():
     assert ("date-released" in (ROOT / "CITATION.cff").read_text()) != unreleased
 
 
+def test_workflows_run_targets_of_the_makefile():
+    runs = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    targets = {target for text in runs.values() for target in re.findall(r"run: make ([\w-]+)", text)}
+    assert {"lint", "test", "test-lowest", "coverage", "docs", "smoke", "test-all"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+    supported = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    assert set(re.findall(r'python: "(3\.\d+)"', runs["ci.yml"])) == set(supported)
+    assert all(
+        what in runs["elsewhere.yml"] for what in ("Python 3.14", "macOS", "Windows", "torch nightly", "(not run yet)")
+    )
+
+
 def test_required_dependencies_are_as_many_as_the_readme_says():
     count = len(PROJECT["project"]["dependencies"])
     assert f"{count} required dependencies" in README
