@@ -63,7 +63,7 @@ SPECIAL = {"cat", "concat", "embedding", "multi_head_attention_forward", "scaled
 
 def random_units(channels: tuple[int, ...] = (-1, 1, 0)) -> Moments:
     mean, variance = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    return Moments(mean - 0.4, 0.05 * variance, channels).clone()
+    return Moments(mean - 0.4, 0.01 * variance, channels).clone()
 
 
 def outcome(call: Callable[[Moments], Any], units: Moments) -> Any:

@@ -40,6 +40,34 @@ def test_positions_of_maps_that_are_pooled_are_compared(seed: int) -> None:
     assert row["outcome"] == "within", row
 
 
+@pytest.mark.parametrize("seed", [430, 822, 906, 1198, 1310])
+def test_channels_that_share_noise_are_followed(seed: int) -> None:
+    """Channels after means over channels, joined copies, and normalization of four channels.
+
+    With independent channels, means are up to 0.38 standard deviations and standard deviations up to a factor of 2 off.
+    """
+    row = check(seed, (1000,))
+    assert row["outcome"] == "within", row
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (319, "attention scores vary too much"),
+        (354, "nonlinear noise"),
+        (406, "squared scale varies too much"),
+        (517, "a product of units that are far from Gaussian"),
+        (615, "squared scale varies too much"),
+        (1275, "attention scores vary too much"),
+        (1783, "squared scale varies too much"),
+    ],
+)
+def test_networks_that_are_far_from_linear_are_refused(seed: int, reason: str) -> None:
+    row = check(seed, (1000,))
+    assert row["outcome"] == "refused", row
+    assert reason in row["reason"]
+
+
 class Step(nn.Module):
     """Two layers with a function of the first one's outputs between them."""
 

@@ -82,13 +82,33 @@ def _attend(
         pairs.append((query.square(), key_spread))
     if pairs:
         left, right = (torch.cat(parts, -1) for parts in zip(*pairs, strict=True))
-        weights = (left @ _turned(right)).mul_(attention)  # [..., T, J]
+        scores = left @ _turned(right)  # variances of the scores, [..., T, J]
+        weights = scores * attention
         doubt = weights.sum(-1, keepdim=True)
+        shift = _shift(scale, attention, scores, query_spread, key) @ value
         weights.mul_(attention)
         first, second = (weights @ torch.cat((value, value.square()), -1)).chunk(2, -1)
         moved = torch.addcmul(first, mean, weights.sum(-1, keepdim=True), value=-0.5)
         spread = spread.add_(torch.addcmul(second, mean, moved, value=-2).clamp_min_(0))
+        mean = mean + shift
     return mean, spread, attention, doubt
+
+
+def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tensor | None, key: Tensor) -> Tensor:
+    r"""Change of the mean attention by noise of the scores, to second order, [..., T, J].
+
+    With the covariance $\Sigma$ of a query's scores it is
+    $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k \Sigma_{kk} + 2 A^\top \Sigma A)$. Noise of the query is common to all
+    keys, noise of a key is its own.
+    """
+    if query_spread is None:
+        mixed = attention * variance  # Sigma A
+    else:
+        common = scale**2 * query_spread
+        alone = variance - common @ _turned(key.square())
+        mixed = (common * (attention @ key)) @ _turned(key) + attention * alone
+    change = variance - 2 * mixed
+    return 0.5 * attention * (change - (attention * change).sum(-1, keepdim=True))
 
 
 class AttentionWeights(Moments):
@@ -111,7 +131,8 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     for part in random:
         if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
             raise NoRule("attention whose queries, keys and values are not [B, ..., T, D] has no rule")
-    for one, other in itertools.combinations([part for part in random if part is not None], 2):
+    parents = [part for part in random if part is not None]
+    for one, other in itertools.combinations(parents, 2):
         lanes = one.own_lanes(), other.own_lanes()
         if meet(*lanes) or (meet(one.stem, other.stem) and not (one.aligned == other.aligned and all(lanes))):
             raise NoRule("attention whose queries, keys and values come from the same random units has no rule")
@@ -122,11 +143,8 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     together = torch.ones_like(known.together) if random[2] is None else random[2].together
     pairs = list(zip(means, spreads, strict=True))
     found, spread, attention, doubt = attend(pairs[0], pairs[1], pairs[2], together[1], mask, scale)
-    if doubt.mean() > MAX_SCORE_STD**2:
-        raise NoRule(
-            f"attention scores vary too much between draws to be linearized (their standard deviation is "
-            f"{float(doubt.mean().sqrt()):.2g}, but at most {MAX_SCORE_STD:g} is supported)"
-        )
+    shares = any(meet(one.sources, other.sources) for one, other in itertools.combinations(parents, 2))
+    _check_scores(doubt.max() if shares else doubt.mean())
 
     def push(*changes: Tensor) -> Tensor:
         left = iter(changes)
@@ -141,7 +159,6 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
         found: Tensor = total + weighted @ means[2]
         return found
 
-    parents = [part for part in random if part is not None]
     node = Node(found.shape, tuple(part.node for part in parents), push, cost=2.0 * attention.numel() * found.shape[-1])
     sources = frozenset().union(*(part.sources for part in parents))
     stem = frozenset().union(*(part.stem for part in parents))
@@ -149,6 +166,18 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     mixed = _mixed_together(attention, spread, random[2])
     made = Value(found, spread, known.channels, node, mixed, sources, stem, doubt=doubt_of)
     return units(made), attention
+
+
+def _check_scores(variance: Tensor) -> None:
+    """Refuse attention whose scores have too large a variance, the largest of all queries or their mean.
+
+    If queries, keys and values share noise, their products have a mean that no rule follows, and one query is enough to be wrong.
+    """
+    if variance > MAX_SCORE_STD**2:
+        raise NoRule(
+            f"attention scores vary too much between draws to be linearized (their standard deviation is "
+            f"{float(variance.sqrt()):.2g}, but at most {MAX_SCORE_STD:g} is supported)"
+        )
 
 
 def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.responses import Node, Noise, SharedRows, SharedWeights, Spread
+from bayesify.moments.responses import Correlated, Node, Noise, SharedRows, SharedWeights, Spread
 from bayesify.moments.tensors import (
     ESTIMATED,
     EXACT,
-    UNKNOWN,
     Moments,
     NoRule,
     Pass,
     Value,
     affine,
+    channel_covariances,
     channels_last,
     find_batch,
     in_pieces,
@@ -40,9 +40,10 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 def _known(x: Any, weight: Any) -> Any:
     """A layer's input with known variances, by which the noise of random weights is multiplied."""
-    if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt != UNKNOWN:
+    if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt == EXACT:
         return x
-    return units(replace(nonlinear(value_of(x), "a random layer"), doubt=UNKNOWN))
+    value = value_of(x)
+    return units(replace(nonlinear(value, "a random layer"), doubt=value.doubt))
 
 
 def _own(
@@ -134,6 +135,8 @@ def _mapped(
         together = together.clamp(0, 1)  # rounding
     sources = value.sources | stem if noise is not None else value.sources
     doubt = max(doubt, value.doubt)
+    if value.sources != value.stem:  # channels of the input share the noise of earlier layers
+        doubt = max(doubt, ESTIMATED)
     return units(Value(found, own + passed, channels, node, together, sources, stem, node.order, lanes, doubt))
 
 
@@ -172,7 +175,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     passed, doubt = None, EXACT
     if value is not None:
         passed = _passed(value_of(given), weight_mean)
-        doubt = ESTIMATED if mixes else EXACT
+        doubt = EXACT if value.channels[-1] == 1 else ESTIMATED
     return _mapped(
         x, found, own, passed, channels, noise, lambda change: F.linear(change, weight_mean), together, products, doubt
     )
@@ -268,7 +271,7 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
             lambda change: layer(change, weight_mean),
             together,
             products,
-            EXACT,
+            EXACT if math.prod(weight_mean.shape[2:]) == 1 else ESTIMATED,
         )
 
     Moments.rule(convolve)(own)
@@ -418,9 +421,13 @@ def _batch_norm(
 @Moments.rule(F.layer_norm)
 def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
     _fixed("layer normalization", weight, bias)
-    value = nonlinear(value_of(x), "layer normalization")
+    value = value_of(x)
     if len(shape) > 1 or value.channels[-1] != 1:
         raise NoRule("layer normalization over more than one axis of channels has no rule")
+    dense = channel_covariances(value) if shape[0] <= MAX_DENSE_CHANNELS else None
+    if dense is not None:
+        return _dense_layer_norm(value, dense, weight, bias, eps)
+    value = nonlinear(value, "layer normalization")
     mean, spread = in_pieces(partial(_normalized_channels, weight, bias, eps), value.mean, value.variance)
     centered = value.mean - value.mean.mean(-1, keepdim=True)
     moved = value.variance.mean(-1, keepdim=True) * (1 - 1 / value.mean.shape[-1])
@@ -431,6 +438,82 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
         return _normalize_change(change, centered * scale, scale, (-1,), weight)
 
     return units(value.derived(mean, spread, answer, aligned=-1))
+
+
+MAX_DENSE_CHANNELS = 32
+"""Up to this many channels, layer normalization uses the covariance of the channels and terms of second order, which are of the
+order of one over the number of channels."""
+
+MAX_SCALE_VARIANCE = 0.45
+"""Largest relative variance of the squared scale by which channels are normalized; above it, the second order is not enough."""
+
+
+def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Moments:
+    r"""Layer normalization of units with covariance $\Sigma$ between the C channels of a position, to second order.
+
+    With $q = \mathbb{E}\,|c|^2 / C + \epsilon$ for centered units c, $z = m / \sqrt q$ and $S = \Sigma / q$, the squared scale has
+    relative variance $\nu = (4 z^\top S z + 2 \operatorname{tr} S^2) / C^2$. The mean is $(1 + \frac38 \nu)\,z - S z / C$, the gain
+    $((1 + \frac38 \nu) I - (z z^\top + S) / C) / \sqrt q$, and $\frac12 \operatorname{tr}(H_i S H_i S)$ with the Hessian $H_i$ of
+    unit i is the variance of the nonlinear part.
+
+    Args:
+        value: Units with channels on the last axis.
+        spread: Covariances, [B, P, C, C].
+        weight: Scale of each channel.
+        bias: Shift of each channel.
+        eps: Number added to the squared scale.
+    """
+    batch, count = value.batch, value.mean.shape[-1]
+    spread = spread - spread.mean(-1, keepdim=True)
+    spread = spread - spread.mean(-2, keepdim=True)
+    centered = value.mean.movedim(batch, 0).reshape(len(spread), -1, count)  # [B, P, C]
+    centered = centered - centered.mean(-1, keepdim=True)
+    own = spread.diagonal(dim1=-2, dim2=-1)
+    scale = (centered.square().mean(-1, keepdim=True) + own.mean(-1, keepdim=True) + eps).rsqrt()
+    z, s = centered * scale, spread * scale.square().unsqueeze(-1)
+    mean, gain, rest = _second_order(z, s)
+    linear_part = ((gain @ s) * gain).sum(-1)
+    if weight is not None:
+        mean, linear_part = mean * weight, linear_part * weight.square()
+        rest = rest * weight * weight.unsqueeze(-1)
+
+    def back(units: Tensor) -> Tensor:
+        return units.view(value.mean.movedim(batch, 0).shape).movedim(0, batch)
+
+    def push(change: Tensor) -> Tensor:
+        moved = change.movedim(batch, 0).reshape(len(spread), -1, count)
+        moved = (gain @ ((moved - moved.mean(-1, keepdim=True)) * scale).unsqueeze(-1)).squeeze(-1)
+        return back(moved if weight is None else moved * weight)
+
+    mean = back(mean if bias is None else mean + bias)
+    variance = back(linear_part + rest.diagonal(dim1=-2, dim2=-1).clamp_min(0))
+    made = value.derived(mean, variance, push, aligned=-1, doubt=EXACT)
+    made.node.noise = Correlated(rest, batch, value.together[1].square())
+    return units(replace(made, sources=made.sources | {(made.node.order, 0, 2**62)}))
+
+
+def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and gain of normalized channels, and the covariance of their nonlinear part; see `_dense_layer_norm`.
+
+    Args:
+        z: Normalized means, [B, P, C].
+        s: Normalized covariances, [B, P, C, C].
+    """
+    count, row, column = z.shape[-1], z.unsqueeze(-2), z.unsqueeze(-1)
+    along = s @ column  # S z, [B, P, C, 1]
+    both, squares = row @ along, s.square().sum((-2, -1), keepdim=True)  # [B, P, 1, 1]
+    relative = (4 * both + 2 * squares) / count**2
+    if relative.max() > MAX_SCALE_VARIANCE:
+        raise NoRule(
+            f"layer normalization whose squared scale varies too much between draws has no rule (relative variance "
+            f"{float(relative.max()):.2g}, at most {MAX_SCALE_VARIANCE:g} supported)"
+        )
+    factor = 1 + 0.375 * relative
+    gain = factor * torch.eye(count).to(z) - (column * row + s) / count
+    half = 0.5 * along @ along.mT + (s @ along - 3 * both / count * along) @ row
+    alone = 0.5 * squares - 3 * along.square().sum(-2, keepdim=True) / count + 4.5 * (both / count).square()
+    rest = (half + half.mT + s * both + alone * column * row) / count**2
+    return (factor * column - along / count).squeeze(-1), gain, rest
 
 
 def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:

@@ -33,6 +33,10 @@ class Noise(Protocol):
     def num_sure(self) -> int:
         """Number of leading parts of `features` that do not depend on an estimated correlation between positions."""
 
+    @property
+    def is_rest(self) -> bool:
+        """Whether the noise is the nonlinear part that a linear response leaves, which is not Gaussian."""
+
     def features(self, slopes: Tensor) -> list[Tensor]:
         """Parts [B, F] whose squares add up to the variance of the sum over units of slope times noise.
 
@@ -109,6 +113,41 @@ class Spread:
 
 
 @dataclass
+class Correlated:
+    """Nonlinear noise with a covariance between the channels of a position, and a correlation between positions.
+
+    Args:
+        covariance: Covariances, [B, P, C, C].
+        batch: Axis of examples in the units' shape, whose last axis holds the channels.
+        share: Correlation between positions, [B].
+    """
+
+    covariance: Tensor
+    batch: int
+    share: Tensor
+    cost: float = 0.0
+    is_rest: bool = True
+
+    @property
+    def num_sure(self) -> int:
+        """0 with several positions, otherwise all parts."""
+        return 2 if self.covariance.shape[1] == 1 else 0
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Matrices whose products with their transposes are the covariances."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+
+    def features(self, slopes: Tensor) -> list[Tensor]:
+        """Deviations of the units along independent directions, and their sums over positions."""
+        rows, positions, count, _ = self.covariance.shape
+        moved = slopes.movedim(self.batch, 0).reshape(rows, positions, 1, count) @ self.factor
+        share = self.share.unsqueeze(1)
+        return [moved.flatten(1) * (1 - share).sqrt(), moved.sum(1).flatten(1) * share.sqrt()]
+
+
+@dataclass
 class SharedWeights:
     r"""Noise of weights that all positions of an example share: $\xi_{po} = \sum_j \omega_{oj} \varphi_{pj} + \beta_o$.
 
@@ -127,6 +166,7 @@ class SharedWeights:
     arrange: Callable[[Tensor], Tensor]
     cost: float
     second: Callable[[], Spread] | None = None
+    is_rest: bool = False
 
     @property
     def num_sure(self) -> int:
@@ -172,6 +212,7 @@ class SharedRows:
     arrange: Callable[[Tensor], Tensor]
     cost: float = 0.0
     num_sure: int = 1
+    is_rest: bool = False
 
     def features(self, slopes: Tensor) -> list[Tensor]:
         """Sums over the positions of each token."""
@@ -285,22 +326,32 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
     return sure + estimated, sure
 
 
-def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor]:
-    """Variance of each unit, [B, O], and covariance of each unit with the unit `pairs` places later, [B, O - pairs].
+def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Variance of each unit, [B, O], its nonlinear part, and covariances of pairs.
 
     Args:
         plan: Plan of the units.
         like: A tensor [B, O] with the type and the device of the result.
         pairs: Distance of the two units of a pair; 0 for no covariances.
+
+    Returns:
+        Variances and their nonlinear parts, [B, O], and the covariance of each unit with the unit `pairs` places later,
+        [B, O - pairs].
     """
-    found, crossed, first = [], [], []
+    found, bent, crossed, first = [], [], [], []
+    zero = like.new_zeros(len(like))
     for column, parts in enumerate(plan.features(like)):
-        flat = [part for each in parts.values() for part in each]
-        found.append(sum((part.square().sum(1) for part in flat), like.new_zeros(len(like))))
+        each = {order: sum((part.square().sum(1) for part in own), zero) for order, own in parts.items()}
+        found.append(sum(each.values(), zero))
+        bent.append(sum((value for order, value in each.items() if plan.noises[order].is_rest), zero))
         if pairs and column < pairs:
             first.append(parts)
         elif pairs:
             other = first[column - pairs]
             both = [(one, two) for order in parts for one, two in zip(parts[order], other.get(order, []), strict=False)]
-            crossed.append(sum(((one * two).sum(1) for one, two in both), like.new_zeros(len(like))))
-    return torch.stack(found, 1), torch.stack(crossed, 1) if crossed else like.new_zeros(len(like), 0)
+            crossed.append(sum(((one * two).sum(1) for one, two in both), zero))
+    return (
+        torch.stack(found, 1),
+        torch.stack(bent, 1),
+        torch.stack(crossed, 1) if crossed else like.new_zeros(len(like), 0),
+    )

@@ -22,6 +22,7 @@ from bayesify.moments.tensors import (
     NoRule,
     Value,
     affine,
+    check_gaussian,
     correlations,
     in_pieces,
     meet,
@@ -118,6 +119,8 @@ def _joined(
     for index, value in enumerate(values):
         if any(meet(value.stem, other.stem) for other in values[:index]):
             doubt = UNKNOWN
+        elif any(meet(value.sources, other.sources) for other in values[:index]):
+            doubt = max(doubt, ESTIMATED)
     sums = torch.stack(
         [value.variance.sum([axis for axis in range(value.mean.ndim) if axis != value.batch]) for value in values]
     )
@@ -153,6 +156,7 @@ def _multiply(x: Any, y: Any) -> Moments:
 
 def _product(x: Value, y: Value) -> Moments:
     if x.root is y.root:
+        check_gaussian(x.root, "a product")
         return combined(x, y, torch.mul, False, "a product")
     found, both = x.mean * y.mean, None
     if meet(x.sources, y.sources):

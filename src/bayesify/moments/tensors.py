@@ -320,8 +320,8 @@ MAX_SETTLED_COST = 3e6
 """Up to this many products per example, unknown variances are computed one by one."""
 
 
-def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
-    """Variances of all units of one or two values, [B, n], and for two values the covariances of their pairs; see `responses`.
+def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Variances of all units of one or two values, [B, n], their nonlinear parts, and covariances of pairs; see `responses`.
 
     Returns `None` if there are too many units.
     """
@@ -343,17 +343,35 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor] | None:
 def nonlinear(value: Value, what: str) -> Value:
     """The value with known variances, as nonlinear functions need them.
 
+    Estimated variances are replaced by those of the linear responses if that is cheap.
+
     Raises:
         NoRule: If the variances are unknown, and too many to be computed one by one.
     """
-    if value.doubt != UNKNOWN:
+    if value.doubt == EXACT:
         return value
     found = _settle(value)
-    if found is None:
+    if found is None and value.doubt == UNKNOWN:
         raise NoRule(
             f"{what} of units in which a random layer's outputs are combined with themselves (added or concatenated) has no rule"
         )
-    return replace(value, variance=_back(found[0], value), doubt=ESTIMATED)
+    return value if found is None else replace(value, variance=_back(found[0], value), doubt=EXACT)
+
+
+MAX_BENT_SHARE = 0.3
+"""Largest share of nonlinear noise in the variance of units that are multiplied. The variance of a product depends on the units'
+skewness, and units with more nonlinear noise have a skewness of about 2."""
+
+
+def check_gaussian(value: Value, what: str) -> None:
+    """Refuse units that are far from Gaussian, if that can be found out cheaply."""
+    found = None if value.sources == value.stem else _settle(value)
+    share = 0.0 if found is None else float((found[1] / found[0].clamp_min(1e-30)).max())
+    if share > MAX_BENT_SHARE:
+        raise NoRule(
+            f"{what} of units that are far from Gaussian has no rule ({share:.0%} of a variance is nonlinear noise, at most "
+            f"{MAX_BENT_SHARE:.0%} supported)"
+        )
 
 
 def _back(flat: Tensor, value: Value) -> Tensor:
@@ -370,10 +388,10 @@ def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
     found = _settle(x, y)
     if found is None:
         return None
-    size = found[1].shape[1]
-    parts = (found[0][:, :size], found[0][:, size:], found[1])
+    size = found[2].shape[1]
+    parts = (found[0][:, :size], found[0][:, size:], found[2])
     first, second, both = (_back(part.contiguous(), x) for part in parts)
-    return replace(x, variance=first, doubt=ESTIMATED), replace(y, variance=second, doubt=ESTIMATED), both
+    return replace(x, variance=first, doubt=EXACT), replace(y, variance=second, doubt=EXACT), both
 
 
 MIN_COMPARED_CHANNELS, MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 2, 4, 128
@@ -411,6 +429,20 @@ def correlations(value: Value) -> Tensor | None:
     alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
     enough = known & (sure_scale > MIN_SURE_SHARE_OF_COPIES * scale)
     return torch.where(alike.all(-1) & enough.any(-1), 1.0, found)
+
+
+def channel_covariances(value: Value) -> Tensor | None:
+    """Covariance of the channels on the last axis at each position, [B, P, C, C]; `None` if it is too expensive."""
+    moved = value.mean.movedim(value.batch, 0)
+    rows, count = moved.shape[0], moved.shape[-1]
+    if value.doubt == EXACT and value.sources == value.stem:  # channels are independent
+        return value.variance.movedim(value.batch, 0).reshape(rows, -1, count).diag_embed()
+    size = moved[0].numel()
+    plan = Plan(Node(torch.Size((rows, size)), (value.node,), lambda one: one.movedim(value.batch, 0).flatten(1)), size)
+    if size > MAX_COMPARED_UNITS or plan.cost > MAX_SETTLED_COST * rows:
+        return None
+    blocks = covariance(plan, moved.new_empty(rows, size))[0].view(rows, -1, count, size // count, count)
+    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 def _scales(covariance: Tensor) -> Tensor:
