@@ -137,7 +137,8 @@ class Correlated:
     def factor(self) -> Tensor:
         """Matrices whose products with their transposes are the covariances."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        found: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        return found
 
     def features(self, slopes: Tensor) -> list[Tensor]:
         """Deviations of the units along independent directions, and their sums over positions."""
