@@ -107,7 +107,7 @@ def recorded(monkeypatch):
     """Captures without a GPU: how many there were."""
     taken = []
     graph = type("Graph", (), {"replay": lambda self: None})
-    monkeypatch.setattr(cuda_graphs, "capture", lambda run, generators, pool: (graph(), taken.append(pool)))
+    monkeypatch.setattr(cuda_graphs, "_capture", lambda run, generators, pool: (graph(), taken.append(pool)))
     monkeypatch.setattr(captured_step, "side_stream", contextlib.nullcontext)
     monkeypatch.setattr(captured_step, "watch_waits", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)

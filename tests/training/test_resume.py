@@ -182,7 +182,7 @@ def test_a_run_resumed_within_an_epoch_begins_it(tmp_path, monkeypatch):
 def test_graphs_of_moved_tensors_leave_their_memory_to_nobody(monkeypatch):
     """CUDA refuses a capture into memory whose graphs are all gone."""
     pools = itertools.count()
-    monkeypatch.setattr(cuda_graphs, "capture", lambda run, generators, pool: (Graph(), taken.append(pool)))
+    monkeypatch.setattr(cuda_graphs, "_capture", lambda run, generators, pool: (Graph(), taken.append(pool)))
     monkeypatch.setattr(captured_step, "side_stream", contextlib.nullcontext)
     monkeypatch.setattr(captured_step, "watch_waits", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
