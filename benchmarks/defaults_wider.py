@@ -134,17 +134,23 @@ def misses(row: runs.Row, plain: runs.Row) -> list[str]:
 
 
 def main() -> None:
-    which = {"networks": list(REPORTED), "validates": False, "seeds": [0, 1, 2], "name": "defaults_wider"}
+    which = {
+        "networks": list(REPORTED),
+        "validates": False,
+        "seeds": [0, 1, 2],
+        "units": list(UNITS),
+        "name": "defaults_wider",
+    }
     options = runs.parser(__doc__, "device", "workers", "limit", folder=Path("build/defaults_wider"), **which)
     options.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     given = options.parse_args()
     end = time.time() + given.limit
-    units = {name: UNITS if is_regression(name) else (1.0,) for name in given.networks}
+    units = {name: given.units if is_regression(name) else [1.0] for name in given.networks}
     jobs = [
         (name, seed, method, unit, given.folder, end, given.validates, given.device)
         for method in ["network", *given.methods]
         for name in given.networks
-        if not (method == "temperature" and len(units[name]) > 1)
+        if not (method == "temperature" and is_regression(name))
         for seed in given.seeds
         for unit in units[name]
     ]

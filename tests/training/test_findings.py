@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch
 from bayesify.training import ModelStack, loop, rules
@@ -133,6 +134,29 @@ def test_chance_is_that_of_the_difference_on_the_same_examples():
     assert not told(0.03, 0.3)  # two standard errors are 0.042
     assert not told(0.019, 0.01)  # too little to matter
     assert not told(0.03, 0.1, numbers=2)  # 0.015 per target
+
+
+@pytest.mark.parametrize(
+    ("coverage", "count", "found"),
+    [(63 / 64, 64, False), (1.0, 64, False), (1.0, 100, True), (0.97, 100, False), (0.97, 2000, True), (0.7, 64, False),
+     (0.7, 200, True), (0.83, 2000, False), (0.0, 64, True)],
+)  # fmt: skip
+def test_coverage_beyond_chance(coverage, count, found):
+    """The interval of 64 rows that holds 63 of them holds 95 % or less of all rows in one case of six."""
+    assert bool(rules.coverage_off(Score(0.0, None, count, 1.0, coverage=coverage), held_out=False)) is found
+
+
+def test_training_rows_are_judged_as_new_rows():
+    """With a noise of twice the squared residuals, 90 % intervals hold 98 % of the training rows and 90 % of new ones."""
+    residual = torch.linspace(-1, 1, 2003)[1:-1].erfinv().double() * math.sqrt(2)  # standard normal quantiles
+    predictive = likelihoods.Gaussian(2.0).predictive(Outputs(kept=torch.zeros(1, 2001, 1)))
+    found = {}
+    for ratio in (1.0, 2.0):
+        totals = Totals(seen=True, ratio=ratio)
+        totals.add(predictive, Batch(torch.zeros(2001, 1), residual[:, None].float()))
+        found[ratio] = totals.means()["coverage_90"]
+    assert found[1.0] == pytest.approx(2 * NormalDist().cdf(1.6449 * math.sqrt(2)) - 1, abs=2e-3)
+    assert found[2.0] == pytest.approx(0.9, abs=2e-3)
 
 
 def test_accuracy_and_error_are_compared_on_the_same_examples():
@@ -384,6 +408,22 @@ def test_a_prior_that_pulls(data, trained):
         assert not {"not_converged", "scales_wide"} & set(history.findings.codes)
     found = bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640)
     assert {"kl_dwarfs", "worse_than_start"} <= set(found.codes)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_class_labels_under_a_gaussian(classes):
+    x = torch.randn(300, 5)
+    labels = torch.arange(300) % classes
+    kind = "Bernoulli" if classes == 2 else r"Categorical\(\) with 3"
+    for y, told in ((labels, True), (labels.float(), False), (labels + 1, False)):
+        bnn = bayesify.bayesianize(nn.Linear(5, 1), "mean_field", likelihood="gaussian")
+        history = bayesify.fit(bnn, [(x, y)] * 10, epochs=1, seed=0, progress=False)
+        assert ("labels_as_numbers" in history.findings.codes) is told
+        found = bayesify.check(bnn, [(x, y)])
+        assert bool(re.search(f"labels_as_numbers.*{kind}", str(found))) is told
+    many = bayesify.bayesianize(nn.Linear(5, classes), "mean_field", likelihood="gaussian")
+    with pytest.raises(ValueError, match=r"likelihoods\.Categorical\(\)"):
+        bayesify.fit(many, [(x, labels)] * 10, epochs=1, progress=False)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

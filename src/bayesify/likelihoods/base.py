@@ -192,6 +192,7 @@ class NumberLikelihood(Likelihood):
     """
 
     task = "regression"
+    shape_remedy = "give targets in the outputs' shape, or use likelihoods.Categorical() for class labels"
     parts: str = "a mean"
     """Description of the outputs of one target, as text."""
     family: Family

@@ -244,7 +244,9 @@ def match_targets(y: Tensor, mean: Tensor) -> Tensor:
     check_finite(y, "targets")
     found = with_column(y, mean.shape)
     if found is None:
+        labels = not y.is_floating_point() and y.ndim + 1 == mean.ndim
+        remedy = "for class labels use likelihoods.Categorical()" if labels else "reshape y"
         raise ValueError(
-            f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}; reshape y"
+            f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}; {remedy}"
         )
     return found

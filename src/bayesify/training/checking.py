@@ -42,8 +42,9 @@ def check(
     """Find problems of a trained model, each with a remedy: the findings of `fit`, for your own training loop.
 
     Always checked: draws that agree (no uncertainty), ensemble members that are behind, predictions no better than a constant
-    guess, probabilities passed as logits, a search that ended at its edge. With `start=`: predictions worse than those of the
-    starting network, and a KL that dwarfs the data term. With `losses=`: an objective that still falls.
+    guess, probabilities passed as logits, class labels passed as numbers, a search that ended at its edge. With `start=`:
+    predictions worse than those of the starting network, and a KL that dwarfs the data term. With `losses=`: an objective that
+    still falls.
 
     Args:
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
@@ -85,6 +86,7 @@ def check(
     if not spread or max(spread.values()) > 0:  # otherwise a point estimate
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
     parts += [rules.learned_little(score), rules.coverage_off(score, held_out)]
+    parts.append(rules.labels_as_numbers(predictor.likelihood, (batch.y for batch in batches)))
     first = before.score() if start is not None else None
     bnn = model.module if isinstance(model, Trainable) else model
     if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:

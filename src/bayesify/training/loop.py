@@ -141,6 +141,7 @@ class TrainingLoop:
             self._keep_draws()
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
+                self.watch.new_rows_ratio = self.noise.new_rows_ratio
                 found = self.watch.findings(self.history, position.kl_weight, position.stopped, autocast)
                 self.history.findings = found
                 self.bar.tell(found)

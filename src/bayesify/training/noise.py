@@ -82,6 +82,7 @@ class LearnedNoise:
     Attributes:
         replaced: The variance parameter of the epoch, by name, from its change after the epoch until the epoch is closed. A
             checkpoint in between stores this value, because a continued run makes the change again. Otherwise empty.
+        new_rows_ratio: Ratio of the mean squared error on new rows to that on training rows, known after `finish`; 1 if unknown.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:
@@ -91,7 +92,7 @@ class LearnedNoise:
             likelihood = bnn["likelihood"]  # a plain network trains together with its likelihood
         self._model, self._epochs, self._rescales = model, epochs, rescales
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
-        self._numbers = 1
+        self._numbers, self.new_rows_ratio = 1, 1.0
         self.replaced: dict[str, Tensor] = {}
 
     @contextmanager
@@ -197,6 +198,7 @@ class LearnedNoise:
         batches = [batch.to(device) for batch in read(FINAL_EXAMPLES)]
         residual, spread = self._errors(batches, lambda x: predict(x, generator=from_start(0)))
         ratio = new_rows_ratio(one_network(bnn, from_start(0)), batches, residual, num_data, bnn.output)
+        self.new_rows_ratio = ratio
         found = ratio * residual - spread
         if found > float(self._likelihood.noise):
             self._set(found)

@@ -10,7 +10,7 @@ from statistics import fmean, median, stdev
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.findings import Finding
 
@@ -35,6 +35,8 @@ MIN_INFORMATION = 1e-5
 """Draws agree if the mean mutual information in nats, or the epistemic share of the variance, is below this."""
 MIN_COVERED_EXAMPLES = 50
 """Minimum number of examples to judge the coverage of intervals."""
+COVERAGE_SIGNIFICANCE_STDS = 3.0
+"""Standard deviations from the limit of a healthy coverage above which a coverage is beyond chance."""
 MIN_HELD_OUT_LOSS_NATS = 0.02
 """A loss of NLL per target on held-out data above this is a finding, if it exceeds chance."""
 MIN_PAIRED_EXAMPLES = 16
@@ -263,12 +265,23 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
 
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
-    """A finding if 90 % intervals cover far more or far fewer targets than 90 %, beyond chance."""
+    r"""A finding if 90 % intervals cover far more or far fewer targets than 90 %, beyond chance.
+
+    Far is above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if it is three standard
+    deviations from the limit l by the likelihood ratio: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, for Bernoulli variables.
+    """
     if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
         return []
     off = score.coverage - 0.9
-    chance = 2 * math.sqrt(max(score.coverage * (1 - score.coverage), 0.005) / score.count)
-    if abs(off) < (0.05 if held_out or off > 0 else 0.08) + chance or (off > 0 and score.has_atoms):
+    limit = 0.95 if off > 0 else 0.85 if held_out else 0.82
+    parts = ((score.coverage, limit), (1 - score.coverage, 1 - limit))
+    kl = sum(share * math.log(share / least) for share, least in parts if share > 0)
+    inside = off < limit - 0.9 if off > 0 else off > limit - 0.9
+    if (
+        inside
+        or math.sqrt(2 * score.count * max(kl, 0.0)) < COVERAGE_SIGNIFICANCE_STDS
+        or (off > 0 and score.has_atoms)
+    ):
         return []
     kind = "wide" if off > 0 else "narrow"
     where = "held-out rows" if held_out else "training rows, corrected for their leverage"
@@ -360,3 +373,21 @@ def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> l
         return []
     sentence = "the network's outputs are probabilities (nonnegative with a sum of 1), but Categorical expects logits"
     return [Finding("probabilities_as_logits", sentence, "remove the softmax at the network's end")]
+
+
+MAX_LABELS = 20
+"""Integer targets count as class labels if they are 0 to K - 1 for a K up to this number, and each of them occurs."""
+
+
+def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:
+    """A finding if a Gaussian likelihood gets targets that look like class labels: integers 0 to K - 1, all of which occur."""
+    parts = [y.flatten() for y in targets if not y.is_floating_point()]
+    if not isinstance(likelihood, Gaussian) or not parts:
+        return []
+    values = torch.cat(parts).unique().tolist()
+    if not 2 <= len(values) <= MAX_LABELS or values != list(range(len(values))):
+        return []
+    kind = "likelihoods.Bernoulli()" if len(values) == 2 else f"likelihoods.Categorical() with {len(values)} outputs"
+    sentence = f"targets are the integers 0 to {len(values) - 1}, as class labels are, but the likelihood is Gaussian"
+    remedy = f"use {kind} for classes; if the targets are amounts, give them as floating-point numbers"
+    return [Finding("labels_as_numbers", sentence, remedy)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,11 +53,13 @@ class Totals:
         seen: Whether the model was trained on the examples. A fitted row lies closer to its prediction than a new row. In a linear
             model the factor is $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the
             noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+        ratio: Ratio of the mean squared error on new rows to that on the examples, if it is known. Residuals are multiplied by at
+            least its square root.
     """
 
-    def __init__(self, seen: bool = False) -> None:
+    def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
         self.nll = self.score_sum = self.total = self.covered = 0.0
-        self.has_atoms, self._seen = False, seen
+        self.has_atoms, self._seen, self._stretch = False, seen, math.sqrt(ratio)
         self.name = "accuracy"
         self.count = 0
         self._targets: list[Tensor] = []
@@ -91,7 +94,8 @@ class Totals:
             return torch.maximum(1 - 2 * up_to, 2 * below - 1) <= LEVEL
         noise, spread = prediction.aleatoric, prediction.epistemic
         rest = 1 - (spread / noise).clamp(max=MAX_LEVERAGE)
-        return (y - prediction.mean).abs() / rest <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
+        stretch = (1 / rest).clamp_min(self._stretch)
+        return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
         """NLL per example with accuracy, or with the RMSE and the share of targets inside their 90 % intervals."""

@@ -127,6 +127,7 @@ class Watch:
         self.spread: dict[str, float] = {}
         self._widths: dict[str, float] = {}  # initial standard deviations; unknown in a continued run
         self.first: list[Finding] = []
+        self.new_rows_ratio = 1.0  # of the mean squared error on new rows to that on training rows
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
@@ -249,7 +250,7 @@ class Watch:
         self._last = self._first or self._last
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
-            now = score_batches(self.model, self._last, self.device) if self._last else None
+            now = score_batches(self.model, self._last, self.device, self.new_rows_ratio) if self._last else None
         pulled = rules.kl_dwarfs(nll, penalty[-1], self.start, None if held_out else now) if nll else []
         parts.append(pulled)
         if not pulled and not stopped and not _settled(self._moving(held_out)):
@@ -293,6 +294,8 @@ class Watch:
         members = member_nll(bnn, self._last, self.device) if self._last and bnn is not None else []
         if members:
             found.append(rules.members_apart(members, unit_nats=self._unit_nats))
+        if bnn is not None:
+            found.append(rules.labels_as_numbers(bnn.likelihood, (batch.y for batch in self._last)))
         if now is not None:
             found.append(rules.learned_little(now))
         return found
@@ -367,9 +370,9 @@ def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[d
     return dict(zip(size, widths, strict=True)), dict(zip(size, relative, strict=True))
 
 
-def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:
-    """Score of a model's predictions on some batches."""
-    predictor, totals = validated(model), Totals(seen=True)
+def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, ratio: float = 1.0) -> Score:
+    """Score of a model's predictions on some training batches; see `Totals` for the ratio."""
+    predictor, totals = validated(model), Totals(seen=True, ratio=ratio)
     for batch in batches:
         part = batch.to(device)
         generator = torch.Generator(device).manual_seed(0)
