@@ -104,6 +104,37 @@ def test_minibatches_end_at_the_solutions_of_conjugate_gradients(kind: str, left
     assert float((many - exact).norm()) < 0.3 * float((few - exact).norm())
 
 
+def test_the_defaults_reach_the_exact_draws() -> None:
+    net, likelihood, data = problem("classes")
+    jacobian = jacobian_at(net, data[0] + 0.1).flatten(0, 1)
+    found = []
+    for options in (Sampled(16, at_once=16), Sampled(16, 200, 16, 1e-9)):
+        laplace = bayesify.Laplace(net, likelihood, covariance=options, prior_precision=0.02).fit(batches(data))
+        found.append(laplace.posterior.draws @ jacobian.T)
+    ours, exact = found
+    assert float((ours - exact).norm() / exact.norm()) < sampled_module.MAX_DRAW_ERROR
+    ratio = ours.square().mean(0).sqrt() / exact.square().mean(0).sqrt()
+    assert float((ratio - 1).abs().mean()) < 0.1
+
+
+def test_a_precision_whose_draws_are_refused_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, data, _ = small()
+    options, seen = Sampled(8, 30, 8, 1e-4), []
+
+    def losses(self, rows, posterior, factors) -> list[float]:
+        seen.append(float(posterior.draws.square().sum()))
+        return [0.0 if seen[-1] < limit else 1.0] * len(factors)
+
+    monkeypatch.setattr(bayesify.Laplace, "_losses_of_draws", losses)
+    limit = math.inf
+    free = bayesify.Laplace(net, "categorical", covariance=options).fit(data)
+    limit, last = 0.2 * seen[-1], free.posterior.factor
+    raised = bayesify.Laplace(net, "categorical", covariance=options).fit(data)
+    assert raised.posterior.factor > 1.5 * last
+    # The last draws are accepted, and the precision is at most MIN_PRECISION_GAP above one that was refused.
+    assert limit * math.exp(-2 * sampled_module.MIN_PRECISION_GAP) < seen[-1] < limit
+
+
 def test_a_large_network_is_solved_one_draw_at_a_time() -> None:
     options, size = Sampled(), 25_557_032
     assert options.group(size) == 1
