@@ -36,8 +36,8 @@ MAX_EVIDENCE_EXAMPLES = 1000
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
 """Largest number of weights for which several draws are solved at a time by default, and for the evidence."""
 MAX_DRAW_ERROR = 0.5
-"""Largest relative error of draws that count as converged. It is an upper estimate: on a residual network with 11,420 weights and 200
-digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
+"""Largest relative error of draws that count as converged. It is an upper estimate: on a residual network with 11,420 weights and
+200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
 LOG_PRECISION_STEP = math.log(4.0)
 """Largest decrease of the logarithm of the prior precision in one update. The draws of one precision start those of the next."""
 MOMENTUM = 0.9
