@@ -108,6 +108,7 @@ def test_the_graph_is_read() -> None:
     """The reader of imports sees what is there."""
     assert "bayesify.draws" in graph()["bayesify.network"]
     assert "bayesify.posteriors.common.base" in graph()["bayesify.posteriors.mean_field"]
+    assert "bayesify.serving.folder" in graph()["bayesify.serving"]  # by name, from the table of a folder's lazy names
 
 
 def test_few_files_stand_outside_the_rooms() -> None:

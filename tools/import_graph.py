@@ -55,6 +55,9 @@ def imports(path: Path, known: Mapping[str, Path]) -> set[str]:
         if {getattr(node, "id", getattr(node, "attr", None)) for node in nodes} & BY_NAME:
             texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             found.update(text.rstrip(".") for text in texts if text.startswith("bayesify."))
+            if path.name == "__init__.py":  # a table of names and the files of its own folder, as in `serving`
+                folder = ".".join(("bayesify", *path.parent.relative_to(PACKAGE).parts))
+                found.update(f"{folder}.{text}" for text in texts)
     return found & set(known)
 
 
