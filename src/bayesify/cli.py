@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bayesify.compare.command import compare
 from bayesify.serving.command import fit, predict
-from bayesify.serving.terminal import INTERRUPTED, names_of, need, refuse, say
+from bayesify.serving.terminal import INTERRUPTED_EXIT_CODE, names_of, need, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, ToyProblem
@@ -132,7 +132,7 @@ def demo(
 
     outcomes, interrupted = _run(chosen, seed=seed, epochs=QUICK_EPOCHS if quick else EPOCHS, limited=not everything)
     if not outcomes:
-        refuse("Interrupted before a method was finished; no report was written.", INTERRUPTED)
+        refuse("Interrupted before a method was finished; no report was written.", INTERRUPTED_EXIT_CODE)
     finished = {outcome.method.name for outcome in outcomes if outcome.problem == "classification"}
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
@@ -143,7 +143,7 @@ def demo(
     page = write_file(path, render_demo(outcomes, made, **told))
     print(page, flush=True)
     if interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
     if all(outcome.failed for outcome in outcomes):
         raise typer.Exit(1)
 

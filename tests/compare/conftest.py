@@ -25,7 +25,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("bayesify.compare.question.ALWAYS", ("constant",))
+    patch.setattr("bayesify.compare.question.DEFAULT_RIVALS", ("constant",))
     patch.setattr("bayesify.compare.question.BASELINES", ("point",))
     patch.setattr("bayesify.compare.comparison.train_winner", lambda *given, **options: None)
 

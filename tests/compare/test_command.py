@@ -356,7 +356,7 @@ def test_every_method_runs(target, other, tmp_path, monkeypatch):
         workers=1,
     )
     assert [row.name for row in found.summary.rows if row.failure] == []
-    assert len(found.summary.rows) == len(METHODS) + 2 + len(contestants.ALWAYS) + len(installed())
+    assert len(found.summary.rows) == len(METHODS) + 2 + len(contestants.DEFAULT_RIVALS) + len(installed())
 
 
 @pytest.mark.usefixtures("lean")
@@ -372,7 +372,7 @@ def test_a_report_where_every_method_failed(csv, tmp_path, monkeypatch):
 
 def test_a_small_portfolio_by_default_and_every_method_by_request():
     few, every = Question("t.csv").chosen(), Question("t.csv", methods=["all"]).chosen()
-    assert [*contestants.ALWAYS, *installed(), *contestants.BASELINES, *contestants.PORTFOLIO] == few
+    assert [*contestants.DEFAULT_RIVALS, *installed(), *contestants.BASELINES, *contestants.PORTFOLIO] == few
     assert set(few) | set(METHODS) == set(every)
     assert set(Question("t.csv", methods=["swag"]).chosen()) - {"swag"} == set(few) - set(contestants.PORTFOLIO)
 

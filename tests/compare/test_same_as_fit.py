@@ -35,7 +35,7 @@ def write_table(path):
 @pytest.mark.parametrize(("target", "other", "task"), [("y", "label", "regression"), ("label", "y", "classification")])
 def test_a_comparison_prints_what_fit_gives(target, other, task, tmp_path, monkeypatch):
     """The tolerance is for splits that train together: sums in another order change the last digits of a few steps."""
-    monkeypatch.setattr("bayesify.compare.question.ALWAYS", ("constant",))
+    monkeypatch.setattr("bayesify.compare.question.DEFAULT_RIVALS", ("constant",))
     monkeypatch.setattr("bayesify.compare.comparison.train_winner", lambda *given, **options: None)
     frame = write_table(tmp_path / "t.csv")
     question = Question(

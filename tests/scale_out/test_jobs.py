@@ -169,7 +169,8 @@ def test_results_must_be_dictionaries(tmp_path: Path) -> None:
 def test_a_missing_engine_names_its_extra(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     with pytest.raises(
-        ImportError, match=rf"pip install '?{engines.NEEDED[engine][0]}.*extra '{engines.NEEDED[engine][1]}'"
+        ImportError,
+        match=r"pip install '?{}.*extra '{}'".format(*engines.PACKAGES_AND_EXTRAS[engine]),
     ):
         run_jobs(noise, INPUTS, tmp_path, engine=engine, workers=2)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bayesify.serving import terminal
-from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse, say
+from bayesify.serving.terminal import INTERRUPTED_EXIT_CODE, names_of, need, plain, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison
@@ -125,7 +125,7 @@ def _run(question: Question, folder: Path, resume: bool, engine: str, workers: i
         reason = f"{folder} cannot be written: {error.strerror or error}; finished runs are kept."
         refuse(f"bayesify compare: {reason} Fix the problem, then run the same command with --resume.", 1)
     except KeyboardInterrupt:
-        refuse("Interrupted before the first run was finished; there is nothing to report.", INTERRUPTED)
+        refuse("Interrupted before the first run was finished; there is nothing to report.", INTERRUPTED_EXIT_CODE)
 
 
 def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
@@ -138,7 +138,7 @@ def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:
         _print(comparison)
         print(plain((folder / REPORT).absolute()))
     if comparison.unfinished:
-        refuse("Interrupted; to continue, run the same command with --resume.", INTERRUPTED)
+        refuse("Interrupted; to continue, run the same command with --resume.", INTERRUPTED_EXIT_CODE)
     if comparison.summary.best is None:
         raise typer.Exit(1)
 

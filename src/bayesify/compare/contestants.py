@@ -20,7 +20,7 @@ RIVALS = {
     "catboost": "CatBoost",
 }
 """Methods that are not networks, with names for readers; the first three always take part, the others if they are installed."""
-ALWAYS = tuple(RIVALS)[:3]
+DEFAULT_RIVALS = tuple(RIVALS)[:3]
 PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
 """Default methods of a comparison, of different kinds, and cheap enough for many splits."""
 FROM_CHEAP_TO_DEAR = ("laplace", "swag", "dropout", "mean_field", "ensemble")

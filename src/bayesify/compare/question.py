@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayesify.arguments.checks import checked
-from bayesify.compare.contestants import ALWAYS, BASELINES, PORTFOLIO, RIVALS
+from bayesify.compare.contestants import BASELINES, DEFAULT_RIVALS, PORTFOLIO, RIVALS
 from bayesify.compare.rivals import installed
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
@@ -80,7 +80,7 @@ class Question:
             names = [name if name in (*BASELINES, *RIVALS, AUTO) else get_method(name).name for name in wanted]
         except ValueError as error:
             raise InputError(f"--methods: {error}") from error
-        return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
+        return list(dict.fromkeys((*DEFAULT_RIVALS, *installed(), *BASELINES, *names)))
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ WORDS = {
     "point": "a plain network",
     TEMPERATURE: "a plain network with temperature scaling",
 }
-PLURAL = ("boosted_trees",)
+PLURAL_NAMES = ("boosted_trees",)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _headline(
         return f"No method predicted {target} clearly better than {guess}."
     if all(row.name in RIVALS or row.standing == BEHIND for row in summary.ranked):
         names = _list([_words(row) for row in tied])
-        verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL else "predict"
+        verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL_NAMES else "predict"
         return f"{capital(names)} {verb} {target} better here than any network."
     if certainty == "clear":
         return f"Use {_words(best)}."
@@ -462,7 +462,7 @@ def _capital(row: MethodRow) -> str:
 
 
 def _verb(row: MethodRow, one: str, many: str) -> str:
-    return many if row.name in PLURAL else one
+    return many if row.name in PLURAL_NAMES else one
 
 
 def _list(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from bayesify.compare.models import FAILURES
 from bayesify.compare.question import Question
 from bayesify.compare.scores import LEVELS
 from bayesify.compare.summary import MethodRow, Summary
-from bayesify.compare.verdict import PLURAL, Verdict, capital, why_picked, words_of
+from bayesify.compare.verdict import PLURAL_NAMES, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
 from bayesify.tables.written_numbers import significant
@@ -90,7 +90,7 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
     if verdict.certainty == "nothing":
         return f"The model is {own}, but it does not predict clearly better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
-        be = "they are" if pick.name in PLURAL else "it is"
+        be = "they are" if pick.name in PLURAL_NAMES else "it is"
         close = " These splits cannot distinguish the two." if kept.leads and pick.leads else ""
         return (
             f"{capital(words_of(pick.name))} cannot be stored, because {be} not one of bayesify's networks. The stored model is "

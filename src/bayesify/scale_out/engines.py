@@ -25,7 +25,7 @@ Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
 """Function from a call and the arguments of each job, its name first, to the results, each as soon as it is available."""
 
-NEEDED = {"local": ("joblib", "scale"), "dask": ("distributed", "dask"), "ray": ("ray", "ray")}
+PACKAGES_AND_EXTRAS = {"local": ("joblib", "scale"), "dask": ("distributed", "dask"), "ray": ("ray", "ray")}
 """The package that each engine needs, and the extra that installs it."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -214,7 +214,7 @@ def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]
     if engine == "local" and (workers or usable_cores()) == 1:
         yield lambda call, arguments: (call(*each) for each in arguments)
         return
-    package, extra = NEEDED[engine]
+    package, extra = PACKAGES_AND_EXTRAS[engine]
     if find_spec(package) is None:
         advice = ", or use one worker" if engine == "local" else ""
         raise ImportError(f"engine {engine!r} needs {package}; {how_to_install(extra)}{advice}")

@@ -23,7 +23,7 @@ WORDS_OF_LEVEL = {
 }
 
 
-EXPLAINED = {
+EXPLANATIONS = {
     "regression": "The 90 % interval of a row is the range that should contain the row's true value with probability 90 %, so "
     "that about 0.90 of all rows should be inside.",
     "classification": "The 90 % set of a row is the shortest list of its most probable classes whose probabilities add up to "
@@ -71,7 +71,7 @@ def render_card(about: About, figure: str = "") -> str:
         "",
         "## How well it predicts",
         "",
-        f"Measured on {about.scored_on}. {EXPLAINED[about.task]}",
+        f"Measured on {about.scored_on}. {EXPLANATIONS[about.task]}",
         "",
         "| score | value |",
         "| --- | --- |",

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from bayesify.serving import terminal
-from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse, say
+from bayesify.serving.terminal import INTERRUPTED_EXIT_CODE, names_of, need, plain, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.serving.about import About
@@ -125,7 +125,7 @@ def fit(
         kept = "; its old contents are still there" if force or update else ""
         refuse(f"bayesify fit: {folder} cannot be written: {error.strerror or error}{kept}", 1)
     except KeyboardInterrupt:
-        refuse("Interrupted; no model was written.", INTERRUPTED)
+        refuse("Interrupted; no model was written.", INTERRUPTED_EXIT_CODE)
     _print_fitted(model.about, folder)
 
 
@@ -235,7 +235,7 @@ def predict(
     except OSError as error:
         refuse(f"bayesify predict: {path} cannot be written: {error.strerror or error}", 1)
     except KeyboardInterrupt:
-        refuse("Interrupted; nothing was written.", INTERRUPTED)
+        refuse("Interrupted; nothing was written.", INTERRUPTED_EXIT_CODE)
     _print_predicted(outcome, model.about.target, errors)
     print(plain(path.absolute()))
 

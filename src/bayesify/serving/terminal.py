@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bayesify.arguments.installing import how_to_install
 
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 """Exit status after Ctrl-C, by the convention of shells."""
 TaskName = Annotated[
     Literal["regression", "classification"] | None, typer.Option(help="Kind of target (default: detected).")

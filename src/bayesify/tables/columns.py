@@ -38,7 +38,7 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 
-ORDERED = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
+DAY_MONTH = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
 """A date whose year comes last."""
 
 
@@ -265,7 +265,7 @@ class Contents:
             for known, every in zip(self.misfits, (numeric, dated), strict=True)
         )
         for _, cell in present:
-            if isinstance(cell, str) and (part := ORDERED.match(cell)):
+            if isinstance(cell, str) and (part := DAY_MONTH.match(cell)):
                 first, second = int(part[1]), int(part[2])
                 self.ordered = cell if self.ordered is None else self.ordered
                 if first > 12 >= second and self.day_first is None:
@@ -429,7 +429,7 @@ def _as_dates(column: Series, day_first: bool) -> Series:
     import pandas
 
     cells = column.astype(object)
-    ordered = cells.map(lambda cell: isinstance(cell, str) and ORDERED.match(cell) is not None).to_numpy(bool)
+    ordered = cells.map(lambda cell: isinstance(cell, str) and DAY_MONTH.match(cell) is not None).to_numpy(bool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas warns about formats that differ between rows
         return pandas.concat(

@@ -18,7 +18,7 @@ from bayesify.tables.written_numbers import Words, apply_styles, decide_styles, 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+RAGGED_ROW_PATTERN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """Message of pandas for a line that is too long."""
 SEPARATORS = (",", ";", "\t", "|")
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
@@ -250,7 +250,7 @@ class CsvFile:
 def _words_of(error: Exception) -> str:
     """The problem with a table, and the remedy."""
     quotes = "correct it, and put texts that contain a separator into quotes"
-    if ragged := RAGGED.search(str(error)):
+    if ragged := RAGGED_ROW_PATTERN.search(str(error)):
         return f"line {ragged[2]} has {ragged[3]} cells, but the lines before it have {ragged[1]}; {quotes}"
     if isinstance(error, Warning):
         return f"the first row has more cells than the header has names; {quotes}"

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 SIGNS = r"[$€£¥₹₽₩]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|BRL|Fr\.|kr"
-DRESS = re.compile(
+NUMBER_WITH_SIGNS_PATTERN = re.compile(
     rf"^\s*(\(?)\s*([+-]?)\s*(?:{SIGNS})?\s*([+-]?)\s*([\d.,\u00a0\u202f\u2009'’ ]*\d)\s*(?:{SIGNS}|%)?\s*(\)?)\s*$"
 )
 """Digits and separators with an optional sign, currency or percent sign, or parentheses for a negative number."""
-SPACED = re.compile(r"^\d{1,3}([\u00a0\u202f\u2009'’ ]\d{3})+([.,]\d+)?$")
+SPACED_NUMBER_PATTERN = re.compile(r"^\d{1,3}([\u00a0\u202f\u2009'’ ]\d{3})+([.,]\d+)?$")
 SPACES = re.compile(r"[\u00a0\u202f\u2009'’ ]")
 ENGLISH = re.compile(r"^(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?$")
 EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
@@ -127,10 +127,10 @@ def parse(text: str, style: re.Pattern[str]) -> float | str:
     """The number that a text means in a style, or the text itself."""
     if is_number(text) and style is ENGLISH:
         return float(text)
-    dress = DRESS.match(text)
+    dress = NUMBER_WITH_SIGNS_PATTERN.match(text)
     if dress is None or bool(dress[1]) != bool(dress[5]):
         return text
-    digits = SPACES.sub("", dress[4]) if SPACED.match(dress[4]) else dress[4]
+    digits = SPACES.sub("", dress[4]) if SPACED_NUMBER_PATTERN.match(dress[4]) else dress[4]
     if not style.match(digits):
         return text
     plain = digits.replace(",", "") if style is ENGLISH else digits.replace(".", "").replace(",", ".")
