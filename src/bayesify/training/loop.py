@@ -128,9 +128,8 @@ class TrainingLoop:
             finally:
                 reason = self.step.end()
                 if self.device.type == "cuda":
-                    self.history.notes["capture"] = (
-                        f"steps were not captured: {reason}" if reason else "steps were captured"
-                    )
+                    words = f"steps were not captured: {reason}" if reason else "steps were captured"
+                    self.history.notes["capture"] = words
             if self.best_state is not None:
                 set_model_state(self.model.module, self.best_state)
             elif self.step.average is not None and not self.step.average.is_empty:
