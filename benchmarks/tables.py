@@ -2,7 +2,7 @@
 
     python -m benchmarks.tables export FOLDER                       # the tables, from the packages that contain them
     python -m benchmarks.tables run FOLDER --workers 16             # one JSON per table, method and fold; finished ones stay
-    python -m benchmarks.tables run FOLDER --new                    # the tables on which nothing was chosen
+    python -m benchmarks.tables run FOLDER --new                    # the tables on which no setting was chosen
     python -m benchmarks.tables collect                             # into benchmarks/results/tables, one file per method
     taskset -c 0,1 python -m benchmarks.tables times FOLDER         # seconds of the default fit on two otherwise idle cores
     python -m tools.tables_page                                     # docs/tables.md
@@ -272,7 +272,7 @@ def main() -> int:
     running = commands.add_parser("run", help="run methods on the tables of a folder")
     running.add_argument("folder", type=Path)
     running.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all installed methods")
-    running.add_argument("--new", action="store_true", help="use the tables on which nothing was chosen")
+    running.add_argument("--new", action="store_true", help="use the tables on which no setting was chosen")
     running.add_argument("--tables", nargs="+", choices=[source.name for source in EVERY_SOURCE])
     running.add_argument(
         "--folds", type=int, default=0, help="number of folds of each table, from the first; 0 for all"

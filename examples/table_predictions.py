@@ -21,7 +21,7 @@ print(train.head(3))
 # %% [markdown]
 # ## Train and predict
 #
-# No argument needs to be chosen. `choices_` says what was chosen by held-out rows.
+# No argument needs to be chosen. `choices_` shows what was chosen on held-out rows.
 
 # %%
 model = BayesianRegressor(random_state=0).fit(train, y_train)

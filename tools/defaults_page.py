@@ -124,7 +124,7 @@ def exception_table(found: dict[tuple[str, str], Row]) -> str:
         why = REASONS.get(network, {}).get(method, "not explained")
         rows.append([TITLES[method], NETWORKS[network], "; ".join(said), why])
     pairs = sum(map(judged, found))
-    head = f"{len(out)} of {pairs} pairs of method and network miss something, by means over three seeds:\n\n"
+    head = f"{len(out)} of {pairs} pairs of method and network miss a bound, judged by means over three seeds:\n\n"
     return head + table(["", "network", "misses", "why"], rows)
 
 

@@ -99,12 +99,12 @@ def test_metrics_reset_and_pickle():
         (
             lambda: RMSE().update(prediction(Categorical()), LABELS),
             TypeError,
-            "RMSE: prediction=ClassificationPredictive; give a prediction of numbers",
+            "RMSE: prediction=ClassificationPredictive; give a RegressionPredictive",
         ),
         (
             lambda: Accuracy().update(prediction(Gaussian().double()), VALUES),
             TypeError,
-            "Accuracy: prediction=RegressionPredictive; give a prediction of classes",
+            "Accuracy: prediction=RegressionPredictive; give a ClassificationPredictive",
         ),
         (lambda: Accuracy().update(F[0], LABELS), ValueError, "does not contain class probabilities"),
         (lambda: Coverage(1.0), ValueError, "Coverage: level=1.0"),

@@ -67,14 +67,14 @@ class PredictiveScore(Metric):
     def _classes(self, prediction: Predictive, y: Tensor) -> tuple[ClassificationPredictive, Tensor]:
         if not isinstance(prediction, ClassificationPredictive):
             raise TypeError(
-                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a prediction of classes"
+                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a ClassificationPredictive"
             )
         return prediction, match_labels(prediction, y)
 
     def _values(self, prediction: Predictive, y: Tensor) -> tuple[RegressionPredictive, Tensor]:
         if not isinstance(prediction, RegressionPredictive):
             raise TypeError(
-                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a prediction of numbers"
+                f"{type(self).__name__}: prediction={type(prediction).__name__}; give a RegressionPredictive"
             )
         return prediction, match_values(prediction, y)
 

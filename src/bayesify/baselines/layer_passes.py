@@ -18,7 +18,7 @@ from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20
-"""Largest number of bytes of gradients of single examples in memory at a time."""
+"""Largest number of bytes of gradients of single examples that are in memory at once."""
 
 
 class LayerPass:

@@ -374,14 +374,18 @@ def _read(sampler: Microcanonical, settings: Mapping[str, Any], path: Path) -> t
     header, tensors = tensor_files.read(path, "chains")
     if header["settings"] != settings:
         raise ValueError(
-            f"{path}: was written with {header['settings']}, but this run has {dict(settings)}; use the same settings, or another "
-            "path"
+            f"{path}: the checkpoint was written with {header['settings']}, but this run has {dict(settings)}; "
+            "use the same settings, or another path"
         )
     if tensors["position"].shape != sampler.position.shape:
-        raise ValueError(f"{path}: belongs to another network or another number of members; give another path")
+        raise ValueError(
+            f"{path}: the checkpoint belongs to another network or another number of members; give another path"
+        )
     sampler.set_state(tensors)
     now = sampler.slope(sampler.position)[0]
     if not torch.allclose(now, sampler.log_density, rtol=1e-3):
-        raise ValueError(f"{path}: belongs to other data, another prior or another likelihood; give another path")
+        raise ValueError(
+            f"{path}: the checkpoint belongs to other data, another prior or another likelihood; give another path"
+        )
     like = sampler.scale
     return list(tensors["kept"].to(like).unbind()), list(tensors["densities"].to(like).unbind())

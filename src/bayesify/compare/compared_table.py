@@ -191,7 +191,7 @@ def _check_columns(question: Question, source: Source) -> str:
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(
-            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {MIN_ROWS} rows"
+            f"{where}: the table has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {MIN_ROWS} rows"
         )
     target = find_column(frame, question.target or source.target, where)
     if group is not None and time is not None:

@@ -61,12 +61,13 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     known = _read(folder / SETTINGS)
     if known is None:
         raise InputError(
-            f"{folder}: has {finished} finished runs, but their settings are unknown because {SETTINGS} is missing or damaged; "
-            "delete the folder, or choose another with --out"
+            f"{folder}: the folder has {finished} finished runs, but their settings are unknown because {SETTINGS} is missing "
+            "or damaged; delete the folder, or choose another with --out"
         )
     if not resume:
         raise InputError(
-            f"{folder}: already holds {finished} finished runs; continue with --resume, or choose another folder with --out"
+            f"{folder}: the folder already holds {finished} finished runs; continue with --resume, or choose another "
+            "folder with --out"
         )
     for key, value in wanted.items():
         if known.get(key) != value:

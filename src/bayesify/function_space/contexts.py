@@ -1,4 +1,4 @@
-"""Context inputs, at which the KL compares the variational process with the prior over functions; drawn anew in each step."""
+"""Context inputs, at which the KL compares the variational process with the prior over functions. Each step draws them anew."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def output_covariance(
         gradients: Gradients $v_{kb}^\top J_b$.
         variances: Variances $\sigma^2$ by name, each in the weight's shape.
         kind: Entries to compute; see the result.
-        memory: Largest number of bytes of products of gradients and inputs at a time.
+        memory: Largest number of bytes of products of gradients and inputs that are held at once.
 
     Returns:
         `"diagonal"`: variances [K, B]. `"full"`: covariances between examples, [K, B, B]. `"example"`: covariances between vectors,

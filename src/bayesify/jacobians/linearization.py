@@ -66,7 +66,7 @@ class FeatureCost:
     """Memory that one example needs if all derivatives follow from the inputs of the last layer.
 
     Args:
-        activations: Approximate number of bytes that a pass without derivatives holds at a time.
+        activations: Approximate number of bytes that a pass without derivatives holds at once.
         inputs: Number of inputs of the layer.
         outputs: Number of outputs of the network.
         positions: Number of positions T at which the layer is applied.

@@ -15,7 +15,7 @@ from bayesify.maths.gamma import as_float
 from bayesify.weights.catalog import Layer
 
 MAX_GATHERED_PRODUCTS = 2**24
-"""Largest number of products that are held at a time while chosen entries are gathered."""
+"""Largest number of products that are held at once while chosen entries are gathered."""
 
 DENSE_PRODUCT_SPEEDUP = 16
 """Approximate cost of a gathered product relative to a product inside a matrix multiplication."""

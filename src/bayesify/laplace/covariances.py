@@ -42,16 +42,16 @@ class WeightCovariance(ABC):
 
     @property
     def curved(self) -> Subset:
-        """The weights that the curvature is of."""
+        """The weights that the curvature covers."""
         return self.subset
 
     @abstractmethod
     def diagonalize(self) -> bool:
-        """Diagonalize the curvature once for all factors on the prior precisions. `False` if it is too large."""
+        """Diagonalize the curvature once for all factors on the prior precisions, and return `False` if it is too large."""
 
     @property
     def held(self) -> int:
-        """Number of Jacobian entries that are held at a time for each function value."""
+        """Number of Jacobian entries that are held at once for each function value."""
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:

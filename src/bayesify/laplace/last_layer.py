@@ -119,7 +119,7 @@ def matrix_order(subset: Subset, layer: Layer) -> Tensor:
 
 
 def _kronecker_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sums of a a^T and of H, and the number of positions. Each position counts by the weight of its example."""
+    """Sums of a a^T and of H, and the number of positions. Each position has the weight of its example."""
     flat, a = piece.products.flatten(0, 1), piece.inputs
     slopes = torch.diag(piece.diagonal.sum(0)).addmm_(flat.T, flat, alpha=-1)
     weights = torch.ones_like(piece.diagonal[:, 0]) if piece.weights is None else piece.weights

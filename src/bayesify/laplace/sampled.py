@@ -162,7 +162,7 @@ class DrawsFile:
             if before != value:
                 shown = f"{key}={before!r}, but this run has {value!r}" if key != "network" else "another network"
                 raise ValueError(
-                    f"{self._path}: was written with {shown}; use the same settings, or give another checkpoint="
+                    f"{self._path}: the checkpoint was written with {shown}; use the same settings, or give another checkpoint="
                 )
         return header["facts"], tensors
 
@@ -704,8 +704,8 @@ def find_factor(
     $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$, which a group of draws estimates. The
     noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
-    The search descends from a large c, where the equations are easy, and each c starts from the draws of the one before. It ends
-    above every c whose draws do not converge or are not accepted.
+    The search descends from a large c, where the equations are easy, and the solver starts each c from the draws of
+    the previous c. The search ends above every c whose draws do not converge or are not accepted.
 
     Args:
         equations: The equations, over some or all of the data.

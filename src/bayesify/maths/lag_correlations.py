@@ -67,8 +67,8 @@ def correlate(
     r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are zero outside.
 
     A correlation at a few lags is the sum over frequencies of a product over examples. The work is therefore two transforms and
-    one product of C x M with M x (C + R) per frequency, whatever the number of lags. Products are real, few and large, and only
-    left operands are transposed, which matters more than the number of operations on some processors.
+    one product of C x M with M x (C + R) per frequency, whatever the number of lags. The products are real, few and large,
+    and only their left operands are transposed. On some processors these properties matter more than the number of operations.
 
     Args:
         x: [M, G, C, *n].

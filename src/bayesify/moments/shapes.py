@@ -452,7 +452,7 @@ def _larger(
 
 
 def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Mean and variance of the maximum of Gaussians with one common correlation, and the gain of each; computed pair by pair."""
+    """Mean and variance of the maximum of Gaussians with one common correlation, and each one's gain, computed pair by pair."""
     if len(means) == 1:
         return means[0], variances[0], [torch.ones_like(means[0])]
     half = len(means) // 2

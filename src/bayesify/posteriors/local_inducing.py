@@ -37,7 +37,7 @@ class LocalInducing(Posterior):
     the prior. An inducing input is one row that the layer's matrix multiplies: a patch for a convolution, with a 1 for the
     bias. Every kind of weight is supported.
 
-    Stored, by layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
+    Stored for each layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
 
     Shapes:
         points_value: [M, d_in]; pseudo_outputs: [M, d_out]; log_precision: [M].

@@ -45,7 +45,7 @@ class Engine(ABC):
 
     @abstractmethod
     def capacity(self) -> int:
-        """Number of jobs that can run at a time, now."""
+        """Number of jobs that can run at once, at this moment."""
 
     @abstractmethod
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:

@@ -72,8 +72,8 @@ def run_jobs(
         jobs: Jobs by name: anything that JSON can hold, or a dataclass of it. A name is a file name, or several separated by `/`.
             If later jobs depend on results, give a plan, which is called again whenever all its jobs are finished.
         folder: Folder for the results.
-        engine: `"local"`, processes of this machine; `"dask"`, the cluster of the current `distributed.Client`, of
-            `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.
+        engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
+            `DASK_SCHEDULER_ADDRESS`, otherwise a new one on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
         workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. A single `"local"`
             worker is this process itself.
         threads: Number of threads of each job, for torch and the libraries beneath it.

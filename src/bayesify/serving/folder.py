@@ -148,7 +148,7 @@ def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
     def checked(*paths: Path) -> T:
         for name, path in zip((ABOUT, MODEL), paths, strict=True):
             if not path.is_file():
-                raise InputError(f"{folder}: has no {name}; give the folder that bayesify fit wrote")
+                raise InputError(f"{folder}: the folder has no {name}; give the folder that bayesify fit wrote")
         return read(*paths)
 
     try:
@@ -163,8 +163,8 @@ def _read_facts(folder: Path, path: Path) -> tuple[dict[str, Any], About]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             raise InputError(
-                f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
-                f"reads format {FORMAT}; train again with this version, or use bayesify {found['version']}"
+                f"{folder}: the folder was written by bayesify {found['version']} in format {found['format']}, and "
+                f"bayesify {__version__} reads format {FORMAT}; train again with this version, or use bayesify {found['version']}"
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")

@@ -104,7 +104,7 @@ class Judged:
         return tuple(map(tuple, np.bincount(both, minlength=count * count).reshape(count, count).tolist()))
 
     def figure(self, target: str) -> str:
-        """Predictions against the truth and coverage against its level, or accuracy against confidence, as SVG."""
+        """Plots as SVG: predictions against the truth, and coverage against its level; or accuracy against confidence."""
         if len(self.held_out.probs):
             return side_by_side([self._reliability()])
         return side_by_side([self._against_truth(target), self._coverage()])

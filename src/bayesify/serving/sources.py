@@ -32,8 +32,8 @@ class Source:
         name: Short name of the table, see `short_name`.
         where: Name of the table in messages.
         notes: Sentences about how the table was read.
-        target: Target column of a data set by name; `None` for a file.
-        task: Task of a data set by name.
+        target: Target column, if the table is a data set that was given by name; `None` for a file.
+        task: Task, if the table is a data set that was given by name; `None` for a file.
         standard: Training and test rows of the data set's own splits.
     """
 

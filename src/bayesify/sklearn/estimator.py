@@ -192,7 +192,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read_rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
     ) -> tuple[Rows, Columns | None]:
-        """Checked rows of positive weight, and the rules that turned a frame into them; a row of weight 0 is ignored."""
+        """Checked rows with a positive weight, and the rules that turned a frame into them; a row of weight 0 is ignored."""
         known = self._weights(sample_weight, X) if is_pandas(X) else None
         inputs, y, columns = self._read(X, y, known, reset=reset, ensure_min_samples=min_rows, **options)
         weights = self._weights(sample_weight, inputs) if known is None else known
@@ -200,7 +200,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         used = weights > 0
         if used.sum() < min_rows:
             raise ValueError(
-                f"{type(self).__name__}: X has {used.sum()} rows of positive sample_weight; give at least {min_rows}"
+                f"{type(self).__name__}: X has {used.sum()} rows with a positive sample_weight; give at least {min_rows}"
             )
         return Rows(inputs[used], y[used], weights[used]), columns
 

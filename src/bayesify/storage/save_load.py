@@ -111,14 +111,14 @@ def restore(
     kind = find_stored(name)
     if kind is None and name != MODULE:
         raise ValueError(
-            f"{path}: contains a {name!r}, a type that is unknown here; {suggest(name, [*STORED, MODULE])}"
+            f"{path}: the file contains a {name!r}, a type that is unknown here; {suggest(name, [*STORED, MODULE])}"
         )
     stored = dict(header["fingerprint"])
     needs_network = kind is None or bool(stored)
     if not needs_network:
         net = nn.Identity()
     elif net is None:
-        raise TypeError(f"{path}: contains a {name}; give net=, the torch.nn.Module from which it was made")
+        raise TypeError(f"{path}: the file contains a {name}; give net=, the torch.nn.Module from which it was made")
     else:
         _check_fingerprint(path, stored, fingerprint(net))
     if map_location is not None:
@@ -152,7 +152,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
         wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:
         raise ValueError(
-            f"{path}: the header is not one that save writes ({_reason(error)}); the file is damaged or was edited, use a copy"
+            f"{path}: save does not write such a header ({_reason(error)}), so the file is damaged or was edited; use a copy"
         ) from error
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite; use an earlier copy of the file")
@@ -170,7 +170,7 @@ def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mappi
     for name in (*stored, *given):
         if stored.get(name) != given.get(name):
             raise ValueError(
-                f"{path}: was made from another network: {name} is {stored.get(name, 'missing')} in the file and "
+                f"{path}: the file was made from another network: {name} is {stored.get(name, 'missing')} in the file and "
                 f"{given.get(name, 'missing')} in the given network; give a network of the same architecture"
             )
 

@@ -202,11 +202,13 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: not a complete safetensors file ({error}); it was truncated or has another format, use a copy"
+            f"{path}: not a complete safetensors file ({error}), because it was truncated or has another format; use a copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
-        raise ValueError(f"{path}: the contents do not match the checksum; the file was altered or damaged, use a copy")
+        raise ValueError(
+            f"{path}: the contents do not match the checksum, so the file was altered or damaged; use a copy"
+        )
     try:
         header = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -214,10 +216,12 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     found = header.get("kind") if isinstance(header, dict) else None
     if not isinstance(found, str):
         raise ValueError(
-            f"{path}: the header does not name the kind of the file; the file is damaged or was edited, use a copy"
+            f"{path}: the header does not name the kind of the file, so the file is damaged or was edited; use a copy"
         )
     if found != kind:
-        raise ValueError(f"{path}: contains a {found}, not a {kind}; {_REMEDY.get(found, 'give another file')}")
+        raise ValueError(
+            f"{path}: the file contains a {found}, not a {kind}; {_REMEDY.get(found, 'give another file')}"
+        )
     return {**header, "sha256": metadata["sha256"]}, tensors
 
 
@@ -227,10 +231,13 @@ _REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it wit
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get("format_version", "")
     if metadata.get("format") != FORMAT or not (version.isascii() and version.isdecimal() and len(version) < 10):
-        raise ValueError(f"{path}: was not written by bayesify; use safetensors.torch.load_file for its tensors")
+        raise ValueError(
+            f"{path}: the file was not written by bayesify; use safetensors.torch.load_file for its tensors"
+        )
     if int(version) > FORMAT_VERSION:
         raise ValueError(
-            f"{path}: has format {version}, but this version of bayesify reads formats up to {FORMAT_VERSION}; upgrade bayesify"
+            f"{path}: the file has format {version}, but this version of bayesify reads formats up to "
+            f"{FORMAT_VERSION}; upgrade bayesify"
         )
 
 

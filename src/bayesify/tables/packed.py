@@ -102,7 +102,7 @@ def read_workbook(
         with pandas.ExcelFile(io.BytesIO(content), engine="openpyxl") as book:
             names = [str(name) for name in book.sheet_names]
             if sheet and sheet not in names:
-                raise InputError(f"{where}: has no sheet {sheet!r}; its sheets are {', '.join(names)}")
+                raise InputError(f"{where}: the file has no sheet {sheet!r}; its sheets are {', '.join(names)}")
             for name in [sheet] if sheet else names:
                 frame = pandas.read_excel(book, sheet_name=name, **options)
                 frame = frame.dropna(axis=0, how="all").dropna(axis=1, how="all")

@@ -81,8 +81,8 @@ class Checkpoint:
         if state.keys() != expected:
             odd = ", ".join(sorted(map(str, state.keys() ^ expected)))
             raise ValueError(
-                f"{path}: was written by bayesify {header.get('library_version')}, whose checkpoints {__version__} cannot read "
-                f"({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
+                f"{path}: the checkpoint was written by bayesify {header.get('library_version')}, and version {__version__} cannot "
+                f"read it ({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
             )
         with altered(path):
             return Checkpoint(**state)
@@ -99,8 +99,9 @@ class Checkpoint:
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
-                f"{path}: belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
-                f"{ours.get(place, 'missing')} here; give another path, or overwrite it with Checkpointing(path, resume=False)"
+                f"{path}: the checkpoint belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
+                f"{ours.get(place, 'missing')} in this network; give another path, or overwrite the file with "
+                "Checkpointing(path, resume=False)"
             )
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in OPTIONAL_ENTRIES:
@@ -108,13 +109,13 @@ class Checkpoint:
             before, now = (given.get(key, SETTINGS_DEFAULTS.get(key)) for given in (self.settings, settings))
             if before != now:
                 raise ValueError(
-                    f"{path}: was written with {key}={before!r}, but this run has {now!r}; "
+                    f"{path}: the checkpoint was written with {key}={before!r}, but this run has {now!r}; "
                     "use the same value, or Checkpointing(path, resume=False) to start again"
                 )
         if are_other_data(self.data, data):
             raise ValueError(
-                f"{path}: belongs to a run over other data, because the compared rows differ; give the same data, or "
-                "Checkpointing(path, resume=False) to start again"
+                f"{path}: the checkpoint belongs to a run over other data, because the compared rows differ; give the same data, "
+                "or Checkpointing(path, resume=False) to start again"
             )
         stored = [(name, self.model[name]) for name, _ in module.named_parameters()]
         name = find_not_finite(stored + list(tensor_files.pack(self.steps, "the state of the optimizer")[1].items()))
@@ -125,7 +126,7 @@ class Checkpoint:
         if position.epoch + (position.batches > 0) > epochs:
             part = " and part of the next" if position.batches else ""
             raise ValueError(
-                f"{path}: holds {position.epoch} epochs{part}, but this run has "
+                f"{path}: the checkpoint holds {position.epoch} epochs{part}, but this run has "
                 f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
             )
 
@@ -148,7 +149,8 @@ def altered(path: Path | None) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(
-            f"{path}: was altered ({reason[:200]}); use another copy, or start again with Checkpointing(path, resume=False)"
+            f"{path}: the checkpoint was altered ({reason[:200]}); use another copy, or start again with "
+            "Checkpointing(path, resume=False)"
         ) from error
 
 

@@ -462,7 +462,7 @@ def _raise(error: Exception, cause: Exception) -> NoReturn:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """Weighted NLL per example, KL and bound per step, and whether any step was taken: scalars, or [R] for R models."""
+    """Means over weighted examples (NLL) and steps (KL, bound), and whether any step was taken: scalars, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
     with np.errstate(invalid="ignore"):  # 0 / 0 without a step
         return nll / weight, kl / steps, bound / steps, steps > 0

@@ -43,7 +43,7 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
     """The same batches, after setting the layers' momenta for each batch.
 
-    A pass over all batches then gives averages in which each batch counts by its size.
+    A pass over all batches then gives averages in which each batch is weighted by its size.
 
     Raises:
         ValueError: If there are no batches.

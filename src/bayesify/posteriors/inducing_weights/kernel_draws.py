@@ -48,7 +48,7 @@ def draw_by_kernels(
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     Args:
-        blocks: Layers with U of one size, in groups of equal-sized layers.
+        blocks: For each size of U, the layers with a U of that size, in groups of equal-sized layers.
         given: See `conditional_draws`; the noise is $E_2$ only.
         low: Whether products with matrices of the weights' size use bfloat16.
     """

@@ -46,7 +46,7 @@ class InducingWeights(Posterior):
     the bias. For an ensemble the last term is `members rows cols`. If `fit_to_layer` is false, U keeps its full size in
     layers that are smaller than U.
 
-    Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
+    Stored (each with a leading axis over layers of equal size): `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
     `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
 
     Args:
@@ -62,7 +62,7 @@ class InducingWeights(Posterior):
             `[W b]` of rank `min(rows, cols)`. With `"random"`, the start follows appendix J. The default is `"network"`, or
             `"random"` with `shared`.
         fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true, or false with
-            `shared`. The paper does not reduce them.
+            `shared`. The paper does not reduce rows and cols.
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
             `elbo`.
         shared: Sizes of one global inducing matrix on which U of every layer depends. It correlates the layers (appendix H).
@@ -202,7 +202,7 @@ class InducingWeights(Posterior):
         return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-        """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
+        """Draw all layers by the extended Matheron rule, with the noise of the whole network in one call."""
         families, augmented, draws = self._families(), self._augmented(), request.num_draws
         like, counted = augmented[0].raw_d_row, request.num_data if self.function_space_kl else None
         factors, scales, kl = self.cached(("draw", counted), lambda: self._shared_by_draws(draws, counted))
