@@ -174,6 +174,10 @@ class Batch:
         check_example_weights(self.weights, len(self))
         return self if bool((self.weights > 0).all()) else self.rows(self.weights > 0)
 
+    def mean(self, values: Tensor) -> float:
+        """The mean of values [B, ...] over examples, by their weights, and over all other axes."""
+        return float(self.counts @ values.reshape(len(self), -1).mean(1).double().cpu() / self.counts.sum())
+
     def rows(self, index: slice | Tensor) -> Batch:
         """Some of the examples. Inputs whose length differs from the batch size are kept whole."""
         return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))

@@ -60,6 +60,12 @@ def net(image: bool = False) -> nn.Sequential:
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
+@pytest.fixture(autouse=True)
+def few_rows_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the rows of these tests are too few for an estimate of how much a network has memorized."""
+    monkeypatch.setattr("bayesify.jacobians.effective.MIN_NUMBERS", 1)
+
+
 def likelihood(task: str) -> likelihoods.Likelihood:
     return likelihoods.Categorical() if task == "classification" else likelihoods.Gaussian(0.3)
 
@@ -102,6 +108,21 @@ def test_laplace(covariance: Any, task: str) -> None:
     for options in ({"curvature": "empirical"}, {"image": True}):
         loaders = triples(task, "image" in options)
         agree([summary(laplace(loader, task, "all", covariance, **options)) for loader in loaders])
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_noise_that_laplace_finds(subset: str) -> None:
+    """With a default precision and a given one, for one layer and for several, in one batch and in small ones."""
+    (x, y, weights), *_ = triples()[0]
+    loaders = [*triples()[:2], list(zip(x.split(3), y.split(3), weights.split(3), strict=True))]
+    for structure in (("full",), ("full", 0.7)):
+        found = []
+        for loader in loaders:
+            made = bayesify.Laplace(net(), likelihoods.Gaussian(), SUBSETS[subset], *structure).fit(loader)
+            prediction = made.predict(x[:4])
+            assert isinstance(prediction, bayesify.RegressionPredictive)
+            found.append([prediction.std, made.log_evidence()])
+        agree(found)
 
 
 @pytest.mark.parametrize("method", ["evidence", "validation"])

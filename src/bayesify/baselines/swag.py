@@ -249,7 +249,7 @@ class SWAG(Drawable):
         found = self.predict(batches[0].x, NUM_TRIAL_DRAWS, generator=torch.Generator(device).manual_seed(0))
         ratio = new_rows_ratio(self.mean_network(), batches, noise, num_data, self.output)
         assert isinstance(found, RegressionPredictive)
-        likelihood.set_noise(max(noise, ratio * noise / (1 + float(found.epistemic.mean()) / noise)))
+        likelihood.set_noise(max(noise, ratio * noise / (1 + batches[0].mean(found.epistemic) / noise)))
 
     def _train_gently(
         self,

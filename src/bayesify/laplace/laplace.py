@@ -431,15 +431,20 @@ class Laplace(Drawable):
         """
         if not self._is_one_layer:
             return
-        batches = [
-            batch.to(self.device) for batch in batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
-        ]
+        read = batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+        batches = [batch for batch in (each.to(self.device).weighed() for each in read) if len(batch)]
+        if not batches:
+            return
         noise, residual = float(self._shared_noise("Laplace").noise), self.data.squared_error / self._num_outputs
-        inputs = [checked_inputs(batch.x) for batch in batches]
-        ratio = held_out_ratio(self._runner, self.weights, inputs, residual, self.data.total_weight, self.output)
-        found = self.predict(batches[0].x)
-        assert isinstance(found, RegressionPredictive)
-        self.set_noise(max(noise, ratio * residual / (1 + float(found.epistemic.mean()) / noise)))
+        inputs, counts = [checked_inputs(batch.x) for batch in batches], [batch.counts for batch in batches]
+        total = self.data.total_weight
+        ratio = held_out_ratio(self._runner, self.weights, inputs, residual, total, self.output, counts)
+        spread = 0.0
+        for batch in batches:
+            found = self.predict(batch.x)
+            assert isinstance(found, RegressionPredictive)
+            spread += float(batch.counts.sum()) / total_count(batches) * batch.mean(found.epistemic)
+        self.set_noise(max(noise, ratio * residual / (1 + spread / noise)))
 
     def _fit_covariance(
         self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool

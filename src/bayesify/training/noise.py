@@ -22,6 +22,7 @@ from bayesify.predictor import Batch, Trainable
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 from bayesify.running.last_layer import last_layer, output_gain
 from bayesify.running.runner import Runner
+from bayesify.training.batches import total_count
 from bayesify.training.restarts import restart
 from bayesify.training.validation import Totals, predict_plain
 from bayesify.training.watch import start_network
@@ -136,9 +137,10 @@ class LearnedNoise:
     def _narrow(self, bnn: BayesianNetwork, powers: dict[str, int], batch: Batch, residual: float) -> None:
         """Reduce the initial standard deviations if draws of a trained network differ by too large a share of the noise."""
         generator = torch.Generator(batch.y.device).manual_seed(0)
-        found = bnn.predict(batch.rows(slice(0, START_EXAMPLES)).x, START_DRAWS, generator=generator)
+        some = batch.weighed().rows(slice(0, START_EXAMPLES))
+        found = bnn.predict(some.x, START_DRAWS, generator=generator)
         assert isinstance(found, RegressionPredictive)
-        share = float(found.epistemic.mean()) / max(residual, MIN_VARIANCE)
+        share = some.mean(found.epistemic) / max(residual, MIN_VARIANCE)
         if math.isfinite(share) and share > MAX_START_SHARE:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
@@ -253,6 +255,8 @@ def new_rows_ratio(
     network, weights = network.eval(), catalog(network).trainable
     try:
         inputs = [checked_inputs(batch.x) for batch in batches]
-        return held_out_ratio(Runner(network, weights, evaluate=True), weights, inputs, residual, num_data, output)
+        runner, counts = Runner(network, weights, evaluate=True), [batch.counts for batch in batches]
+        total = num_data * total_count(batches) / max(1, sum(map(len, batches)))
+        return held_out_ratio(runner, weights, inputs, residual, total, output, counts)
     except (RuntimeError, ValueError, NotImplementedError):
         return 1.0
