@@ -88,6 +88,7 @@ def close(values):
 
 
 MONEY = np.round(1000 * np.abs(Y) + 1000, 2)
+WHOLE = 600 + 139 * np.random.default_rng(1).permutation(ROWS)
 COUNTS = np.random.default_rng(2).choice(6, 400, p=[0.45, 0.28, 0.15, 0.07, 0.03, 0.02])
 MANY = np.random.default_rng(3).normal(size=(400, 2))
 WIDE = pandas.DataFrame(np.random.default_rng(5).normal(size=(50, 2001))).rename(columns={2000: "y"})
@@ -119,6 +120,9 @@ CASES = [
     Case("euros after", texts(lambda v: f"{german(v)} €", MONEY), check=close(MONEY)),
     Case("German with semicolons", csv(frame(y=[german(v) for v in MONEY]), sep=";", decimal=","), check=close(MONEY)),
     Case("decimal commas", csv(frame(y=MONEY), sep=";", decimal=","), check=close(MONEY)),
+    Case("points between thousands next to decimal commas",
+         csv(frame(y=[f"{v:,}".replace(",", ".") for v in WHOLE]), sep=";", decimal=","),
+         told="holds numbers such as '", check=close(WHOLE)),
     Case("spaces between thousands", texts(lambda v: f"{v:,.1f}".replace(",", " "), MONEY), check=close(np.round(MONEY, 1))),
     Case("negative in parentheses", texts(bookkeeper, 1000 * Y), check=close(np.round(1000 * Y, 2))),
     Case("percent inputs", csv(frame(rate=[f"{v:.1f} %" for v in 10 * X[:, 2]], y=Y)), numbers=("a", "b", "rate"), told="'rate'"),

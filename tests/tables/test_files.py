@@ -36,6 +36,21 @@ def test_dialects_give_the_same_table(tmp_path, content):
     assert notes == ["Numbers were read with a decimal comma, such as '1,5', which is 1.5."] * comma
 
 
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1.234", "950"], [1234, 950]),
+        (["1.234", "12.345.678"], [1234, 12345678]),
+        (["1.234", "1.5"], [1.234, 1.5]),  # a point with one digit after it is no thousands separator
+    ],
+)
+def test_the_decimal_comma_of_a_file_decides_about_points(tmp_path, cells, expected):
+    frame, notes = read_table(write(tmp_path, "\n".join(["a;b", *(f"2,5;{cell}" for cell in cells)]) + "\n"))
+    np.testing.assert_array_equal(frame["b"].astype(float), expected)
+    said = [note for note in notes if note.startswith("Column 'b' holds numbers such as '1")]
+    assert len(said) == (expected[0] == 1234)
+
+
 def test_other_encodings_are_read_and_named(tmp_path):
     frame, notes = read_table(write(tmp_path, "städte,y\nKöln,1\n".encode("cp1252")))
     assert frame["städte"].tolist() == ["Köln"]

@@ -36,12 +36,14 @@ class Words:
         num_plain: Number of texts that Python reads as numbers.
         num_read: Number of texts that are numbers in each of `STYLES`.
         examples: First text that is a number in each of `STYLES`, but not for Python.
+        grouped: First text that is a different number in each of `STYLES`, such as `1.234`.
     """
 
     count: int = 0
     num_plain: int = 0
     num_read: tuple[int, ...] = (0, 0)
     examples: tuple[str | None, ...] = (None, None)
+    grouped: str | None = None
 
     def add(self, column: Series) -> Words:
         """Add the texts of one more part."""
@@ -57,6 +59,8 @@ class Words:
             next((text for text in odd if parse(text, style) is not text), None) if example is None else example
             for example, style in zip(self.examples, STYLES, strict=True)
         )
+        if self.grouped is None:
+            self.grouped = next((text for text in words if _has_two_values(text)), None)
         return self
 
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
@@ -64,13 +68,15 @@ class Words:
 
         Texts that are numbers in both styles have a decimal comma if `european`. With `known`, another table decided for the comma.
         """
-        if self.num_plain == self.count and not known:
+        plain = self.num_plain == self.count
+        if plain and not known and not (european and self.num_read[1] == self.count):
             return None, None
         order = (1, 0) if european or known else (0, 1)
         best = max(order, key=lambda place: self.num_read[place])  # in a tie, the first of the order
-        if self.num_read[best] < MIN_FITTING_SHARE * self.count or (self.examples[best] is None and not known):
+        example = self.grouped if plain and best == 1 and not known else self.examples[best]
+        if self.num_read[best] < MIN_FITTING_SHARE * self.count or (example is None and not known):
             return None, None
-        return STYLES[best], self.examples[best]
+        return STYLES[best], example
 
 
 def decide_styles(
@@ -135,6 +141,11 @@ def parse(text: str, style: re.Pattern[str]) -> float | str:
         return text
     plain = digits.replace(",", "") if style is ENGLISH else digits.replace(".", "").replace(",", ".")
     return -float(plain) if "-" in (dress[2], dress[3]) or dress[1] else float(plain)
+
+
+def _has_two_values(text: str) -> bool:
+    found = [parse(text, style) for style in STYLES]
+    return found[0] != found[1] and all(isinstance(value, float) for value in found)
 
 
 def significant(value: float) -> str:
