@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
+from bayesify.serving.about import About
+from bayesify.serving.drift import Drift
 from bayesify.serving.fitting import Scored, describe
 from bayesify.serving.questions import Costs
 
@@ -166,6 +168,17 @@ def test_columns_that_have_moved_are_named_and_others_are_not(predict):
         r"Column 'sold' differs from training by 0\.34: 34 % of its cells are empty, compared with 0 % in training",
         text,
     )
+
+
+def test_long_texts_with_one_beginning_have_not_moved():
+    """The folder keeps the beginnings of texts, so that texts with the same beginning count together in both tables."""
+    cells = pandas.Series(np.resize([100 * "q" + "1", 100 * "q" + "2", "z"], 99))
+    column = describe("c", cells)
+    assert (column.texts, column.num_different) == ((80 * "q", "z"), 3)
+    np.testing.assert_allclose(column.shares, (2 / 3, 1 / 3))
+    drift = Drift(About("t", "y", "regression", 99, "", (column,), column, {}, {}, ""), ())
+    drift.add(pandas.DataFrame({"c": cells}))
+    assert drift.moved() == ()
 
 
 def test_a_column_keeps_its_shares():

@@ -1,6 +1,10 @@
 """`bayesify fit --update`: a folder with more rows is the model of all rows, and the old one until that is complete."""
 
+import gzip
+import hashlib
+import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -9,8 +13,13 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
-from bayesify.serving.folder import ROWS, read_about
-from bayesify.tables.files import read_table
+from bayesify.serving.command import LOCK
+from bayesify.serving.folder import OLD_ROWS, ROWS, read_about, read_kept_rows
+from bayesify.serving.kept_rows import pack_rows, unpack_rows
+from bayesify.serving.updating import like_training
+from bayesify.storage.locks import locked
+from bayesify.tables.columns import kind_of
+from bayesify.tables.files import Reading, read_table
 
 OPTIONS = {"method": "point", "epochs": 4}
 
@@ -100,3 +109,90 @@ def test_without_its_rows_a_folder_needs_them_in_the_table(folder, tmp_path):
     assert (code, "does not store its 60 training rows" in output, "--keep-rows" in output) == (2, True, True), output
     code, output = run("fit", tmp_path / "new.csv", "--update", tmp_path / "nowhere")
     assert (code, "there is no such folder" in output) == (2, True), output
+
+
+CELLS = {
+    "marks": ["none", "NA", "x", None],
+    "empty": ["", "x"],
+    "spaces": [" a", "a", "a "],
+    "codes": ["01", "x", "y"],
+    "words": ["inf", "True", "y"],
+    "lines": ['he said "x"', "a,b;c", "line\nbreak", "line\r\u2028end"],
+    "truths": [True, False, None],
+    "wholes": [2**53 + 1, 2**53 + 3],
+    "floats": [0.1 + 0.2, 1e-17, np.nan, float(np.float32(0.1))],
+    "dates": list(pandas.to_datetime(["2020-02-01 00:00:00", "2020-03-04 05:06:07", None])),
+    "zones": list(pandas.to_datetime(["2020-02-01 03:00+02:00", "2020-03-04 05:06+02:00"])),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_kept_rows_are_read_back_as_they_were(tmp_path, name):
+    """Whatever stands in a cell, as Parquet and spreadsheets may hold it; texts that mean nothing in a CSV are texts here."""
+    frame = pandas.DataFrame({name: [CELLS[name][row % len(CELLS[name])] for row in range(24)], " a,b ": range(24)})
+    found = unpack_rows(pack_rows(frame))
+    assert list(found.columns) == list(frame.columns)
+    expected = frame.astype({name: str}) if name in ("dates", "zones") else frame
+    for column in frame.columns:
+        empty = frame[column].isna()
+        assert found[column].isna().tolist() == empty.tolist()
+        assert found[column][~empty].tolist() == expected[column][~empty].tolist()
+    assert kind_of(name, found[name]) == kind_of(name, frame[name])
+
+
+def test_classes_called_none_stay_in_an_updated_model(tmp_path):
+    """Rows of a class whose name stands for an empty cell in a CSV; labels of a second table are texts as in the first one."""
+    rows = 90
+    frame = pandas.DataFrame({"a": np.arange(rows) % 7, "kind": np.resize(["none", "007", "east"], rows)})
+    fit_table(frame, "kind", keep_rows=True, **OPTIONS).write(tmp_path / "model")
+    pandas.DataFrame({"a": [1, 2, 3], "kind": ["007"] * 3}).to_csv(tmp_path / "new.csv", index=False)
+    code, output = run("fit", tmp_path / "new.csv", "--update", tmp_path / "model")
+    assert code == 0, output
+    updated = ModelFolder.read(tmp_path / "model")
+    assert updated.about.num_rows == 93
+    assert updated.estimator.classes_.tolist() == ["007", "east", "none"]
+    code, output = run("predict", tmp_path / "model", tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+    assert (code, "did not occur in training" in output) == (0, False), output
+
+
+@pytest.mark.parametrize("labels", [(1, 2), (True, False)])
+def test_classes_that_are_no_texts_may_be_written_in_another_way(labels):
+    about = fit_table(
+        pandas.DataFrame({"a": range(40), "kind": np.resize(labels, 40)}), "kind", task="classification", **OPTIONS
+    ).about
+    assert like_training(about, Reading()).texts == ()
+
+
+@pytest.mark.parametrize("folder", [True], indirect=True)
+def test_rows_of_earlier_versions_are_read(folder, tmp_path):
+    model, old = ModelFolder.read(folder), folder / OLD_ROWS
+    rows = read_kept_rows(folder, model.about)
+    old.write_bytes(gzip.compress(rows.to_csv(index=False).encode()))
+    (folder / ROWS).unlink()
+    about = replace(model.about, rows_sha256=hashlib.sha256(old.read_bytes()).hexdigest())
+    pandas.testing.assert_frame_equal(read_kept_rows(folder, about), rows, check_dtype=False)
+    replace(model, rows=rows).write(folder)
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("folder", [True], indirect=True)
+def test_rows_of_a_write_that_was_killed_after_its_decision(folder):
+    """All files of the new model are still in `.next`."""
+    before = ModelFolder.read(folder)
+    rows = read_kept_rows(folder, before.about)
+    replace(before, rows=rows.iloc[:30]).write(folder.with_name("other"))
+    folder.with_name("other").rename(folder / ".next")
+    assert len(read_kept_rows(folder, ModelFolder.read(folder).about)) == 30
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+@pytest.mark.parametrize("folder", [True], indirect=True)
+def test_a_second_update_at_once_is_refused(folder, tmp_path):
+    """The second would be trained without the rows of the first, and replace it."""
+    table(1).to_csv(tmp_path / "new.csv", index=False)
+    with locked(folder / LOCK):
+        code, output = run("fit", tmp_path / "new.csv", "--update", folder)
+    assert (code, "is in use by process" in output, "old contents are still there" in output) == (1, True, True), output
+    assert read_about(folder).num_rows == 60
+    assert run("fit", tmp_path / "new.csv", "--update", folder)[0] == 0
+    assert not (folder / LOCK).exists()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,6 +76,9 @@ Explain = Annotated[
     ),
 ]
 
+LOCK = ".update.lock"
+"""File that locks a folder during an update."""
+
 
 def fit(
     table: Table,
@@ -111,14 +115,16 @@ def fit(
         if update is not None:
             values = {"target": target, "task": task, "ignore": ignore, "quick": quick, "seed": seed}
             given = [f"--{option}" for option, value in values.items() if value] + ["--method"] * (method != "auto")
-            model = _train_more(update, table, reading, keep_rows, given)
+            with _locked(update) if folder == update else nullcontext():
+                model = _train_more(update, table, reading, keep_rows, given)
+                model.write(folder)
         else:
             check = partial(_check_free, folder, force)
             model = _train(
                 table, target, reading, check, method=method, task=task, ignore=names_of(ignore), seed=seed, keep_rows=keep_rows,
                 effort="quick" if quick else "full",
             )  # fmt: skip
-        model.write(folder)
+            model.write(folder)
     except (InputError, FileNotFoundError) as error:
         refuse(f"bayesify fit: {error}", 2)
     except OSError as error:
@@ -127,6 +133,15 @@ def fit(
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED_EXIT_CODE)
     _print_fitted(model.about, folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other updates of a folder out. Of two updates at once, the second would be trained without the rows of the first."""
+    from bayesify.storage.locks import locked  # imports torch, so only for an update
+
+    with locked(folder / LOCK) if folder.is_dir() else nullcontext():
+        yield
 
 
 def _check_free(folder: Path, force: bool) -> None:

@@ -196,12 +196,11 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     missing = int(column.isna().sum())
     kind = "text" if classes else kind_of(name, column)
     if kind == "text":
-        counts = column.dropna().astype(str).value_counts()
-        texts = tuple(classes[:MAX_TEXTS]) or tuple(
-            str(text)[:MAX_TEXT_CHARACTERS] for text in counts.index[:MAX_TEXTS]
-        )
+        cells = column.dropna().astype(str)
+        counts = cells.str.slice(stop=MAX_TEXT_CHARACTERS).value_counts()
+        texts = tuple(classes[:MAX_TEXTS]) or tuple(map(str, counts.index[:MAX_TEXTS]))
         shares = () if classes else tuple((counts.iloc[:MAX_TEXTS] / counts.sum()).tolist())
-        return Column(name, kind, None, None, texts, len(classes) or len(counts), missing, (), shares)
+        return Column(name, kind, None, None, texts, len(classes) or cells.nunique(), missing, (), shares)
     values = np.sort(times_of(column)) if missing < len(column) else np.empty(0)
     values = values[np.isfinite(values)]
     if not len(values):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bayesify.serving.about import FORMAT, About
 from bayesify.serving.card import render_card
+from bayesify.serving.kept_rows import pack_rows, unpack_rows
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.storage import tensor_files, write_file
 from bayesify.storage.atomic import read_together, write_together
@@ -23,9 +23,11 @@ from bayesify.version import __version__
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.csv.gz"
+MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.json.gz"
 """Names of the files: the estimator with preparation and recalibration, the facts about it, the model card, its figures, and the
 training rows, if they are kept."""
+OLD_ROWS = "rows.csv.gz"
+"""Name of the file of training rows that earlier versions wrote."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
 """Keys of two checksums: of the facts, in `model.safetensors`; and of `model.safetensors`, in `model.json`."""
 
@@ -59,7 +61,7 @@ class ModelFolder:
         Raises:
             OSError: If the folder cannot be written; its old contents are then still there.
         """
-        rows = b"" if self.rows is None else gzip.compress(self.rows.to_csv(index=False).encode(), mtime=0)
+        rows = b"" if self.rows is None else pack_rows(self.rows)
         about = replace(self.about, rows_sha256=hashlib.sha256(rows).hexdigest() if rows else "")
         facts = json.loads(json.dumps(about.config()))
         extra = {FIGURE: self.figure.encode(), ROWS: rows}
@@ -73,7 +75,7 @@ class ModelFolder:
                 if content:
                     write_file(draft / name, content)
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        for name, content in extra.items():
+        for name, content in {**extra, OLD_ROWS: b""}.items():
             if not content:
                 (folder / name).unlink(missing_ok=True)  # left by an earlier model
 
@@ -127,14 +129,21 @@ def read_about(folder: Path) -> About:
     return _read_together(folder, lambda about, model: _read_facts(folder, about)[1])
 
 
-def read_kept_rows(folder: Path) -> DataFrame | None:
-    """The training rows that a folder holds; `None` if it holds none. Rows of another model raise `InputError`."""
-    about = read_about(folder)
+def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
+    """The training rows of a folder with these facts; `None` if it holds none. Rows of another model raise `InputError`."""
     if not about.rows_sha256:
         return None
-    path = folder / ROWS
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != about.rows_sha256:
-        raise InputError(f"{path}: the file is missing or belongs to another model; train again on all rows")
+
+    def read(*paths: Path) -> DataFrame:
+        for path in paths:
+            if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == about.rows_sha256:
+                return unpack_rows(path.read_bytes()) if path.name == ROWS else _read_old_rows(path, about)
+        raise InputError(f"{folder / ROWS}: the file is missing or belongs to another model; train again on all rows")
+
+    return read_together(folder, (ROWS, OLD_ROWS), read)
+
+
+def _read_old_rows(path: Path, about: About) -> DataFrame:
     texts = [column.name for column in (*about.columns, about.target_column) if column.kind == "text"]
     return read_table(path, Reading(missing=about.missing, texts=texts, encoding="utf-8"))[0]
 

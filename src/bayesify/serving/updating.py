@@ -13,8 +13,8 @@ from bayesify.serving.folder import ModelFolder, read_kept_rows
 from bayesify.tables.columns import kind_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
-from bayesify.tables.targets import Task
-from bayesify.tables.written_numbers import DECIMAL_COMMAS
+from bayesify.tables.targets import Task, label_of
+from bayesify.tables.written_numbers import DECIMAL_COMMAS, is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,9 +25,16 @@ FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
 
 def like_training(about: About, reading: Reading) -> Reading:
     """How to read a second table: the training table decides about cells that can be read in several ways."""
-    texts = tuple(column.name for column in about.columns if column.kind == "text")
+    texts = [column.name for column in about.columns if column.kind == "text"]
+    if about.task == "classification" and any(map(_only_text, about.target_column.texts)):
+        texts.append(about.target)
     missing = (*about.missing, *reading.missing)
-    return replace(reading, missing=missing, texts=texts, commas=about.commas)
+    return replace(reading, missing=missing, texts=tuple(texts), commas=about.commas)
+
+
+def _only_text(label: str) -> bool:
+    """Whether a class must have been a text in the training rows, such as `north` or `007`, and not a number or a truth value."""
+    return label_of(float(label)) != label if is_number(label) else label not in ("True", "False")
 
 
 def update_table(
@@ -60,7 +67,7 @@ def update_table(
             kinds of cells.
     """
     model = ModelFolder.read(folder)
-    about, kept = model.about, read_kept_rows(folder)
+    about, kept = model.about, read_kept_rows(folder, model.about)
     task: Task = "classification" if about.task == "classification" else "regression"
     used = [column.name for column in about.columns]
     _check_columns(about, frame, folder, name)
