@@ -440,7 +440,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     return units(value.derived(mean, spread, answer, aligned=-1))
 
 
-MAX_DENSE_CHANNELS = 32
+MAX_DENSE_CHANNELS = 16
 """Up to this many channels, layer normalization uses the covariance of the channels and terms of second order, which are of the
 order of one over the number of channels."""
 

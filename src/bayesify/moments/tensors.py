@@ -319,6 +319,10 @@ MAX_SETTLED_UNITS = 512
 MAX_SETTLED_COST = 3e6
 """Up to this many products per example, unknown variances are computed one by one."""
 
+MAX_ESTIMATED_CHANNELS = 12
+"""With more channels, variances that count channels as independent are good enough: noise that 16 channels share changed standard
+deviations by at most 4 %, and one reverse pass per unit would cost as much as hundreds of draws."""
+
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
     """Variances of all units of one or two values, [B, n], their nonlinear parts, and covariances of pairs; see `responses`.
@@ -343,12 +347,13 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
 def nonlinear(value: Value, what: str) -> Value:
     """The value with known variances, as nonlinear functions need them.
 
-    Estimated variances are replaced by those of the linear responses if that is cheap.
+    Estimated variances of a few channels are replaced by those of the linear responses if that is cheap.
 
     Raises:
         NoRule: If the variances are unknown, and too many to be computed one by one.
     """
-    if value.doubt == EXACT:
+    channels = math.prod(size for size, kind in zip(value.mean.shape, value.channels, strict=True) if kind > 0)
+    if value.doubt == EXACT or (value.doubt == ESTIMATED and channels > MAX_ESTIMATED_CHANNELS):
         return value
     found = _settle(value)
     if found is None and value.doubt == UNKNOWN:
