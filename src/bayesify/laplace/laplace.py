@@ -837,10 +837,14 @@ class Laplace(Drawable):
         """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network, with their number."""
         if num_passes <= MAX_QUIET_PASSES:
             return False
-        remedy = "leave out num_samples='exact'" if self.num_samples == "exact" else "give fewer rows or values to try"
+        what, remedy = f"{self.outputs_per_example:,} outputs", "give fewer rows or values to try"
+        if self.covariance == "sampled" and call == "fit":
+            what, remedy = f"{self.sampling.num_draws} draws", "give Sampled fewer draws or iterations"
+        elif self.num_samples == "exact":
+            remedy = "leave out num_samples='exact'"
         warnings.warn(
-            f"Laplace.{call}: {self.outputs_per_example:,} outputs take about {num_passes:,} passes of the network over these "
-            f"data; {remedy}, or choose subset='last_layer', which takes one",
+            f"Laplace.{call}: {what} take about {num_passes:,} passes of the network over these data; {remedy}, or choose "
+            f"subset='last_layer', which takes one",
             stacklevel=4,
         )
         return True
