@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A Bayesian LoRA adapter
 #
-# A low-rank adapter that is trained on few examples is too sure of new ones.
+# A low-rank adapter that is trained on few examples is overconfident on new ones.
 # `bayesianize_lora` puts a posterior over the adapter's matrices A and B and leaves
 # the base model alone. It finds the matrices by their names, `lora_A` and `lora_B`, so
 # it works with adapters of [peft](https://huggingface.co/docs/peft) and with your own.
@@ -117,8 +117,8 @@ assert nll["Bayesian adapter"] < nll["plain adapter"]
 # %% [markdown]
 # ## Confidence against accuracy
 #
-# On the dashed line, a prediction is right as often as it says. Below the line, a
-# prediction is too sure.
+# On the dashed line, accuracy equals confidence. Below the line, a
+# prediction is overconfident.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.5, 4))

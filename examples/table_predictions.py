@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Intervals for a table
 #
-# The diabetes data of scikit-learn hold ten measurements of 442 patients, and the
+# The diabetes data of scikit-learn contain ten measurements of 442 patients, and the
 # progression of the disease after a year. `BayesianRegressor` takes the data frame as
 # it is, chooses a distribution for the target and calibrates its intervals on rows
 # that it holds out.
@@ -21,7 +21,7 @@ print(train.head(3))
 # %% [markdown]
 # ## Train and predict
 #
-# No argument needs to be chosen. `choices_` shows what was chosen on held-out rows.
+# You need not choose any argument. `choices_` shows what was chosen on held-out rows.
 
 # %%
 model = BayesianRegressor(random_state=0).fit(train, y_train)
@@ -47,7 +47,7 @@ plt.show()
 # %% [markdown]
 # ## Why this prediction?
 #
-# `explain` says which columns move a prediction away from a typical patient, and which
+# `explain` shows which columns move a prediction away from a typical patient, and which
 # columns widen its interval.
 
 # %%

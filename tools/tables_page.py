@@ -187,9 +187,9 @@ def classes(found: Found) -> str:
         rows.append([source.name, *right[:2], *gaps[:2], right[2]])
     header = [
         "accuracy, %",
-        "of boosted trees",
+        "accuracy of boosted trees",
         "calibration error, %",
-        "of boosted trees",
+        "calibration error of boosted trees",
         "always the most frequent class",
     ]
     return table(["table", *header], rows)
@@ -219,7 +219,7 @@ def losses(found: Found) -> str:
     return (
         f"Behind boosted trees: {worst or 'on no table'}.\n\n"
         f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.\n\n"
-        "With closed intervals, which hold more than their level if few counts are likely, these would be: "
+        "With closed intervals, which contain more than their level if few counts are likely, the list would be: "
         f"{', '.join(closed) or 'none'}."
     )
 
@@ -237,7 +237,7 @@ def quiet(_: Found) -> str:
         [fit["table"], f"{fit['train']:,}", f"{fit['wall']:.1f}", f"{fit['seconds']:.1f}", f"{fit['steps']:,}"]
         for fit in json.loads(TIMES.read_text())["fits"]
     ]
-    return table(["table", "rows", "seconds", "of a processor", "steps"], rows)
+    return table(["table", "rows", "seconds", "processor seconds", "steps"], rows)
 
 
 def sources(found: Found) -> str:
@@ -248,7 +248,7 @@ def sources(found: Found) -> str:
         folds = f"{max(map(len, every), default=0)}, {len(found.get(OURS, {}).get(source.name, {}))}"
         item = source.package if source.item == source.name else f"{source.package}, `{source.item}`"
         rows.append([source.name, f"{source.target} ({source.task})", item, f"{train:,}", folds])
-    return table(["table", "target", "from", "rows to train on", "folds, of bayesify"], rows)
+    return table(["table", "target", "from", "rows to train on", "folds, folds of bayesify"], rows)
 
 
 def number(value: float | None) -> str:
@@ -273,8 +273,8 @@ def tables() -> str:
         ("Accuracy and calibration of bayesify's default:", classes),
         (
             "## Intervals\n\nCoverage of the default's intervals in percent, with its standard error over test rows. ✗ marks a "
-            "coverage that is off by more than 4 points and 3 standard errors. Thirds are by the predicted median, low to high. "
-            "For counts, parentheses give the coverage of closed intervals.",
+            "coverage that is off by more than 4 points and 3 standard errors. Thirds are formed by the predicted "
+            "median, from low to high. For counts, parentheses give the coverage of closed intervals.",
             intervals,
         ),
         (
@@ -282,8 +282,8 @@ def tables() -> str:
             seconds,
         ),
         (
-            "The default fit alone, on the first folds and two otherwise idle cores (x86-64). Steps are those of the member that "
-            "reached its best score last. The aims are 10 seconds on 500 rows and 60 on 5,000.",
+            "The default fit alone, on the first folds and two otherwise idle cores (x86-64). Steps are the steps of the member "
+            "that reached its best score last. The goals are 10 seconds on 500 rows and 60 on 5,000.",
             quiet,
         ),
         ("## The tables", sources),

@@ -119,7 +119,7 @@ def by_rival(found: Found) -> str:
         cells.append("" if method in RUN_ELSEWHERE else seen.spent(runs))
         rows.append(cells)
     return table(
-        ["rival", "CRPS, ours / rival", "log-loss, ours / rival", "its 90 % intervals hold, %", "seconds"], rows
+        ["rival", "CRPS, ours / rival", "log-loss, ours / rival", "coverage of its 90 % intervals, %", "seconds"], rows
     )
 
 
@@ -180,7 +180,7 @@ def intervals(found: Found) -> str:
     counts = f"{fine} of {tables} tables, and {groups_all - groups_off} of {groups_all} groups,"
     header = [
         "table",
-        "90 % intervals hold, %",
+        "coverage of 90 % intervals, %",
         "by tenth of the predicted mean, low to high",
         "groups within",
         "furthest group",
