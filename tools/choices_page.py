@@ -14,8 +14,8 @@ TITLES = {
     "last_layer": "last layer",
     "kronecker": "Kronecker, all layers",
     "diagonal": "diagonal, all layers",
-    "largest_variance_1000": "subnetwork of 1,000, largest variance",
-    "largest_swag_variance_1000": "subnetwork of 1,000, largest SWAG variance",
+    "largest_variance_1000": "subnetwork of 1,000 weights, largest variance",
+    "largest_swag_variance_1000": "subnetwork of 1,000 weights, largest SWAG variance",
 }
 PRECISIONS = {"default": "default", "neal": "that of `Neal()`", "one": "1"}
 Row = dict[str, float]
@@ -43,7 +43,7 @@ def laplace() -> str:
             key = f"{structure}, prior {precision}"
             rows = [(entry[key]["mc"], entry["network"]) for entry in figures.values() if key in entry]
             lines.append([title, words, *mean_rows(rows)])
-    where = f"{len(figures)} networks and seeds, `{stored['command']}`:"
+    where = f"Means over {len(figures)} runs (networks times seeds), from `{stored['command']}`:"
     return where + "\n\n" + table(["weights", "prior precision", *HEAD], lines)
 
 
@@ -60,7 +60,8 @@ def defaults() -> str:
         if row["method"] != "network":
             by_method.setdefault(row["method"], []).append((row, networks[row["network"], row["seed"]]))
     lines = [[f"`{method}`", str(len(found)), *mean_rows(found)] for method, found in by_method.items()]
-    return f"{len(networks)} networks and seeds, `{stored['command']}`:\n\n" + table(["method", "runs", *HEAD], lines)
+    where = f"Means over {len(networks)} runs (networks times seeds), from `{stored['command']}`:"
+    return where + "\n\n" + table(["method", "runs", *HEAD], lines)
 
 
 def widths() -> str:

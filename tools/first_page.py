@@ -94,9 +94,9 @@ def _tables() -> list[str]:
         cells.append((len(wanted), unseen_tables_page.combined(parts)))
     (numeric, crps), (labelled, loss) = cells
     return [
-        f"Tables that no setting was chosen on: CRPS ({numeric} tables), log-loss ({labelled})",
+        f"Tables on which no setting was chosen: CRPS ({numeric} tables), log-loss ({labelled})",
         f"CRPS **{crps}**, log-loss {loss}",
-        "CRPS 1, log-loss **1**: LightGBM, CatBoost or a linear model, the best on validation rows of each table",
+        "CRPS 1, log-loss **1**: the best of LightGBM, CatBoost and a linear model on the validation rows of each table",
         "`python -m benchmarks.tables run tables --new`",
     ]
 
@@ -105,9 +105,10 @@ def _draw() -> list[str]:
     stored = _read("resnets_gpu.json")
     figures = stored["figures"]
     return [
-        "A fresh draw of a ResNet-50 with its forward pass, H200",
-        f"{figures['resnet50/inducing/5_draws']:.2f} plain passes; {figures['resnet50/inducing/one_at_a_time']:.2f} one at a time",
-        "**1**: a member of an ensemble, all members stored",
+        "Cost of a new draw of ResNet-50 and its forward pass on an H200",
+        f"{figures['resnet50/inducing/5_draws']:.2f} plain passes;"
+        f" {figures['resnet50/inducing/one_at_a_time']:.2f} for single draws",
+        "**1**: an ensemble member, with all members stored",
         "`python -m benchmarks.resnets`",
     ]
 
@@ -117,10 +118,10 @@ def _images() -> list[str]:
     ours, plain = (rows[name, "ResNet-18", "200"] for name in ("FFG-U", "Deterministic"))
     calibrated = float(plain.about[7].split(" ±")[0])
     return [
-        "ResNet-18 on CIFAR-10: accuracy, NLL, calibration error, stored numbers",
+        "ResNet-18 on CIFAR-10: accuracy, NLL, calibration error, stored parameters",
         f"inducing weights: {ours.accuracy:.1f} %, {ours.nll:.3f}, **{ours.ece:.1f} %, {ours.parameters:.1f} million**",
         f"plain network: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.1f} %, {plain.parameters:.1f} million;"
-        f" NLL **{calibrated:.3f}** with a temperature",
+        f" NLL **{calibrated:.3f}** with temperature scaling",
         "`python -m bayesify_papers.inducing_weights.classification`",
     ]
 
@@ -133,8 +134,8 @@ def _classes() -> list[str]:
     return [
         "Last-layer Laplace of a ResNet-18, 1,000 classes: fit, predict, memory",
         f"**{ours['fit_s']:.1f} s, {ours['predict_s']:.1f} s, {ours['added_gib']:.2f} GiB**",
-        f"laplace-torch: {theirs['fit_s']:.1f} s, then more than {stored['limit_gib']:.0f} GiB;"
-        f" faster with 10 classes ({few[0]:.1f} s, ours {few[1]:.1f} s)",
+        f"laplace-torch: {theirs['fit_s']:.1f} s to fit, then needs more than {stored['limit_gib']:.0f} GiB;"
+        f" faster with 10 classes ({few[0]:.1f} s; bayesify {few[1]:.1f} s)",
         "`python -m benchmarks.last_layer_peers`",
     ]
 
