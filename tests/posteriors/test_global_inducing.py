@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
@@ -625,6 +626,13 @@ def test_from_a_loader() -> None:
     assert torch.equal(part.log_precision["0"].exp(), torch.full((6,), 2.0))  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"points=20, but the loader has 10 examples; ask for fewer"):
         GlobalInducing.from_loader([(x, y)], points=20)
+
+
+def test_a_loader_of_mappings_that_are_no_dicts() -> None:
+    x, y = torch.randn(10, 3), torch.randint(2, (10,))
+    loader = [(UserDict(input=x[:4]), y[:4]), (UserDict(input=x[4:]), y[4:])]
+    made = GlobalInducing.from_loader(loader, points=6)
+    assert torch.equal(made.inputs["input"], x[:6])
 
 
 def test_words_are_kept_and_keyword_inputs_are_learned() -> None:

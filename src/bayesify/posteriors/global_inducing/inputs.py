@@ -162,5 +162,13 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
     found = sum(map(len, targets))
     if found < count:
         raise ValueError(f"{OWNER}: points={count}, but the loader has {found} examples; ask for fewer")
-    joined = pytree.tree_map(lambda *parts: torch.cat(parts)[:count], *inputs)
-    return joined, torch.cat(targets)[:count]
+    return _joined(inputs, count), torch.cat(targets)[:count]
+
+
+def _joined(parts: list[Any], count: int) -> Any:
+    """The first inputs of all batches. Not by torch's trees, which take a mapping such as Hugging Face's batches for a leaf."""
+    if isinstance(parts[0], Mapping):
+        return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
+    if isinstance(parts[0], (tuple, list)):
+        return [_joined(list(entry), count) for entry in zip(*parts, strict=True)]
+    return torch.cat(parts)[:count]
