@@ -9,6 +9,8 @@ from torch import nn
 
 import bayesify
 from bayesify import baselines, likelihoods, posteriors
+from bayesify.predictive.base import Outputs
+from bayesify.predictor import Predictor
 
 
 def problem(n=300, classes=4, sharpness=3.0):
@@ -152,3 +154,29 @@ def test_bad_input():
         UserWarning, match="reached its bound 0.001, because every validation example is predicted correctly"
     ):
         baselines.TemperatureScaling(net, "categorical").fit([(x, right)])
+
+
+class Constant(Predictor):
+    """A predictor without tensors."""
+
+    likelihood, output, num_distinct_draws = likelihoods.Categorical(), None, 1
+
+    def predict(self, x, num_draws=None, *, generator=None, memory=None, **options):
+        return self.likelihood.predictive(Outputs(kept=torch.tensor([2.0, 0.0]).expand(1, len(x), 2)))
+
+    def config(self):
+        return {}
+
+    def state(self):
+        return {}
+
+    @classmethod
+    def restore(cls, net, config, state):
+        return cls()
+
+
+def test_a_predictor_without_tensors_is_scaled():
+    """3 of 4 labels are 0 at a logit of 2, so that T = 2 / log 3."""
+    y = torch.tensor([0, 0, 0, 1])
+    scaled = baselines.TemperatureScaling(Constant()).fit([(torch.zeros(4, 1), y)])
+    assert scaled.temperature == pytest.approx(2 / math.log(3), rel=1e-3)

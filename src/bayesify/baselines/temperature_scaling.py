@@ -119,9 +119,10 @@ class TemperatureScaling(Predictor):
         """
         check_repeatable(loader)
         found: list[Judged] = []
-        device = next(iter(self._predictor.state().values())).device
+        device = next((tensor.device for tensor in self._predictor.state().values()), None)
         for item in loader:
-            data = parse_batch(item, read_batch).to(device).weighed()
+            data = parse_batch(item, read_batch)
+            data = (data if device is None else data.to(device)).weighed()
             if not len(data):
                 continue
             generator = torch.Generator().manual_seed(seed)
