@@ -396,6 +396,19 @@ def test_early_stopping_survives_a_resume(tmp_path):
     assert numbers(history) == numbers(expected)
     assert Checkpoint.read(path).position["waited"] == 2  # the best epoch was before the interruption
     assert same(resumed, whole)
+    assert history.findings.codes == expected.findings.codes
+
+
+def test_an_infinite_validation_score_survives_a_resume(tmp_path):
+    """float32 has no finite square of 1e25; the score of such a target is infinite, and the run goes on."""
+    path, x = tmp_path / "run.safetensors", torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    options = {"validation": [(x, torch.full((8, 1), 1e25))], "patience": 5, "checkpoint": path, "progress": False}
+    for epochs in (1, 2):
+        bnn = bayesify.bayesianize(
+            torch.nn.Linear(3, 1), "mean_field", likelihood=likelihoods.Gaussian(0.01, learn=False)
+        )
+        history = bayesify.fit(bnn, [(x, x[:, :1])], epochs=epochs, seed=0, **options)
+    assert [row["validation_nll"] for row in history] == [float("inf")] * 2
 
 
 def run_in_child(path, connection):

@@ -138,6 +138,8 @@ class Checkpoint:
             raise ValueError(f"the position has steps={steps!r} and {len(sums)} sums")
         if given.keys() != Position.__dataclass_fields__.keys():
             raise ValueError("the position has unexpected entries")
+        if given["best"] is not None:
+            float(given["best"])
         return Position(**given), steps, sums
 
 

@@ -90,7 +90,7 @@ class Position:
         examples: Number of examples in these batches.
         seconds: Time spent on these batches.
         kl_weight: Weight of the KL in the last step.
-        best: Validation NLL of the best epoch so far, `None` before there is one.
+        best: Validation NLL of the best epoch so far, `None` before there is one. It may be infinite.
         waited: Number of epochs since the best one.
         stopped: Whether the run ended before its last epoch.
     """
@@ -100,7 +100,7 @@ class Position:
     examples: Natural = 0
     seconds: float = 0.0
     kl_weight: float = 0.0
-    best: float | None = None
+    best: Any = None
     waited: Natural = 0
     stopped: bool = False
 
