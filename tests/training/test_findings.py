@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +21,10 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch
 from bayesify.training import ModelStack, loop, rules
+from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.validation import Totals
-from bayesify.training.watch import start_network
+from bayesify.training.watch import Watch, start_network
 
 WIDE = priors.Gaussian(1.0)
 
@@ -637,3 +639,17 @@ def test_example_weights_are_not_taken_for_statistics_that_differ():
     loader = DataLoader(TensorDataset(x, y, torch.full((640,), 0.3)), batch_size=64, shuffle=True)
     history = bayesify.fit(bnn, loader, epochs=12, learning_rate=1e-2, seed=0, progress=False)
     assert "statistics_differ" not in [finding.code for finding in history.findings]
+
+
+def test_a_continued_run_is_judged_by_the_best_epoch_even_if_it_came_before():
+    """With patience, the run returns the first epoch, so the worse scores after the interruption do not matter."""
+    watch = Watch(
+        bayesify.bayesianize(nn.Linear(2, 2), "mean_field"),
+        SimpleNamespace(patience=2, total_epochs=2, accumulate=1, num_data=8),
+        None,
+        torch.device("cpu"),
+    )
+    watch.start, watch._validated = Score(0.3, 0.9, 1000), Score(0.8, 0.6, 1000)
+    rows = [{"validation_nll": 0.3, "validation_accuracy": 0.9}, {"validation_nll": 0.8, "validation_accuracy": 0.6}]
+    found = watch._predictions(History(rows), [], True, None)
+    assert not any(finding.code == "worse_than_start" for part in found for finding in part)

@@ -284,7 +284,9 @@ class Watch:
         found, bnn = [], self._bnn
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
-            best = self._validated or self._stored_score(history)
+            best = self._stored_score(history)
+            if self._validated is not None and self._validated.nll <= best.nll:
+                best = self._validated  # with the scores of each example
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
@@ -301,7 +303,7 @@ class Watch:
         return found
 
     def _stored_score(self, history: History) -> Score:
-        """Score on the validation data of a run that was continued after its last epoch."""
+        """Score on the validation data of the epoch whose model the run returns, which may be one before the run was continued."""
         assert self.start is not None
         row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
         best = Score(
