@@ -357,8 +357,18 @@ def test_labels_out_of_range(label: int) -> None:
 
 
 def test_float_labels() -> None:
-    with pytest.raises(ValueError, match=r"targets are torch.float32; give integer labels"):
+    with pytest.raises(ValueError, match=r"targets are torch.float32; give integer labels.*amounts, use Gaussian"):
         made("categorical").log_prob(outputs(2, K), torch.tensor([0.0, 1.0]))
+
+
+def test_one_output_for_two_classes() -> None:
+    with pytest.raises(ValueError, match=r"label 1 is out of range for 1 outputs; .*use Bernoulli"):
+        made("categorical").log_prob(outputs(2, 1), torch.tensor([0, 1]))
+
+
+def test_one_hot_rows() -> None:
+    with pytest.raises(ValueError, match=r"targets of shape \(2, 3\) do not fit .*y\.argmax\(-1\) for one-hot rows"):
+        made("categorical").log_prob(outputs(2, K), torch.eye(K, dtype=torch.long)[:2])
 
 
 @pytest.mark.parametrize("value", [0.5, -1.0, math.nan, 2.0])

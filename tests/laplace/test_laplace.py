@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from cases import CASES, Case, call
 from matrix import some_leaves
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
@@ -712,3 +715,36 @@ def test_probabilities_given_as_logits_are_reported() -> None:
     with pytest.warns(UserWarning, match=r"Laplace\.fit: .*outputs are probabilities .* remove the softmax") as told:
         bayesify.Laplace(net, "categorical").fit(loader)
     assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.parametrize(("labels", "told"), [(torch.arange(20) % 3, True), (torch.arange(20.0) % 3, False)])
+def test_class_labels_under_a_gaussian_are_reported(labels: Tensor, told: bool) -> None:
+    laplace = bayesify.Laplace(nn.Linear(4, 1), "gaussian")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        laplace.fit([(torch.randn(20, 4), labels)])
+    sentence = r"Laplace\.fit: targets are the integers 0 to 2, .*use likelihoods\.Categorical\(\) with 3 outputs"
+    assert [bool(re.match(sentence, str(warning.message))) for warning in found] == [True] * told
+    assert [warning.filename for warning in found] == [__file__] * told
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"), [(nn.BatchNorm1d(3), "batch normalization uses"), (nn.Dropout(), "dropout is")]
+)
+def test_a_layer_in_training_mode_is_named(layer: nn.Module, reason: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), layer.train(), nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=rf"^layer '1': {reason} .*call net\.eval\(\) first"):
+        bayesify.Laplace(net, "gaussian").fit([(torch.randn(20, 4), torch.randn(20, 1))])
+
+
+def test_inputs_of_a_prediction_name_the_remedy() -> None:
+    x = torch.randn(20, 4)
+    laplace = bayesify.Laplace(nn.Linear(4, 3), "categorical").fit([(x, torch.arange(20) % 3)])
+    with pytest.raises(TypeError, match=r"inputs are ndarray; give tensors, for example torch\.from_numpy"):
+        laplace.predict(x.numpy())
+    with pytest.raises(ValueError, match=r"type float64 do not fit the network: .*x\.float\(\)$"):
+        laplace.predict(x.double())
+    with pytest.raises(ValueError, match=r"do not fit the network: .*x\.unsqueeze\(0\) for one example"):
+        laplace.predict(x[0])
+    with pytest.raises(ValueError, match=r"do not fit the network: .*DataLoader\(dataset, batch_size=\.\.\.\)"):
+        laplace.fit(TensorDataset(x, torch.arange(20)[:, None] % 3))

@@ -525,10 +525,10 @@ def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
         training = module.training and not evaluate
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
             raise ValueError(
-                f"{name}: batch normalization uses the statistics of the batch, so that examples mix; "
+                f"layer {name!r}: batch normalization uses the statistics of the batch, so that examples mix; "
                 "call net.eval() first, and use layers with track_running_stats=True"
             )
         random = isinstance(module, _DropoutNd) and module.p > 0
         random |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
         if random and training:
-            raise ValueError(f"{name}: dropout is active, so that outputs are random; call net.eval() first")
+            raise ValueError(f"layer {name!r}: dropout is active, so that outputs are random; call net.eval() first")

@@ -103,7 +103,7 @@ from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, batches_all_over, cut, parse_batch, total_count
-from bayesify.training.rules import probabilities_as_logits
+from bayesify.training.rules import labels_as_numbers, probabilities_as_logits
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
@@ -311,7 +311,7 @@ class Laplace(Drawable):
         with explain_shape_errors(args, kwargs):
             few = next(split_rows(args, kwargs, 2))
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
-        self._check_outputs(outputs, first.rows(slice(0, 2)).y)
+        self._check_outputs(outputs, first)
         variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
@@ -329,10 +329,14 @@ class Laplace(Drawable):
             self._find_noise(loader, read_batch, first.x, default)
         return self
 
-    def _check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        """Let the likelihood check targets before any long computation, and warn of outputs that are no logits."""
-        self.likelihood.log_prob(outputs, y, has_draws=False)
-        for finding in probabilities_as_logits(self.likelihood, outputs):
+    def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
+        """Let the likelihood check targets before any long computation; warn of outputs that are no logits and of class labels.
+
+        `outputs` belong to the first two rows of the batch.
+        """
+        self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
+        labels = labels_as_numbers(self.likelihood, [first.y])
+        for finding in (*probabilities_as_logits(self.likelihood, outputs), *labels):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:

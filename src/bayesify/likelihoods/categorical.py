@@ -69,7 +69,7 @@ class Categorical(Likelihood):
         low, high = map(int, y.aminmax())
         return low >= 0 and high < classes and not low <= self._ignore_index <= high
 
-    shape_remedy = "give one integer label per example, or set class_axis"
+    shape_remedy = "give one integer label per example (y.argmax(-1) for one-hot rows), or set class_axis"
     least_dims = 2
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
@@ -85,7 +85,8 @@ class Categorical(Likelihood):
         """Raise `ValueError` unless every label is an integer in 0..C-1."""
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
-                f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli"
+                f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli; "
+                "for targets that are amounts, use Gaussian"
             )
         classes = self._classes_last(outputs).shape[-1]
         if self._all_count(y, classes):
@@ -96,6 +97,7 @@ class Categorical(Likelihood):
             raise ValueError(
                 f"likelihoods.Categorical: label {wrong} is out of range for {classes} outputs; "
                 f"labels go from 0 to {classes - 1}"
+                + ("; with one output for two classes, use Bernoulli" if classes == 1 else "")
             )
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -36,11 +36,30 @@ def checked_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     for key, value in [*enumerate(args), *kwargs.items()]:
         if len(args) > 1 and isinstance(value, (int, float)) and not isinstance(value, bool) and key == 0:
             raise TypeError("inputs are a list of numbers; give a tensor, for example torch.tensor([...])")
-        if not isinstance(value, Tensor) and hasattr(value, "__array__"):
-            raise TypeError(f"inputs are {type(value).__name__}; give tensors, for example torch.from_numpy(...)")
+        _refuse_array(value)
         if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
             check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
     return args, kwargs
+
+
+def _refuse_array(value: Any) -> None:
+    """Raise `TypeError` for an array of another library, such as numpy or pandas."""
+    if not isinstance(value, Tensor) and hasattr(value, "__array__"):
+        raise TypeError(
+            f"inputs are {type(value).__name__}; give tensors, for example torch.from_numpy(...).float() for an array"
+        )
+
+
+def _input_remedy(tensors: list[Tensor], reason: str) -> str:
+    """What to change in inputs that the network refuses."""
+    if any(x.dtype == torch.float64 for x in tensors) and "type" in reason:
+        return "give the inputs in the network's type, for example x.float()"
+    if any(x.ndim == 1 and x.is_floating_point() for x in tensors):
+        return (
+            "give a batch [B, ...] in the shape and type that it expects: x.unsqueeze(0) for one example, "
+            "DataLoader(dataset, batch_size=...) for a dataset"
+        )
+    return "give inputs of the shape and type that it expects"
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -69,7 +88,7 @@ def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
         if len(args) != 1 or kwargs:
             given += f" ({_in_words(args, kwargs)})"
         raise ValueError(
-            f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type that it expects"
+            f"inputs of {given} do not fit the network: {reason}; {_input_remedy(tensors, reason)}"
         ) from error
 
 
@@ -78,6 +97,7 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]
+        _refuse_array(leaf)
     kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
     raise ValueError(
         f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one tensor [B, ...]; "
