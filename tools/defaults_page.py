@@ -218,7 +218,7 @@ def widths() -> str:
     count, own = (
         len(part) // 4 * len(BOUNDS) for part in (pairs, [k for k in pairs if k[0] in NETWORKS and "30" not in k[1]])
     )
-    return table(head, lines) + f"\n\nBounds that could be kept: {count}, and {own}."
+    return table(head, lines) + f"\n\nThe largest possible counts are {count} and {own}."
 
 
 def outside() -> str:
@@ -260,9 +260,9 @@ def kinds(found: dict[tuple[str, str], Row]) -> str:
         )
         for kind in KINDS
     }
-    said = " and ".join(f"{count} by {kind} alone" for kind, count in below.items())
+    said = " and ".join(f"{count} on {kind} alone" for kind, count in below.items())
     whole = table(["digits / letters", *NETWORKS.values()], lines)
-    return whole + f"\n\nOf {sum(map(judged, found))} pairs of method and network, {said} would be below 2."
+    return whole + f"\n\nOf {sum(map(judged, found))} pairs of method and network, {said} have a ratio below 2."
 
 
 def links() -> str:
@@ -327,7 +327,7 @@ def regression() -> str:
     rows = list(figures.values())
     within = sum(0.85 <= row["coverage_90"] <= 0.95 for row in rows)
     whole = table(["NLL (before), share in intervals of 50 and 90 %, seconds", *sets], lines)
-    return whole + f"\n\nIntervals of 90 % hold 85 to 95 % in {within} of {len(rows)} cells."
+    return whole + f"\n\nIntervals of 90 % contain 85 to 95 % of the targets in {within} of {len(rows)} cells."
 
 
 PRIORS = [(f"prior=neal{scale}", f"`Neal({scale})`") for scale in (1, 2, 4, 8)] + [("prior=standard", "`Standard()`")]

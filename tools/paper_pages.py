@@ -239,7 +239,7 @@ def _function_space(content: dict[str, Any]) -> str:
         [str(count), *(number(100 * mean[key], 1) for key in ("auroc_mutual_information", "auroc_entropy", "accuracy"))]
         for count, mean in sorted(points.items())
     ]
-    made = f"{_source(content)}{table(header, rows)}\n\nThe seconds are of training all seeds, with other work on the machine."
+    made = f"{_source(content)}{table(header, rows)}\n\nSeconds are the training time of all seeds, with other work on the machine."
     if len(by_points) <= 1:
         return made
     return f"{made}\n\nScores by the number of context inputs per step (context notMNIST):\n\n" + table(

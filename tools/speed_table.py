@@ -59,9 +59,10 @@ def aims_table() -> str:
         rows.append([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells])
     derived = [f"{aim['floor']:g}: {aim['floor_from']}" for aim in aims.aims() if "floor_from" in aim]
     return (
-        "Aims (`benchmarks/aims.toml`; `make bench` says which of them your machine meets). Figures that miss an aim are bold:\n\n"
+        "The aims are in `benchmarks/aims.toml`; `make bench` reports which of them your machine meets. "
+        "Figures that miss an aim are bold:\n\n"
         + table(["", "aim", "floor", *aims.MACHINES, "H200"], rows)
-        + f"\n\nFloors that follow from others: {'. '.join(derived)}."
+        + f"\n\nFloors that were derived, not measured: {'. '.join(derived)}."
     )
 
 
@@ -73,16 +74,17 @@ def reasons() -> str:
             figure = aims.stored(aim, machine)
             if figure is None or aims.is_met(aim, figure):
                 continue
-            title = f"{aim.get('short', aim['what'])}: {figure:.3g}, asked {aim['aim']:g}"
+            title = f"{aim.get('short', aim['what'])}: {figure:.3g}, aim {aim['aim']:g}"
             title += "" if aims.on_gpu(aim) else {name: f", {key}" for key, name in aims.MACHINES.items()}[machine]
             cells = profile_cells(aim, machine)
             rows.append([title, aim.get("reason", ""), *cells])
     return (
-        "Why the figures in bold miss their aims, with profiles (`benchmarks/profiles.py`; of the timed calls, unless the reason "
-        "says otherwise). Times are milliseconds, per pass for draws; the plain network's time is after the stroke. `host` is the "
-        "time until everything is launched, and `waits` is the whole minus all kernels of the device. The whole is the fastest of "
-        "twelve calls, and a figure is the median of many, so their ratios differ if the host decides. "
-        "`benchmarks/results/profiles_*.json` has kernels by name.\n\n"
+        "The next table explains why the figures in bold miss their aims, with profiles of the timed calls unless the reason says "
+        "otherwise (`benchmarks/profiles.py`). Times are in milliseconds, per pass for draws; the plain network's time follows the "
+        "slash. `host` is the time until everything is launched, and `waits` is the whole minus all kernels of the "
+        "device. The whole is the fastest of "
+        "twelve calls, and a figure is the median of many, so their ratios differ if the host is the bottleneck. "
+        "`benchmarks/results/profiles_*.json` lists kernels by name.\n\n"
         + table(["", "reason", "whole", "host", "waits", "kernels that take longer"], rows)
     )
 

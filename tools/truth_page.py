@@ -228,7 +228,7 @@ def contents(stored: dict[str, Any]) -> str:
         "![Distances](figures/truth-distances.svg)",
         "![Time](figures/truth-times.svg)",
         "Distances are in noise floors. Spreads are standard deviations of functions divided by those of the truth. Seconds are"
-        " those of a training run. Click on the head of a column to sort the table.",
+        " the time of a training run. Click a column heading to sort the table.",
         table(head, lines),
         *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
         *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED_FORM_PROBLEMS} else []),
