@@ -624,7 +624,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
 
 def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
-    """Set, in place, what `fit` found before its first step and a state holds: the posteriors' units, and rates of dropout.
+    """Set in place what `fit` found before its first step and saved in a state: units of the posteriors, and dropout rates.
 
     A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds k of each weight.
     """

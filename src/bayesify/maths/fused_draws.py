@@ -173,7 +173,7 @@ class Joined:
         self.orders = [(0, *sorted(range(1, len(size)), key=lambda axis: -stride[axis])) for size, stride in layouts]
 
     def places(self, flat: Tensor) -> Places:
-        """Places of all tensors in memory that starts with the first."""
+        """Places of all tensors. The first tensor begins at the start of `flat`."""
         return Places(self, flat)
 
     def at(self, flat: Tensor, index: int) -> list[Tensor]:

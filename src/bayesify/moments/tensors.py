@@ -325,7 +325,9 @@ deviations by at most 4 %, and one reverse pass per unit would cost as much as h
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Variances of all units of one or two values, [B, n], their nonlinear parts, and covariances of pairs; see `responses`.
+    """Variances of all units, [B, n], the nonlinear parts of the variances, and covariances of paired units; see `responses`.
+
+    Two values are joined, and unit i of the first is paired with unit i of the second.
 
     Returns `None` if there are too many units.
     """

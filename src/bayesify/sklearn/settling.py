@@ -119,8 +119,8 @@ def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> 
     In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$. The
     predictive then gives the probability of a target that is equally many of its standard deviations away. A method's mean may
     have less leverage than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is
-    multiplied by the factor that gives both the same root mean square of $r / (1 - h)$, if this factor is larger than 1. `found` is
-    the method's predictive for the rows of the evidence.
+    multiplied by a factor of at least 1, so that the method's mean and the network have the same root mean square of $r / (1 - h)$.
+    `found` is the method's predictive for the rows of the evidence.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -105,7 +105,7 @@ class CapturedSteps:
 
 
 class GraphOptimizer:
-    """Converts an optimizer to a form whose step a graph can contain, until `end`.
+    """Converts an optimizer to a form whose steps can be captured in a graph. `end` restores the original form.
 
     Learning rates become tensors that change in place; a rate that is assigned as a number is copied into its tensor. A plain
     SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which can skip a step on the device and takes the same

@@ -135,7 +135,9 @@ class Checkpoint:
         given = dict(self.position)
         steps, sums = given.pop("steps"), given.pop("sums")
         if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):
-            raise ValueError(f"the position has steps={steps!r} and {len(sums)} sums")
+            raise ValueError(
+                f"its position has steps={steps!r} and {len(sums)} sums, but a run writes a whole number of steps and 4 or 5 sums"
+            )
         if given.keys() != Position.__dataclass_fields__.keys():
             raise ValueError("the position has unexpected entries")
         if given["best"] is not None:

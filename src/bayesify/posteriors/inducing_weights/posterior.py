@@ -399,7 +399,7 @@ class InducingWeights(Posterior):
     def _prior(self) -> PriorDraw:
         if self.bound_prior is None:
             raise ValueError(
-                "InducingWeights: the prior gives the scale of W, and this posterior has none; call bayesianize, which binds one"
+                "InducingWeights: this posterior has no prior, which sets the scale of W; call bayesianize, which gives it a prior"
             )
         return self.bound_prior
 
