@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def unpack_rows(content: bytes) -> DataFrame:
 
     names, *rows = (json.loads(line) for line in gzip.decompress(content).decode().split("\n")[:-1])
     cells = zip(*rows, strict=True) if rows else ([] for _ in names)
-    return pandas.DataFrame({name: pandas.Series(list(column)) for name, column in zip(names, cells, strict=True)})
+    filled = [[math.nan if cell is None else cell for cell in column] for column in cells]  # as tables are read
+    return pandas.DataFrame({name: pandas.Series(column) for name, column in zip(names, filled, strict=True)})
 
 
 def _cells(column: Series) -> list[Any]:
