@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from bayesify.jacobians import Gradients, Jacobians
 from bayesify.jacobians.rules import LookupRule, fold_product
@@ -171,6 +170,8 @@ def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
 
 def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """A result whose intermediate results are recomputed in the backward pass."""
+    from torch.utils.checkpoint import checkpoint  # loads sympy in torch 2.6
+
     if not torch.is_grad_enabled():
         return function(*tensors)
     found: Tensor = checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)

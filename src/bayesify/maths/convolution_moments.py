@@ -17,7 +17,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.convolution_lags import lag_moments
@@ -64,6 +63,8 @@ def convolution_moments(
 
 def patch_moments(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     r"""$A^\top A$ and $A^\top V$ by extracted patches, for any stride: [G, D, D] and [G, D, c_out / G]."""
+    from torch.utils.checkpoint import checkpoint  # loads sympy in torch 2.6
+
     copies = math.prod(geometry.kernel) * math.prod(targets.shape[2:]) / math.prod(x.shape[2:])
     rows = max(1, int(len(x) * MAX_MAPS_OF_PATCHES / copies))
     parts = [
