@@ -144,7 +144,7 @@ def memory_figures() -> dict[str, float]:
 
 def main() -> None:
     figures = transformer_figures(2.0) | step_figures() | memory_figures()
-    record("draws_gpu", figures, digits=4, fused=fused_draws.ENABLED)
+    record("draws_gpu", figures, digits=4, fused=fused_draws.USES_KERNELS)
 
 
 if __name__ == "__main__":

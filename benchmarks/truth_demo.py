@@ -63,8 +63,8 @@ def main() -> None:
             assert isinstance(shown, ClassificationPredictive)
             figure = {"probs": shown.probs[:, 1], "entropy": shown.entropy}
         stored |= {f"{problem.name}.figure.{key}": value.numpy().astype(np.float16) for key, value in figure.items()}
-    np.savez_compressed(exact.PATH, **stored)
-    print(exact.PATH, exact.PATH.stat().st_size, "bytes")
+    np.savez_compressed(exact.EXACT_PATH, **stored)
+    print(exact.EXACT_PATH, exact.EXACT_PATH.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":

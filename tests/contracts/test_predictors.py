@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import baselines, conformal, deep_gp, function_space, likelihoods, posteriors, random_features
 from bayesify.predictor import Drawable, Predictor
-from bayesify.storage.serializers import STORED
+from bayesify.storage.serializers import STORED_CLASSES
 
 N = 24
 X = torch.randn(N, 2, generator=torch.Generator().manual_seed(0))
@@ -126,12 +126,12 @@ def test_every_predictor_is_here() -> None:
         if ".sklearn" in info.name:  # estimators keep scikit-learn's contract
             continue
         classes = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == info.name]
-        predict = [kind for kind in classes if "predict" in vars(kind) or kind in STORED.values()]
+        predict = [kind for kind in classes if "predict" in vars(kind) or kind in STORED_CLASSES.values()]
         found |= {kind for kind in predict if not kind.__name__.startswith("_")}
     found -= {Predictor, Drawable}
     assert not [kind for kind in found if not issubclass(kind, Predictor)]
     assert found == {kind for kind, _, _ in CASES.values()}
-    assert {kind for kind in STORED.values() if ".sklearn" not in kind.__module__} == found
+    assert {kind for kind in STORED_CLASSES.values() if ".sklearn" not in kind.__module__} == found
 
 
 def test_the_signature_is_the_same_everywhere(case: str) -> None:

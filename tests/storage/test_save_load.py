@@ -282,7 +282,7 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
     model = Shifted(small(), torch.randn(3), (1, 2.5))
     with pytest.raises(TypeError, match=r"Shifted cannot be stored; known: .*register_predictor"):
         bayesify.save(model, tmp_path / "m.safetensors")
-    monkeypatch.setitem(serializers.STORED, "Shifted", Shifted)
+    monkeypatch.setitem(serializers.STORED_CLASSES, "Shifted", Shifted)
     with pytest.raises(ValueError, match="'Shifted' is taken"):
         serializers.register_predictor(Shifted)
     with pytest.raises(TypeError, match=r"inherits from bayesify\.predictor\.Predictor"):
@@ -292,7 +292,7 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
     x = torch.randn(5, 4)
     assert torch.equal(loaded.predict(x), model.predict(x))
     assert loaded.pair == (1, 2.5)
-    del serializers.STORED["Shifted"]
+    del serializers.STORED_CLASSES["Shifted"]
     with pytest.raises(ValueError, match="contains a 'Shifted', a type that is unknown"):
         bayesify.load(tmp_path / "m.safetensors", small())
 

@@ -22,7 +22,7 @@ from bayesify.predictive.families.gaussian import GaussianFamily
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.running.runner import Runner
-from bayesify.storage.serializers import MODULE, STORED, register_predictor, stored_name
+from bayesify.storage.serializers import MODULE_NAME, STORED_CLASSES, register_predictor, stored_name
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
 from bayesify.weights.module_state import below, prefixed, restore_module, tensors_of
@@ -220,12 +220,12 @@ class TemperatureScaling(Predictor):
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The model over a copy of the network, with its temperature and factor on the variance."""
         inner = below("model", state)
-        if config["type"] == MODULE:
+        if config["type"] == MODULE_NAME:
             scaled = cls(restore_module(net, inner), config["likelihood"], output=config["output"])
             assert scaled.likelihood is not None
             scaled.likelihood.load_state_dict(below("likelihood", state))
         else:
-            scaled = cls(STORED[config["type"]].restore(net, config["model"], inner))
+            scaled = cls(STORED_CLASSES[config["type"]].restore(net, config["model"], inner))
         scaled.temperature, scaled.variance_scale = float(config["temperature"]), float(config["variance_scale"])
         return scaled
 

@@ -18,7 +18,7 @@ from bayesify.storage.locks import InUse, locked
 from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
-FORMAT = 6
+FORMAT_VERSION = 6
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
         try:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder / LOCK))
-            _check(folder, wanted := {"format": FORMAT, "fingerprint": table.fingerprint, **settings}, resume)
+            _check(folder, wanted := {"format": FORMAT_VERSION, "fingerprint": table.fingerprint, **settings}, resume)
             buffer = io.BytesIO()
             np.savez(buffer, **table.arrays())  # type: ignore[arg-type]
             write_file(folder / DATA, buffer.getvalue())

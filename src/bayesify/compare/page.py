@@ -13,7 +13,7 @@ from bayesify.compare.contestants import title_of
 from bayesify.compare.explanation import columns_of
 from bayesify.compare.panels import Panels
 from bayesify.compare.scores import LEVELS, THIRDS
-from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING, Column, MethodRow, cell, show
+from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING_MARK, Column, MethodRow, cell, show
 from bayesify.compare.verdict import recalls
 from bayesify.serving.plots import ranking
 from bayesify.sklearn.recipe import HIDDEN_BY_NAME
@@ -80,7 +80,7 @@ def render(comparison: Comparison, running: str = "") -> str:
         cell=cell,
         is_best=functools.partial(_is_best, summary.ranked),
         percent=_percent,
-        width=lambda value: MISSING if value is None else significant(value) if regression else f"{value:.2f}",
+        width=lambda value: MISSING_MARK if value is None else significant(value) if regression else f"{value:.2f}",
         levels=[f"{100 * level:.0f}" for level in LEVELS],
         thirds=THIRDS if regression else (),
         panels=_panels(comparison),
@@ -89,7 +89,7 @@ def render(comparison: Comparison, running: str = "") -> str:
 
 
 def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.0f}"
+    return MISSING_MARK if value is None else f"{100 * value:.0f}"
 
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
@@ -123,10 +123,10 @@ def _examples(row: MethodRow, comparison: Comparison) -> dict[str, Any] | None:
 def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row: int) -> str:
     if codes:
         code = int(features.codes[row, codes[0]])
-        return MISSING if code < 0 else features.levels[codes[0]][code]
+        return MISSING_MARK if code < 0 else features.levels[codes[0]][code]
     value = float(features.numbers[row, numbers[0]])
     if math.isnan(value):
-        return MISSING
+        return MISSING_MARK
     if features.number_names[numbers[0]].endswith(DAYS):
         return date_of(value)
     return f"{value:.6g}"

@@ -21,7 +21,7 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 SIGNIFICANCE_LEVEL = 0.05
 RANKING_SCORE = "nll"
 """The score by which methods are ranked."""
-PARTS = ("fit", "calibration", "test")
+DATA_PARTS = ("fit", "calibration", "test")
 MIN_NAMED_NATS = 0.02
 """Minimum difference that matters, in nats per row: the truth gets 2 % more probability, or intervals are 2 % narrower."""
 LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
@@ -173,7 +173,7 @@ class Summary:
         known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
         counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
         tested = sum(rows["test"] for rows in counts)
-        return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts)])
+        return min([tested, *(sum(rows.get(part, 0) for part in DATA_PARTS) for rows in counts)])
 
     @cached_property
     def test_share(self) -> float:
@@ -272,7 +272,7 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- numbers as text ---------------------------------------------------------------------------------------------------
 
-MISSING = "–"
+MISSING_MARK = "–"
 MIN_HUGE_SCORE = 1e5
 """Scores from here on come from a method that failed, and are shown as powers of ten."""
 
@@ -280,7 +280,7 @@ MIN_HUGE_SCORE = 1e5
 def show(value: float | None, column: Column) -> str:
     """A number of a column as text."""
     if value is None or math.isnan(value):
-        return MISSING
+        return MISSING_MARK
     shown = value * column.factor
     if abs(shown) >= MIN_HUGE_SCORE and column not in COSTS:
         return f"{shown:.1e}"
@@ -293,6 +293,6 @@ def cell(row: MethodRow, column: Column, *, spread: bool = True) -> str:
     """Mean and standard error of a row as text."""
     mean, error = row.means.get(column.key), row.errors.get(column.key)
     text = show(mean, column)
-    if text == MISSING or not spread or error is None or column in COSTS or "e+" in text:
+    if text == MISSING_MARK or not spread or error is None or column in COSTS or "e+" in text:
         return text
     return f"{text} ± {error * column.factor:,.{len(text.partition('.')[2])}f}"

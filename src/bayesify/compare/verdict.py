@@ -37,7 +37,7 @@ MIN_THIRD_GAP = 0.08
 MIN_DETECTION_AUROC = 0.8
 """AUROC from which out-of-distribution rows count as detected."""
 MAX_NAMES = 4
-WORDS = {
+RIVAL_WORDS = {
     "constant": "a constant guess",
     "linear": "a linear model",
     "boosted_trees": "boosted trees",
@@ -445,7 +445,7 @@ def _p(value: float) -> str:
 
 def words_of(name: str) -> str:
     """A method's name inside a sentence."""
-    return WORDS.get(name, title_of(name))
+    return RIVAL_WORDS.get(name, title_of(name))
 
 
 def _words(row: MethodRow) -> str:

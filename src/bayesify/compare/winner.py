@@ -18,7 +18,7 @@ from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
 from bayesify.tables.written_numbers import significant
 
-MODEL = "model"
+MODEL_FOLDER = "model"
 """Name of the model's folder inside the folder of the comparison."""
 
 
@@ -63,10 +63,10 @@ def train_winner(
                 scored=_scored(row, summary),
                 missing=tuple(question.reading.missing),
             )
-        made.write(folder / MODEL)
+        made.write(folder / MODEL_FOLDER)
     except FAILURES as error:
         return Winner(name, "", f"{words} It could not be trained on all rows: {error}")
-    return Winner(name, MODEL, words)
+    return Winner(name, MODEL_FOLDER, words)
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:

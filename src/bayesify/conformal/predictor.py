@@ -14,7 +14,7 @@ from bayesify.conformal.sets import Sets
 from bayesify.conformal.thresholds import listed
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
-from bayesify.storage.serializers import STORED, register_predictor, stored_name
+from bayesify.storage.serializers import STORED_CLASSES, register_predictor, stored_name
 from bayesify.weights.module_state import below, prefixed
 
 RULES: dict[str, type[Intervals] | type[Sets]] = {"Intervals": Intervals, "Sets": Sets}
@@ -131,7 +131,7 @@ class Conformal(Predictor):
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The model over a copy of the network, calibrated as it was."""
-        model = STORED[config["type"]].restore(net, config["model"], below("model", state))
+        model = STORED_CLASSES[config["type"]].restore(net, config["model"], below("model", state))
         kept = config["rule"]
         rule = None if kept is None else RULES[kept["name"]](**kept["options"])
         if rule is not None and "scores" in state:

@@ -14,20 +14,20 @@ import torch
 from bayesify.demo.run import Outcome, ToyProblem
 from bayesify.methods import Method
 
-PATH = Path(__file__).with_name("exact.npz")
+EXACT_PATH = Path(__file__).with_name("exact.npz")
 SEED = 0
 """Seed of the data whose answers are stored."""
 METHOD = Method("exact", "Exact posterior", "long Markov chains", "")
-WORDS = ((0.25, "nearly exact"), (0.5, "close"), (1.0, "rough"), (float("inf"), "far off"))
+DISTANCE_WORDS = ((0.25, "nearly exact"), (0.5, "close"), (1.0, "rough"), (float("inf"), "far off"))
 """Words for a distance, by its upper limit in standard deviations of the exact answer (curve) or in tenths (probabilities)."""
 
 
 def exact_outcomes(seed: int) -> dict[str, Outcome]:
     """The exact answer to each problem by its name; empty for data other than the stored ones."""
-    if seed != SEED or not PATH.exists():
+    if seed != SEED or not EXACT_PATH.exists():
         return {}
     found: dict[str, Outcome] = {}
-    with np.load(PATH) as stored:
+    with np.load(EXACT_PATH) as stored:
         for problem in ("regression", "classification"):
             scores, figure = {}, {}
             for name in stored.files:
@@ -63,4 +63,4 @@ def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
 
 
 def _word(size: float) -> str:
-    return next(word for limit, word in WORDS if size < limit)
+    return next(word for limit, word in DISTANCE_WORDS if size < limit)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+SPATIAL_DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
 class Pulling:
@@ -50,7 +50,7 @@ class DifferentiableLayers(TorchFunctionMode):
         if func is torch.batch_norm and not kwargs and not args[5] and args[3] is not None:
             x, weight, bias, mean, variance, _, _, eps, *_ = args
             return _normalize(x, weight, bias, mean, variance, eps)
-        dims = DIMS.get(func)
+        dims = SPATIAL_DIMS.get(func)
         if dims is None:
             return func(*args, **kwargs)
         return self._convolve(func, dims, *args, **kwargs)

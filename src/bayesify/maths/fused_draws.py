@@ -23,7 +23,7 @@ ALIGNMENT_NUMBERS = 64
 HAS_FAST_SINES = True
 """Whether kernels use the device's own instructions for sines and cosines, which an emulation does not have."""
 
-ENABLED = True
+USES_KERNELS = True
 """Whether normal numbers and draws on a GPU come from these kernels, if the kernels run."""
 
 WARPS_PER_TILE = 4
@@ -288,7 +288,7 @@ def fused_draws(
 
 def has_kernel(like: Tensor) -> bool:
     """Whether the kernels can serve a tensor: float32 on a CUDA device, with Triton installed and able to compile."""
-    return ENABLED and like.is_cuda and like.dtype == torch.float32 and _kernels_run(like.device)
+    return USES_KERNELS and like.is_cuda and like.dtype == torch.float32 and _kernels_run(like.device)
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ from bayesify.arguments.plain import Plain
 from bayesify.serving.judged import Group
 from bayesify.version import __version__
 
-FORMAT = 4
+FORMAT_VERSION = 4
 """Version of the folder's format."""
 MAX_TEXT_CHARACTERS = 80
 """Maximum number of characters of a text that the folder keeps."""
@@ -85,7 +85,7 @@ class About(Plain):
     missing: tuple[str, ...] = ()
     commas: tuple[str, ...] = ()
     version: str = __version__
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     groups: tuple[Group, ...] = ()
     groups_on: str = ""
     confusion: tuple[tuple[int, ...], ...] = ()

@@ -7,7 +7,7 @@ from bayesify.tables.written_numbers import shown, significant
 
 MAX_TEXTS = 5
 """Maximum number of texts of a column that the page lists."""
-WORDS = {
+METRIC_WORDS = {
     "crps": "CRPS, the absolute error of a whole predicted distribution (too wide and too narrow ones cost more), in the "
     "target's unit (lower is better)",
     "log_loss": "log-loss, the mean of -ln(probability given to the true class); 0 is perfect (lower is better)",
@@ -55,7 +55,11 @@ TRANSFORMS = {
 def words_of(score: str) -> str:
     """A score in words."""
     kind, _, level = score.rpartition("_")
-    return WORDS_OF_LEVEL[kind].format(level) if kind in WORDS_OF_LEVEL else WORDS.get(score, score.replace("_", " "))
+    return (
+        WORDS_OF_LEVEL[kind].format(level)
+        if kind in WORDS_OF_LEVEL
+        else METRIC_WORDS.get(score, score.replace("_", " "))
+    )
 
 
 def render_card(about: About, figure: str = "") -> str:

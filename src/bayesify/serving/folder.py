@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bayesify.serving.about import FORMAT, About
+from bayesify.serving.about import FORMAT_VERSION, About
 from bayesify.serving.card import render_card
 from bayesify.serving.kept_rows import pack_rows, unpack_rows
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
@@ -170,10 +170,10 @@ def _read_facts(folder: Path, path: Path) -> tuple[dict[str, Any], About]:
     """The contents of `model.json`, checked for format and checksum, as plain data and as an object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
+        if found["format"] != FORMAT_VERSION:
             raise InputError(
-                f"{folder}: the folder was written by bayesify {found['version']} in format {found['format']}, and "
-                f"bayesify {__version__} reads format {FORMAT}; train again with this version, or use bayesify {found['version']}"
+                f"{folder}: the folder was written by bayesify {found['version']} in format {found['format']}, and bayesify "
+                f"{__version__} reads format {FORMAT_VERSION}; train again with this version, or use bayesify {found['version']}"
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")

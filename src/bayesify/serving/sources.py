@@ -18,8 +18,20 @@ if TYPE_CHECKING:
 
 SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
 """Data sets that are part of scikit-learn, and their loaders."""
-PACKED = (".gz", ".bz2", ".xz", ".zip")
-EXTENSIONS = (*PACKED, ".csv", ".tsv", ".txt", ".xlsx", ".xls", ".parquet", ".json", ".jsonl", ".ndjson", ".data")
+PACKED_EXTENSIONS = (".gz", ".bz2", ".xz", ".zip")
+EXTENSIONS = (
+    *PACKED_EXTENSIONS,
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".xlsx",
+    ".xls",
+    ".parquet",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".data",
+)
 """Extensions of files with tables."""
 
 

@@ -21,7 +21,7 @@ from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.sklearn.unusual import MAX_KEPT_ROWS, Neighbors
-from bayesify.storage.serializers import STORED, stored_name
+from bayesify.storage.serializers import STORED_CLASSES, stored_name
 from bayesify.tables.encoding import Encoding
 from bayesify.training.random_streams import derive_seed
 from bayesify.weights.module_state import below, prefixed
@@ -183,7 +183,7 @@ class FittedTable:
         if units is not None and units["transform"] not in TRANSFORMS:
             raise ValueError(f"transform {units['transform']!r} is unknown")
         net = network.make(0)
-        model = STORED[config["type"]].restore(net, config["model"], below("model", state))
+        model = STORED_CLASSES[config["type"]].restore(net, config["model"], below("model", state))
         if isinstance(model, nn.Module):
             model.eval()
         if not isinstance(model, Predictor):

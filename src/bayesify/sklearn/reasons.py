@@ -27,7 +27,7 @@ ROUNDING_SHARE = 1e-9
 NUM_TOLD, MIN_TOLD_SHARE = 3, 0.01
 """Maximum number of columns that a text lists, and the minimum share of all contributions that each must have."""
 MAX_CELL_CHARACTERS = 40
-EMPTY = "empty"
+EMPTY_CELL = "empty"
 
 Measure = Callable[[np.ndarray], np.ndarray]
 """Function from inputs [K, E] to the explained quantities, [K, Q]."""
@@ -300,7 +300,7 @@ def _why_unusual(
     found: list[list[str]] = [[] for _ in inputs]
     for name, rows in cells.unseen.items():
         for row in np.flatnonzero(rows).tolist():
-            empty, cell = cells.texts[row, names.index(name)] == EMPTY, cells.named(row, names.index(name))
+            empty, cell = cells.texts[row, names.index(name)] == EMPTY_CELL, cells.named(row, names.index(name))
             new = f"{cell} is a text that did not occur in training"
             found[row].append(f"{name} is empty, but was never empty in training" if empty else new)
     for row in np.flatnonzero(far <= share).tolist():
@@ -336,7 +336,7 @@ def cells_as_text(cells: np.ndarray) -> np.ndarray:
 def cell_text(cell: Any) -> str:
     """A cell as readable text."""
     if cell is None or cell != cell:
-        return EMPTY
+        return EMPTY_CELL
     return shown(cell).removesuffix(" 00:00:00")[:MAX_CELL_CHARACTERS]
 
 

@@ -17,7 +17,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictor import Serializable
 from bayesify.storage import tensor_files
 from bayesify.storage.allocation import AllocationLimit
-from bayesify.storage.serializers import MODULE, STORED, find_stored, stored_name
+from bayesify.storage.serializers import MODULE_NAME, STORED_CLASSES, find_stored, stored_name
 from bayesify.version import __version__
 from bayesify.weights.module_state import fingerprint, restore_module, tensors_of
 
@@ -109,9 +109,9 @@ def restore(
     config, state = _unpack(path, header, tensors)
     name = header["type"]
     kind = find_stored(name)
-    if kind is None and name != MODULE:
+    if kind is None and name != MODULE_NAME:
         raise ValueError(
-            f"{path}: the file contains a {name!r}, a type that is unknown here; {suggest(name, [*STORED, MODULE])}"
+            f"{path}: the file contains a {name!r}, a type that is unknown here; {suggest(name, [*STORED_CLASSES, MODULE_NAME])}"
         )
     stored = dict(header["fingerprint"])
     needs_network = kind is None or bool(stored)

@@ -11,9 +11,9 @@ from bayesify.arguments.plugins import plugins
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Serializable, Trainable
 
-MODULE = "Module"
+MODULE_NAME = "Module"
 """Name of a plain module in files."""
-STORED: dict[str, type[Serializable]] = {}
+STORED_CLASSES: dict[str, type[Serializable]] = {}
 """Classes that `save` accepts, by their names in files."""
 MODULES_BY_KIND: dict[str, str] = {}
 """Modules that register classes with optional dependencies, by the name of the class in files. A module is imported when a file
@@ -33,9 +33,9 @@ def register_predictor(kind: Kind) -> Kind:
     """
     if not (isinstance(kind, type) and issubclass(kind, Serializable)):
         raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
-    if kind.__name__ in (*STORED, MODULE):
+    if kind.__name__ in (*STORED_CLASSES, MODULE_NAME):
         raise ValueError(f"register_predictor: {kind.__name__!r} is taken; give the class another name")
-    STORED[kind.__name__] = kind
+    STORED_CLASSES[kind.__name__] = kind
     return kind
 
 
@@ -45,11 +45,11 @@ def find_stored(name: str) -> type[Serializable] | None:
     Raises:
         ImportError: If the class needs a package that is not installed.
     """
-    if name not in STORED and name in MODULES_BY_KIND:
+    if name not in STORED_CLASSES and name in MODULES_BY_KIND:
         import_module(MODULES_BY_KIND[name])
-    elif name not in STORED:
+    elif name not in STORED_CLASSES:
         plugins()
-    return STORED.get(name)
+    return STORED_CLASSES.get(name)
 
 
 def stored_name(model: Any) -> str:
@@ -62,7 +62,7 @@ def stored_name(model: Any) -> str:
         raise TypeError(
             f"save: {type(model).__name__} is a stack of several models; save each model that unstack() returns"
         )
-    names = {kind: name for name, kind in STORED.items()} | {nn.Module: MODULE}
+    names = {kind: name for name, kind in STORED_CLASSES.items()} | {nn.Module: MODULE_NAME}
     for base in type(model).__mro__:
         if base in names:
             return names[base]

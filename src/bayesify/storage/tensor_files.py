@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesify.storage.atomic import check_file, write_atomically
 
-FORMAT = "bayesify"
+FORMAT_NAME = "bayesify"
 FORMAT_VERSION = 2
 """Version of the file format. Since version 2, the checksum covers the version itself."""
 
@@ -164,7 +164,12 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
     version = str(FORMAT_VERSION)
-    metadata = {"format": FORMAT, "format_version": version, "header": body, "sha256": _digest(version, body, plain)}
+    metadata = {
+        "format": FORMAT_NAME,
+        "format_version": version,
+        "header": body,
+        "sha256": _digest(version, body, plain),
+    }
     with write_atomically(path) as temporary, open(temporary, "xb") as file:
         for piece in _serialize(plain, metadata):
             file.write(piece)
@@ -230,7 +235,7 @@ _REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it wit
 
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get("format_version", "")
-    if metadata.get("format") != FORMAT or not (version.isascii() and version.isdecimal() and len(version) < 10):
+    if metadata.get("format") != FORMAT_NAME or not (version.isascii() and version.isdecimal() and len(version) < 10):
         raise ValueError(
             f"{path}: the file was not written by bayesify; use safetensors.torch.load_file for its tensors"
         )

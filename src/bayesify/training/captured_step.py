@@ -17,7 +17,7 @@ from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_
 
 Run = Callable[[Phase, Batch], None]
 
-FORM = ("fused", "capturable")
+CAPTURE_OPTIONS = ("fused", "capturable")
 """Options that must be on, if the optimizer has them, for a graph to contain its step."""
 
 
@@ -114,7 +114,9 @@ class GraphOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer, self._device = optimizer, device
-        self._given = [{key: group[key] for key in ("lr", *FORM) if key in group} for group in optimizer.param_groups]
+        self._given = [
+            {key: group[key] for key in ("lr", *CAPTURE_OPTIONS) if key in group} for group in optimizer.param_groups
+        ]
         self._was_plain = not getattr(optimizer, "_step_supports_amp_scaling", False)
         self._rates: list[Tensor] = []
         self.begin()
@@ -124,7 +126,7 @@ class GraphOptimizer:
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), dtype=torch.float32, device=self._device) for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
-            group.update({"lr": rate} | {key: True for key in FORM if key in group})
+            group.update({"lr": rate} | {key: True for key in CAPTURE_OPTIONS if key in group})
             is_sgd = isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0
             for parameter in group["params"] if is_sgd else ():
                 if optimizer.state[parameter].get("momentum_buffer") is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.weights.named_parameters import MASK, NamedParameters
+from bayesify.weights.named_parameters import MASK_SUFFIX, NamedParameters
 
 
 def fingerprint(module: nn.Module) -> dict[str, str]:
@@ -37,7 +37,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise TypeError(f"save: the state {name!r} is {type(value).__name__}; only tensors can be stored")
-        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK) else value
+        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK_SUFFIX) else value
     return state
 
 
@@ -111,7 +111,7 @@ def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
     for path, part in module.named_modules():
         if isinstance(part, NamedParameters):
             for name in part:
-                key = f"{path}.{name}{MASK}"
+                key = f"{path}.{name}{MASK_SUFFIX}"
                 if key in state:
                     mask = _unpack_bits(state[key], part[name].shape)
                     part.prune(name, mask.to(part[name].device))

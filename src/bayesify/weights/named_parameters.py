@@ -49,7 +49,7 @@ class NamedParameters(nn.Module):
 
     def mask(self, name: str) -> Tensor | None:
         """Mask of the kept entries, in the dense shape; `None` if all entries are kept."""
-        return self._buffers.get(encode(name) + MASK)
+        return self._buffers.get(encode(name) + MASK_SUFFIX)
 
     @property
     def is_pruned(self) -> bool:
@@ -61,7 +61,7 @@ class NamedParameters(nn.Module):
         key, parameter = encode(name), self[name]
         kept = self.dense(name).detach()[mask]
         self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
-        self.register_buffer(key + MASK, mask)
+        self.register_buffer(key + MASK_SUFFIX, mask)
 
     def dense(self, name: str) -> Tensor:
         """A parameter in its dense shape."""
@@ -76,7 +76,7 @@ class NamedParameters(nn.Module):
         return values.new_zeros(*batch, *mask.shape).masked_scatter(mask.expand(*batch, *mask.shape), values)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK)}
+        theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK_SUFFIX)}
         ours = {prefix + key for key in self._buffers}
         if theirs != ours:
             what = "pruned, but this network is not" if theirs - ours else "not pruned, but this network is"
@@ -112,7 +112,7 @@ def first_parameter(module: nn.Module) -> Tensor:
 
 
 _is_given: Any = partial(operator.is_not, None)
-MASK = ":mask"
+MASK_SUFFIX = ":mask"
 """Suffix of a mask's name, after the name of its parameter."""
 
 
