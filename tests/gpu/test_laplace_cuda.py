@@ -22,7 +22,7 @@ def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return net.eval().double(), torch.randn(7, 2, 5, 5, dtype=torch.float64), torch.randint(3, (7,))
 
 
-@pytest.mark.filterwarnings("ignore:Laplace.fit. 3 outputs")  # 200 steps on seven rows take many passes
+@pytest.mark.filterwarnings("ignore:Laplace.fit. 2 draws take")  # 200 steps on seven rows take many passes
 def test_one_draw_at_a_time_leaves_the_rest_on_the_host() -> None:
     net, x, y = problem()
     net, x, y = net.cuda(), x.cuda(), y.cuda()
