@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.training.batches import parse_batch
-from bayesify.training.noise import LearnedNoise, new_rows_ratio
+from bayesify.training.noise import MAX_START_LOSS, START_DRAWS, LearnedNoise, narrow_start, new_rows_ratio
 
 STD = 0.3
 
@@ -288,3 +288,35 @@ def test_the_final_noise_does_not_count_the_epistemic_variance_twice():
         assert ratio > 1
         assert noise_of(bnn) == pytest.approx(max(ratio * residual - spread, residual), rel=1e-3)
         assert (ratio * residual - spread > residual) is (std == 0.01)
+
+
+@pytest.mark.parametrize("name", ["rank_one", "dropout"])
+def test_draws_of_a_trained_classifier_start_only_a_little_worse(name):
+    """The loss grows about as the square of the scales, by which they are chosen. A fresh network keeps its wide start."""
+    x, y = rows(count=256)
+    labels = (y[:, 0] > 0).long()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+
+    def narrowed():
+        bnn = bayesify.bayesianize(net, name, likelihood="categorical")
+        first = {key: value.clone() for key, value in bnn.state_dict().items()}
+        losses = [loss(bnn)]
+        narrow_start(bnn, lambda count: [parse_batch((x, labels))], torch.device("cpu"))
+        return first, bnn.state_dict(), [*losses, loss(bnn)]
+
+    @torch.no_grad()
+    def loss(bnn):
+        found = bnn.predict(x, START_DRAWS, generator=torch.Generator().manual_seed(0))
+        return float(-found.log_prob(labels).mean() - nn.functional.cross_entropy(net(x), labels))
+
+    first, last, _ = narrowed()
+    assert all(torch.equal(value, last[key]) for key, value in first.items())
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), labels).backward()
+        optimizer.step()
+    before, after = narrowed()[2]
+    assert before > 1.5 * MAX_START_LOSS
+    assert after == pytest.approx(MAX_START_LOSS, rel=0.5)
