@@ -176,6 +176,30 @@ def test_accuracy_and_error_are_compared_on_the_same_examples():
     assert not rules.worse_than_start(replace(start, errors=()), now, held_out=True)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "count", "found"),
+    [(0.80, 0.74, 400, True), (0.80, 0.86, 1000, True), (0.75, 0.745, 400, False), (0.80, 0.77, 400, False),
+     (0.80, 0.74, 100, False), (0.86, 0.75, 400, False)],
+)  # fmt: skip
+def test_calibration_is_compared_with_the_given_network(before, after, count, found):
+    """The accuracy is 0.8. With 400 rows its standard error is 0.02, with 100 rows 0.04, and 0.06 is then within chance."""
+    errors = tuple(float(place % 5 == 0) for place in range(count))
+    scores = [Score(0.5, 0.8, count, errors=errors, confidences=count * (value,)) for value in (before, after)]
+    told = rules.less_calibrated(*scores)
+    assert bool(told) is found
+    assert not told or f"is {after:.3f} at an accuracy of 0.800 (was {before:.3f} at 0.800)" in told[0].sentence
+    assert not rules.less_calibrated(replace(scores[0], confidences=()), scores[1])
+
+
+def test_a_change_of_calibration_must_exceed_chance():
+    """Of 400 rows, 50 become right and 50 wrong: the gap rises by 0.045, and its standard error is 0.025."""
+    right = 320 * (0.0,) + 80 * (1.0,)
+    other = 50 * (1.0,) + 270 * (0.0,) + 30 * (1.0,) + 50 * (0.0,)
+    start = Score(0.5, 0.8, 400, errors=right, confidences=400 * (0.8,))
+    assert rules.less_calibrated(start, Score(0.5, 0.8, 400, errors=right, confidences=400 * (0.845,)))
+    assert not rules.less_calibrated(start, Score(0.5, 0.8, 400, errors=other, confidences=400 * (0.845,)))
+
+
 # -- healthy trainings ---------------------------------------------------------------------------------------------
 
 
@@ -449,6 +473,16 @@ def test_a_small_loss_on_validation_data(task, data, trained, regressor):
             assert ("comparison" in history.notes) is not bool(options)
         assert told == {False: False, True: prior is not None}
     assert "give validation=" in repr(bayesify.fit(bnn, loader, epochs=2, seed=0, progress=False))
+
+
+def test_draws_that_make_a_classifier_underconfident(data, trained):
+    """Dropout of 15 % of the units lowers the confidence by several points, which only held-out rows show."""
+    codes = {}
+    for rate in (None, 0.15):
+        _, history = train(trained, posteriors.Dropout(rate), data[0], 3, None, validation=data[1])
+        codes[rate] = history.findings.codes
+    assert "less_calibrated" in codes[0.15]
+    assert not codes[None]
 
 
 def test_a_learning_rate_that_destroys_the_network(data, trained):

@@ -99,6 +99,7 @@ def check(
         parts.append(rules.kl_dwarfs([score.nll], penalty, first, score))
     if first is not None:
         parts.append(rules.worse_than_start(first, score, held_out))
+        parts.append(rules.less_calibrated(first, score) if held_out else [])
     if losses:
         parts.append(_convergence(losses))
     return joined(parts)

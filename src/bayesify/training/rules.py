@@ -39,6 +39,9 @@ COVERAGE_SIGNIFICANCE_STDS = 3.0
 """Standard deviations from the limit of a healthy coverage above which a coverage is beyond chance."""
 MIN_HELD_OUT_LOSS_NATS = 0.02
 """A loss of NLL per target on held-out data above this is a finding, if it exceeds chance."""
+MIN_CALIBRATION_GAP, MIN_CALIBRATION_RISE = 0.04, 0.01
+"""Confidence is off on held-out data if it differs from the accuracy by more than the first, and by more than the second above
+the difference of the given network. These are the bounds on the ECE in `benchmarks.defaults_wider`."""
 MIN_PAIRED_EXAMPLES = 16
 """Minimum number of examples whose differences give a standard error."""
 KL_WARNING_RATIO = 10.0
@@ -60,6 +63,7 @@ class Score:
         numbers: Number of targets per example.
         losses: NLL of each of the first examples, in the order of the loader.
         errors: Share of wrong labels, or mean squared error, of each of the same examples.
+        confidences: Probability of the predicted label of each of the same examples; empty in regression.
     """
 
     nll: float
@@ -72,6 +76,7 @@ class Score:
     numbers: int = 1
     losses: tuple[float, ...] = field(default=(), repr=False)
     errors: tuple[float, ...] = field(default=(), repr=False)
+    confidences: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def unit_nats(self) -> float:
@@ -262,6 +267,34 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         + ("" if held_out else "; give validation= to compare on other data")
     )
     return [Finding("worse_than_start", sentence, remedy)]
+
+
+def less_calibrated(start: Score, now: Score) -> list[Finding]:
+    r"""A finding if confidence is further from accuracy on held-out data than under the given network.
+
+    The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must exceed
+    `MIN_CALIBRATION_GAP` and two of its standard errors. Its rise must exceed `MIN_CALIBRATION_RISE` and two standard errors of the
+    difference on the same examples. Training data do not show this, because a network is more often right on them than on others.
+    """
+    parts = [
+        [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]
+        for score in (start, now)
+    ]
+    count = len(parts[1])
+    if count < MIN_PAIRED_EXAMPLES or len(parts[0]) != count:
+        return []
+    before, after = (abs(fmean(part)) for part in parts)
+    if after < max(MIN_CALIBRATION_GAP, 2 * stdev(parts[1]) / math.sqrt(count)):
+        return []
+    if after - before < max(MIN_CALIBRATION_RISE, _chance(parts[0], parts[1], count, math.inf)):
+        return []
+    shown = [(fmean(score.confidences), 1 - fmean(score.errors)) for score in (now, start)]
+    sentence = (
+        "probabilities are less calibrated than those of the given network: on held-out data the mean confidence is "
+        f"{shown[0][0]:.3f} at an accuracy of {shown[0][1]:.3f} (was {shown[1][0]:.3f} at {shown[1][1]:.3f})"
+    )
+    remedy = "scale the temperature on held-out data (baselines.TemperatureScaling), or start the posterior narrower (init_std=)"
+    return [Finding("less_calibrated", sentence, remedy)]
 
 
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:

@@ -63,14 +63,14 @@ class Totals:
         self.name = "accuracy"
         self.count = 0
         self._targets: list[Tensor] = []
-        self._rows: list[Tensor] = []  # NLL and error of each example, [2, B]
+        self._rows: list[Tensor] = []  # NLL, error and, for classes, confidence of each example, [2, B] or [3, B]
 
     def add(self, prediction: Predictive, batch: Batch) -> None:
         """Add the scores of a batch's prediction."""
         weights = batch.weights if batch.weights is not None else torch.ones(len(batch), device=batch.y.device)
         log_prob = prediction.log_prob(batch.y)
         self.nll -= float((weights * log_prob).sum())
-        errors = torch.zeros_like(log_prob)
+        errors, known = torch.zeros_like(log_prob), []
         if isinstance(prediction, RegressionPredictive):
             self.name = "rmse"
             y = match_targets(batch.y, prediction.mean)
@@ -80,11 +80,13 @@ class Totals:
         elif isinstance(prediction, ClassificationPredictive):
             errors = _per_example((prediction.labels != batch.y.reshape(prediction.labels.shape)).to(weights))
             self.score_sum += float((weights * (1 - errors)).sum())
+            known = [_per_example(prediction.confidence)]
         self.total += float(weights.sum())
         self.count += len(batch)
         if self.count <= MAX_GUESSED_EXAMPLES:
             self._targets.append(batch.y.detach())
-            self._rows.append(torch.stack([-log_prob, errors.to(log_prob)]).detach().double().cpu())
+            rows = [part.to(log_prob) for part in (-log_prob, errors, *known)]
+            self._rows.append(torch.stack(rows).detach().double().cpu())
 
     def _holds(self, prediction: RegressionPredictive, y: Tensor) -> Tensor:
         """Whether the central 90 % intervals cover the targets."""
@@ -109,9 +111,9 @@ class Totals:
         means = self.means()
         coverage = means.get("coverage_90")
         rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1
-        losses, errors = torch.cat(self._rows, 1).tolist() if self._rows else ((), ())
+        own = map(tuple, torch.cat(self._rows, 1).tolist() if self._rows else ())
         known: dict[str, Any] = {"coverage": coverage, "has_atoms": self.has_atoms, "numbers": numbers}
-        known |= {"losses": tuple(losses), "errors": tuple(errors)}
+        known |= zip(("losses", "errors", "confidences"), own, strict=False)
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:

@@ -288,6 +288,7 @@ class Watch:
             if self._validated is not None and self._validated.nll <= best.nll:
                 best = self._validated  # with the scores of each example
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
+            found.append(rules.less_calibrated(self.start, best))
         elif self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
             weighted = any(batch.weights is not None for batch in self._last)  # training averages over examples
@@ -327,11 +328,12 @@ class Watch:
         self.phase = str(state["phase"])
         if state["start"] is not None:
             given: list[Any] = list(state["start"])
-            missing: list[Any] = [None, None, None, False, 1, [], []]
-            given += missing[len(given) - 3 :]  # older versions stored three, seven or eight values
-            nll, accuracy, count, rmse, guess, _, has_atoms, numbers, losses, errors = given
+            missing: list[Any] = [None, None, None, False, 1, [], [], []]
+            given += missing[len(given) - 3 :]  # older versions stored fewer values
+            nll, accuracy, count, rmse, guess, _, has_atoms, numbers, *rows = given
             accuracy, rmse, guess = (None if value is None else float(value) for value in (accuracy, rmse, guess))
-            own: dict[str, Any] = {"losses": tuple(map(float, losses)), "errors": tuple(map(float, errors))}
+            losses, errors, confidences = (tuple(map(float, part)) for part in rows)
+            own: dict[str, Any] = {"losses": losses, "errors": errors, "confidences": confidences}
             own |= {"has_atoms": bool(has_atoms), "numbers": int(numbers)}
             self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, **own)
         names, values = state["spread"]
