@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -352,3 +353,16 @@ def test_pushed_and_pulled_vectors_are_those_of_the_jacobian(net: nn.Module) -> 
         pulled = jacobians.pull((x,), {}, vectors)
         found = torch.cat([pulled[name].flatten(1) for name in along], 1)
         assert torch.allclose(found, torch.einsum("nop,sno->sp", jacobian, vectors))
+
+
+def test_the_error_of_many_narrow_draws_is_found_in_float32() -> None:
+    # u^T b and c u^T u are two million here, and their difference is 0.2: less than a float32 of that size resolves.
+    factor, weights = 1e7, 2_000_000
+    u = torch.randn(1, weights, generator=torch.Generator().manual_seed(0)) / math.sqrt(factor)
+    group = sampled_module.Group(target=u + factor * u, solution=u, residual=torch.zeros_like(u), direction=u)
+    found = sampled_module.Equations._error(
+        SimpleNamespace(factor=factor),  # type: ignore[arg-type]
+        group,
+        torch.tensor([[0.01]]),
+    )
+    assert found == pytest.approx(math.sqrt(0.01 / float(u.double().square().sum())), rel=0.05)

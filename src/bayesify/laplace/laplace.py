@@ -582,14 +582,14 @@ class Laplace(Drawable):
         if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
             few = self._draw_equations(subset, loader, read_batch, prior, most=MAX_EVIDENCE_EXAMPLES)
-        accepts = None
+        excess = None
         if self.sampling.settle and self.likelihood.task == "classification":
             count = precisions.NUM_WIDE_ROWS
             rows = cut(batches_all_over(loader, count, read_batch), count)
 
-            def accepts(draws: Tensor) -> bool:
+            def excess(draws: Tensor) -> float:
                 losses = self._losses_of_draws(rows, SampledCovariance(subset, draws, equations.prior, 1.0), [1.0])
-                return losses[0] <= precisions.MAX_TRAINING_LOSS_RISE
+                return losses[0] / precisions.MAX_TRAINING_LOSS_RISE
 
         find_factor(
             few,
@@ -598,7 +598,7 @@ class Laplace(Drawable):
             -(-self.sampling.iterations // 2),  # each value of the precision starts from the solution of another
             self.sampling.tolerance,
             finds_noise=self._finds_noise,
-            accepts=accepts,
+            excess=excess,
         )
         equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
 

@@ -40,6 +40,12 @@ MAX_DRAW_ERROR = 0.5
 200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
 LOG_PRECISION_STEP = math.log(4.0)
 """Largest decrease of the logarithm of the prior precision in one update. The draws of one precision start those of the next."""
+LOG_PRECISION_RISE = math.log(16.0)
+"""Increase of the logarithm of the prior precision if draws do not converge."""
+MAX_LOG_PRECISION_RISE = math.log(256.0)
+"""Largest increase of the logarithm of the prior precision in one update if training rows are predicted too badly."""
+CHUNK_WEIGHTS = 1_000_000
+"""Number of weights whose differences are computed at a time."""
 MOMENTUM = 0.9
 """Nesterov's momentum of the minibatch solver."""
 RELATIVE_RATE = 0.2
@@ -512,9 +518,12 @@ class Equations:
         $r^\top M^{-1} r$ estimates the error in the norm of the equations, which bounds its effect on the outputs of the examples.
         $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
         """
-        u, tiny = group.solution, torch.finfo(left.dtype).tiny
-        effect = _dot(u, group.target) - _dot(u, group.residual) - self.factor * _dot(u, u)
-        return float((left / effect.clamp_min(tiny)).max().clamp_min(0).sqrt())
+        # Differences come before the sums: for large c, both products exceed their difference by more than float32 resolves.
+        parts = zip(
+            *(one.split(CHUNK_WEIGHTS, 1) for one in (group.solution, group.target, group.residual)), strict=True
+        )
+        effect = torch.stack([_dot(u, (b - r).sub_(u, alpha=self.factor)) for u, b, r in parts]).sum(0)
+        return float((left / effect.clamp_min(torch.finfo(left.dtype).tiny)).max().clamp_min(0).sqrt())
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
         r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
@@ -695,7 +704,7 @@ def find_factor(
     tolerance: float,
     *,
     finds_noise: bool,
-    accepts: Callable[[Tensor], bool] | None = None,
+    excess: Callable[[Tensor], float] | None = None,
 ) -> None:
     r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
 
@@ -705,7 +714,8 @@ def find_factor(
     noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
     The search descends from a large c, where the equations are easy, and the solver starts each c from the draws of
-    the previous c. The search ends above every c whose draws do not converge or are not accepted.
+    the previous c. The search ends above every c whose draws do not converge or predict training rows too badly. The loss of
+    training rows falls about like 1 / c, which tells how far c has to rise.
 
     Args:
         equations: The equations, over some or all of the data.
@@ -714,7 +724,7 @@ def find_factor(
         iterations: Iterations for each value of c.
         tolerance: See `Sampled`.
         finds_noise: Whether the noise is to be found.
-        accepts: Whether predictions by draws [g, S] are good enough.
+        excess: Loss of training rows under draws [g, S], in multiples of the largest allowed loss.
     """
     mean, most = mean.to(equations.prior), min(len(mean), num_outputs)
     norm = float((equations.prior.double() * mean.double().square()).sum())
@@ -729,12 +739,16 @@ def find_factor(
         left = equations.solve(group, iterations, tolerance)
         drawn, goals, former = group.solution[:-1], group.target[:-1], equations.factor
         now, ratio = math.log(former), 1.0
-        if left > MAX_DRAW_ERROR or not (accepts is None or accepts(equations.root * drawn)):
-            bad, wanted = now, min(now + LOG_PRECISION_STEP, 0.5 * (now + good))
+        above = 0.0 if excess is None or left > MAX_DRAW_ERROR else excess(equations.root * drawn)
+        if left > MAX_DRAW_ERROR or above > 1:
+            rise = LOG_PRECISION_RISE if left > MAX_DRAW_ERROR else min(math.log(above) + 0.1, MAX_LOG_PRECISION_RISE)
+            bad, wanted = now, min(now + rise, 0.5 * (now + good))
         else:
             gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
             found = now, math.log(gamma / max(float(group.solution[-1].square().sum()), 1e-12))
             wanted = max(_fixed_point(before, found), now - LOG_PRECISION_STEP, 0.5 * (now + bad))
+            if above > 0:  # not below the precision that would make the loss the largest allowed one
+                wanted = max(wanted, now + math.log(above))
             good, before = now, found
             if finds_noise:
                 error = max(equations.pieces.data.squared_error, 1e-30)
