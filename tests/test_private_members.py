@@ -220,7 +220,11 @@ OF_NETWORKS = {"get_base_model", "use_cache", "inplace"}
 SIGNATURES = {"function", "type(self)", "type(self).__init__", "kind.__init__", "self.fit or self.posterior"}
 SIGNATURES |= {"function.forward", "base.forward", "_Hadamard.forward"}
 """What is asked for its arguments: functions, and classes by their constructors; a network of transformers."""
-NAMES = {"kind.__name__ in (*STORED, MODULE)", "STORED[kind.__name__]", "base.__name__ == selector"}
+NAMES = {
+    "kind.__name__ in (*STORED_CLASSES, MODULE_NAME)",
+    "STORED_CLASSES[kind.__name__]",
+    "base.__name__ == selector",
+}
 NAMES |= {"kind.__name__[0] not in 'AEIOU'", "FILES[make.__name__]"}
 """Names that are looked up: of stored classes, of selectors of modules, of functions; grammar."""
 
