@@ -19,7 +19,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.families.gaussian import GaussianFamily
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Predictor
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import MODULE_NAME, STORED_CLASSES, register_predictor, stored_name
@@ -187,7 +187,7 @@ class TemperatureScaling(Predictor):
         total = count = 0.0
         for prediction, y, counts in found:
             assert isinstance(prediction, RegressionPredictive)
-            target = y.to(prediction.mean).view(prediction.mean.shape)
+            target = match_targets(y.to(prediction.mean), prediction.mean)
             standardized = (target - prediction.mean).square() / prediction.variance
             each = standardized.reshape(len(y), -1)  # [B, outputs]
             total, count = total + float(counts @ each.sum(1)), count + float(counts.sum()) * each.shape[1]

@@ -332,9 +332,11 @@ class Laplace(Drawable):
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
         """Let the likelihood check targets before any long computation; warn of outputs that are no logits and of class labels.
 
-        `outputs` belong to the first two rows of the batch.
+        `outputs` belong to the first two rows of the batch. All rows are checked with the first of them, so that a message shows
+        the shapes of the batch.
         """
-        self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
+        every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
+        self.likelihood.log_prob(every, first.y, has_draws=False)
         labels = labels_as_numbers(self.likelihood, [first.y])
         for finding in (*probabilities_as_logits(self.likelihood, outputs), *labels):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)

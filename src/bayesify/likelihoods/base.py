@@ -92,9 +92,10 @@ class Likelihood(nn.Module):
             found = with_column(y, self.target_shape(outputs[0] if draws else outputs))
             if found is not None:
                 return found, draws
+        given = tuple(outputs.shape[1:] if has_draws else outputs.shape)  # as the network returned them
         raise ValueError(
-            f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape "
-            f"{tuple(outputs.shape)}; {self.shape_remedy}"
+            f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape {given}; "
+            f"{self.shape_remedy}"
         )
 
     integrates_gaussians: ClassVar[bool] = False
