@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from bayesify.compare.command import compare
 from bayesify.serving.command import fit, predict
@@ -23,8 +24,30 @@ if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, ToyProblem
     from bayesify.methods import Method
 
+
+class _WithoutTypes:
+    """Commands whose help shows no type for a switch, which takes no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        """Options and arguments; newer versions of typer would show the type of a switch as `<bool>`."""
+        found: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        return found
+
+
+class _Command(_WithoutTypes, TyperCommand):
+    pass
+
+
+class _Group(_WithoutTypes, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="bayesify",
+    cls=_Group,
     help="Turn any PyTorch network into a Bayesian one. Start with: bayesify demo",
     no_args_is_help=True,
     add_completion=False,
@@ -33,9 +56,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command()(compare)
-app.command()(fit)
-app.command()(predict)
+for command in (compare, fit, predict):
+    app.command(cls=_Command)(command)
 
 REPORT_NAME = "report.html"
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -76,7 +98,7 @@ def _root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=_Command)
 def methods() -> None:
     """List every method: its name in code, its paper, how many parameters it stores, and whether it is ready."""
     from bayesify.methods import all_methods
@@ -102,7 +124,7 @@ def methods() -> None:
     )
 
 
-@app.command()
+@app.command(cls=_Command)
 def demo(
     everything: Annotated[bool, typer.Option("--all", help="Also run slow methods, and lift the time budget.")] = False,
     quick: Annotated[
@@ -148,7 +170,7 @@ def demo(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=_Command)
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="Experiments: paper/experiment, a paper, or a pattern such as '*/uci'.")

@@ -60,6 +60,13 @@ def test_help_and_version():
         assert "Usage" in result.stdout
 
 
+@pytest.mark.parametrize("command", [None, "compare", "demo", "fit", "methods", "predict", "reproduce"])
+def test_help_shows_no_type_for_a_switch(command):
+    found = runner.invoke(app, [command, "--help"] if command else ["--help"]).stdout
+    assert "--help" in found
+    assert "bool" not in found.lower()
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["demo", "--help"]])
 def test_a_reader_that_leaves_is_no_error(arguments):
     """As `| head` does; the pipe is closed before anything is written, which a buffer does at the end."""
