@@ -113,3 +113,10 @@ def test_temperature_scaling(name: str) -> None:
     scaled.fit([(x, y)])
     nll = -scaled.predict(x).log_prob(y).mean()
     assert nll <= -scaled.model.predict(x).log_prob(y).mean() + 1e-5
+
+
+def test_a_learned_variance_is_read_without_a_warning():
+    noise, several = likelihoods.Gaussian(0.1).noise, likelihoods.Gaussian([0.1, 0.2]).noise
+    assert noise.requires_grad  # float(noise) would warn
+    assert noise.item() == pytest.approx(0.1)
+    assert several.tolist() == pytest.approx([0.1, 0.2])

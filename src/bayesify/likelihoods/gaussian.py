@@ -49,7 +49,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def noise(self) -> Tensor:
-        """Noise variance: a scalar, or [O]."""
+        """Noise variance: a scalar, or [O]. It carries gradients for training; `noise.item()` or `noise.tolist()` gives numbers."""
         return self._stored("noise")
 
     @property
