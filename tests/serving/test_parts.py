@@ -42,7 +42,8 @@ def outcome(model, path, reading, monkeypatch, whole):
         assert not out.exists()
         return str(error)
     scores = list(found.scores.means().values()) if found.scores.num_rows else []
-    numbers = pandas.read_csv(out).drop(columns="unusual").to_numpy(float)
+    cells = pandas.read_csv(out, sep=None, engine="python", dtype=str).drop(columns="unusual")
+    numbers = cells.replace(",", ".", regex=True).to_numpy(float)  # the file has the decimal mark of the table
     out.unlink()
     return numbers, [found.num_rows, found.num_unusual, *scores], found.notes
 

@@ -68,6 +68,7 @@ class About(Plain):
         groups_on: Description of the rows behind `groups` and `confusion`.
         confusion: Number of rows by true class and predicted class.
         rows_sha256: Checksum of the file of training rows; empty if the folder has no such file.
+        identifiers: Columns that the model does not use and that hold a different cell in every training row.
     """
 
     table: str
@@ -90,6 +91,7 @@ class About(Plain):
     groups_on: str = ""
     confusion: tuple[tuple[int, ...], ...] = ()
     rows_sha256: str = ""
+    identifiers: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> list[str]:

@@ -127,7 +127,16 @@ def _describe(
         name, target.name, target.task, len(values), fingerprint(inputs[used], values), columns, target_column,
         _plain(estimator.choices_), scored.scores, scored.where, seed=seed,
         commas=tuple(column for column in decimal if column in inputs or column == target.name),
+        identifiers=tuple(column for column in frame.columns if column not in (*used, target.name) and _identifies(frame[column])),
     )  # fmt: skip
+
+
+def _identifies(column: Series) -> bool:
+    """Whether no cell is empty, all cells differ, and none is a fraction or a long text."""
+    texts = column.astype(str)
+    if not (column.notna().all() and texts.is_unique and texts.str.len().max() <= MAX_TEXT_CHARACTERS):
+        return False
+    return not any(isinstance(cell, float) and not cell.is_integer() for cell in column.tolist())
 
 
 def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFolder:

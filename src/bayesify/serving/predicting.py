@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
+from bayesify.serving.about import About
 from bayesify.serving.chunks import PART_ROWS, Parts, read_parts
 from bayesify.serving.drift import Drift
 from bayesify.serving.folder import ModelFolder
@@ -26,7 +27,7 @@ from bayesify.tables.columns import Contents, as_numbers, cells_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import label_of
-from bayesify.tables.written_numbers import is_number, significant
+from bayesify.tables.written_numbers import DECIMAL_COMMAS, DIALECT, is_number, significant
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -74,8 +75,9 @@ def predict_table(
     """Predict the rows of a table and write them, in order, as CSV.
 
     A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification has `prediction`, one
-    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds come after them. Texts that a spreadsheet would
-    run as a formula begin with an apostrophe.
+    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds come after them. Before them come the columns of
+    the table that identified the training rows, such as customer numbers, or otherwise `row`, which counts from 1. The file has
+    the separator and the decimal mark of the table. Texts that a spreadsheet would run as a formula begin with an apostrophe.
     Memory holds one part of the table at a time. The file appears once it is complete.
 
     Args:
@@ -107,13 +109,14 @@ def predict_table(
         found.notes |= dict.fromkeys(_check(model, parts))
     try:
         with write_atomically(out) as draft, draft.open("x", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
             for first, frame, remarks in parts:
+                separator, decimal = _dialect(model.about, frame)
+                writer = csv.writer(file, delimiter=separator)
                 with _told_of(model, new):
                     columns = found.add(frame, remarks)
                 if not first:
                     writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
+                writer.writerows(zip(*(_written(cells, decimal) for cells in columns.values()), strict=True))
     except ValueError as error:
         raise error if isinstance(error, InputError) else InputError(f"--out {error}") from error
     return found.outcome()
@@ -171,7 +174,7 @@ class _Predicted:
         self._num_unusual += sum(columns["unusual"])
         self._scores += part
         self._drift.add(inputs)
-        return columns
+        return _keys(self._model.about, frame, columns) | columns
 
     def outcome(self) -> Outcome:
         """Summary of all parts."""
@@ -205,11 +208,11 @@ class _Predicted:
         assert isinstance(estimator, BayesianClassifier)
         probs, labels = estimator.predict_proba(inputs), _labels(estimator)
         columns: dict[str, Sequence[Any]] = {"prediction": [_cell(labels[best]) for best in probs.argmax(1)]}
-        columns |= {f"probability_{label}": _texts(column) for label, column in zip(labels, probs.T, strict=True)}
+        columns |= {f"probability_{label}": column.tolist() for label, column in zip(labels, probs.T, strict=True)}
         extra: dict[str, Sequence[Any]] = {}
         if self._costs is not None:
             decisions, costs = self._costs.decide(probs)
-            extra = {"decision": [_cell(decision) for decision in decisions], "expected_cost": _texts(costs)}
+            extra = {"decision": [_cell(decision) for decision in decisions], "expected_cost": costs.tolist()}
         known = frame[target].notna().to_numpy() if target in frame else np.zeros(len(frame), dtype=bool)
         if not known.any():
             return columns, extra, Scores()
@@ -223,12 +226,11 @@ class _Predicted:
         found = estimator.predictive(inputs)
         lower, upper = found.interval(self._level)
         own = {"prediction": found.mean, "lower": lower, "upper": upper, "std": found.std}
-        columns: dict[str, Sequence[Any]] = {
-            name: _texts(values.detach().numpy()[:, 0]) for name, values in own.items()
-        }
+        columns: dict[str, Sequence[Any]] = {name: values.detach()[:, 0].tolist() for name, values in own.items()}
         extra: dict[str, Sequence[Any]] = {
-            name: _texts(values) for name, values in self._asked.about_numbers(found).items()
+            name: values.tolist() for name, values in self._asked.about_numbers(found).items()
         }
+        self._note_tails(extra)
         if target not in frame:
             return columns, extra, Scores()
         try:
@@ -242,6 +244,17 @@ class _Predicted:
             return columns, extra, Scores()
         some = found if known.all() else estimator.predictive(inputs[known])
         return columns, extra, Scores.of_numbers(some, values[known], (self._level,))
+
+    def _note_tails(self, extra: Mapping[str, Sequence[float]]) -> None:
+        """Add a note if a probability is closer to 0 or 1 than the training rows can show."""
+        rows = self._model.about.num_rows
+        least = 1 / (rows + 1)
+        found = [value for name in extra if not name.startswith("quantile_") for value in extra[name]]
+        if found and (min(found) < least or max(found) > 1 - least):
+            self.notes[
+                f"Read a probability below {least:.2g} as less than {least:.2g}, and one above {1 - least:.6g} as more than that: "
+                f"{rows:,} training rows cannot show more."
+            ] = None
 
 
 def _labels(estimator: Any) -> list[str]:
@@ -316,12 +329,29 @@ def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
 
 
 def _others(model: ModelFolder, frame: DataFrame) -> list[str]:
-    known = {column.name for column in model.about.columns} | {model.about.target}
+    known = {column.name for column in model.about.columns} | {model.about.target, *model.about.identifiers}
     return [f"Column {name!r} is not used." for name in frame.columns if name not in known]
 
 
-def _texts(values: np.ndarray) -> list[str]:
-    return [f"{value:.6g}" for value in values.tolist()]
+def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Columns that tell to which row a prediction belongs: the identifiers of the table, or otherwise the row number."""
+    names = [name for name in about.identifiers if name in frame.columns and _cell(name) not in columns]
+    found: dict[str, Sequence[Any]] = {
+        _cell(name): [_cell("" if cell is None else label_of(cell)) for cell in cells_of(frame[name])] for name in names
+    }
+    return found or {"row": [row + 1 for row in frame.index]}
+
+
+def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
+    """Separator and decimal mark of the file: those of the table, and a comma if columns write it as the training target did."""
+    separator, decimal = frame.attrs.get(DIALECT, (",", "."))
+    written_alike = DIALECT in frame.attrs and frame.attrs.get(DECIMAL_COMMAS) and about.target in about.commas
+    return separator, "," if written_alike else decimal
+
+
+def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
+    """Cells of the file, numbers with six digits."""
+    return [f"{cell:.6g}".replace(".", decimal) if isinstance(cell, float) else cell for cell in cells]
 
 
 def _cell(text: object) -> str:

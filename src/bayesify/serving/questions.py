@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from bayesify.sklearn.reasons import Explanation
 
 
+MIN_PROBABILITY = 1e-6
+"""Smallest probability that is written, and smallest distance of a probability from 1; the file has six digits."""
+
+
 @dataclass(frozen=True)
 class Costs:
     """Costs of decisions.
@@ -136,10 +140,15 @@ class Questions:
             every = found.quantile([float(level) for level in self.quantiles])
             columns |= {f"quantile_{level:g}": values for level, values in zip(self.quantiles, every, strict=True)}
         for limit in self.above:
-            columns[f"above_{limit:.15g}"] = 1 - found.cdf(torch.full_like(found.mean, limit))
+            columns[f"above_{limit:.15g}"] = _possible(1 - found.cdf(torch.full_like(found.mean, limit)))
         for limit in self.below:
-            columns[f"below_{limit:.15g}"] = found.below(torch.full_like(found.mean, limit))
+            columns[f"below_{limit:.15g}"] = _possible(found.below(torch.full_like(found.mean, limit)))
         return {name: values.detach().double().numpy()[:, 0] for name, values in columns.items()}
+
+
+def _possible(probability: Tensor) -> Tensor:
+    """Probabilities without 0 and 1: far from the data, a model cannot be certain."""
+    return probability.double().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 
 def reasons_of(found: Explanation, classes: bool) -> dict[str, Sequence[str]]:

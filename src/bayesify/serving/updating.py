@@ -25,7 +25,7 @@ FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
 
 def like_training(about: About, reading: Reading) -> Reading:
     """How to read a second table: the training table decides about cells that can be read in several ways."""
-    texts = [column.name for column in about.columns if column.kind == "text"]
+    texts = [*about.identifiers, *(column.name for column in about.columns if column.kind == "text")]
     if about.task == "classification" and any(map(_only_text, about.target_column.texts)):
         texts.append(about.target)
     missing = (*about.missing, *reading.missing)
@@ -81,11 +81,12 @@ def update_table(
     options = {
         key: value for key, value in model.estimator.get_params(deep=False).items() if key not in FITTED_ELSEWHERE
     }
-    return fit_table(
+    updated = fit_table(
         every, about.target, name=about.table if kept is None else f"{about.table} and {name}", notes=(*notes, *others),
         method=str(about.choices["method"]), task=task, seed=about.seed, keep_rows=keep_rows or kept is not None,
         missing=tuple(dict.fromkeys((*about.missing, *missing))), verbose=verbose, **options,
     )  # fmt: skip
+    return replace(updated, about=replace(updated.about, identifiers=about.identifiers))
 
 
 def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:

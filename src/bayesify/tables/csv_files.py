@@ -7,13 +7,13 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from bayesify.tables.errors import InputError, check_names, first_line
-from bayesify.tables.written_numbers import Words, apply_styles, decide_styles, is_number, is_text
+from bayesify.tables.written_numbers import DIALECT, Words, apply_styles, decide_styles, is_number, is_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -162,7 +162,7 @@ class CsvFile:
         frame = frames[0]
         words = {name: Words().add(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
         styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
-        return apply_styles(frame, styles, decimal_comma=bool(self.comma_example)), self._notes + notes
+        return self._styled(frame, styles), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
         """A function that reads the table in parts of `rows` rows, with the errors of `read`, and notes about its numbers."""
@@ -174,9 +174,15 @@ class CsvFile:
 
         def parts() -> Iterator[DataFrame]:
             for frame in self._frames(rows, chosen):
-                yield apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
+                yield self._styled(frame, styles)
 
         return parts, self._notes + notes
+
+    def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
+        """A part with numbers in their styles. Its `attrs` hold the separator and the decimal mark, under `DIALECT`."""
+        frame = apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
+        frame.attrs[DIALECT] = (self.options["sep"], self.options["decimal"])
+        return frame
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
         """Counts of the text columns, and the names of text columns that hold only numbers in some parts."""

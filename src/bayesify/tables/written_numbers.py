@@ -23,6 +23,8 @@ EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
 STYLES = (ENGLISH, EUROPEAN)
 DECIMAL_COMMAS = "decimal_commas"
 """Key in a frame's `attrs` for the columns that the file writes with a decimal comma."""
+DIALECT = "dialect"
+"""Key in a frame's `attrs` for the separator and the decimal mark of a CSV file."""
 MIN_FITTING_SHARE = 0.5
 """Minimum share of a column's cells that must be numbers."""
 
@@ -82,7 +84,7 @@ class Words:
 def decide_styles(
     words: Mapping[str, Words], decimal_comma: bool, commas: Collection[str]
 ) -> tuple[dict[str, re.Pattern[str]], list[str]]:
-    """The style of each column of written numbers, and a note for each.
+    """The style of each column of written numbers, and a note for each that the file's decimal comma does not explain.
 
     If a whole column can be read either way, as in `1,234`, the comma is a thousands separator.
 
@@ -97,6 +99,8 @@ def decide_styles(
         if style is not None:
             styles[name] = style
         if style is not None and example is not None:
+            if decimal_comma and style is EUROPEAN and "." not in example and is_number(example.replace(",", ".", 1)):
+                continue  # the note about the whole file says so
             value = parse(example, style)
             notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
     return styles, notes
