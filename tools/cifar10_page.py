@@ -8,7 +8,7 @@ import math
 import statistics
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ ACCURACY, NLL = (94.0, 97.0), (0.095, 0.215)
 """Ranges of the axes. Rows outside these ranges are named below the plot."""
 PIXELS_PER_ROOT_MILLION = 1.8
 """Radius of the point of a network with a million parameters. The area of a point is proportional to the number of parameters."""
-LETTER_WIDTH, LETTER_HEIGHT = 6.2, 12.0
+LETTER_WIDTH, LETTER_HEIGHT = 6.6, 12.0
 OURS, OTHERS = "#1f5fbf", ("#8a8f98", "#b3742a")
 
 
@@ -195,10 +195,18 @@ def _circle(point: Point) -> str:
     )
 
 
-def _labels(mine: Iterable[Point], printed: Iterable[Point]) -> list[str]:
-    """Labels of points, ours first. Each label takes the first of several positions at which it covers no other label."""
-    taken: list[tuple[float, float, float, float]] = []
+def _labels(mine: Sequence[Point], printed: Sequence[Point]) -> list[str]:
+    """Labels of points, ours first. Each label takes the position inside the plot at which it covers the fewest labels, then the
+    fewest of our points. Our labels also avoid the points of others."""
+    taken: list[tuple[float, ...]] = []
     parts = []
+
+    def covered(box: tuple[float, ...], own: Point) -> tuple[int, ...]:
+        outside = box[0] < MARGIN or box[2] > WIDTH
+        points = ([_square(point) for point in some if point is not own] for some in (mine, printed))
+        found = [sum(_overlap(box, other) for other in some) for some in (taken, *points)]
+        return (outside, *found) if own.color == OURS else (outside, *found[:2])
+
     for point in (*mine, *printed):
         (x, y), width = point.place, LETTER_WIDTH * len(point.name)
         beside, above = point.radius + width / 2 + 4, point.radius + 10
@@ -207,11 +215,18 @@ def _labels(mine: Iterable[Point], printed: Iterable[Point]) -> list[str]:
         boxes = [
             (x + dx - width / 2, y + dy - 10, x + dx + width / 2, y + dy + LETTER_HEIGHT - 10) for dx, dy in shifts
         ]
-        free = [at for at, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken)]
-        dx, dy = shifts[free[0] if free else 0]
-        taken.append(boxes[free[0] if free else 0])
+        costs = [covered(box, point) for box in boxes]
+        best = costs.index(min(costs))
+        taken.append(boxes[best])
+        dx, dy = shifts[best]
         parts.append(_text(x + dx, y + dy, point.name, point.color if point.color == OURS else "#43474e"))
     return parts
+
+
+def _square(point: Point) -> tuple[float, ...]:
+    """Left, top, right and bottom of a point in pixels."""
+    (x, y), radius = point.place, point.radius
+    return x - radius, y - radius, x + radius, y + radius
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:

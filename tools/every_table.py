@@ -127,10 +127,11 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
         if shown is None and "not_run" in given:
             numbers += f"; {given['not_run']}"
         paper = {True: " The paper's own numbers show it.", False: " The paper's own numbers do not show it.", None: ""}
+        about = given.get("about", table.get("about"))
         found.append(
             {
                 **entry,
-                "claim": f"{entry['claim']} ({table['about']})" if table.get("about") else entry["claim"],
+                "claim": f"{entry['claim']} ({about})" if about else entry["claim"],
                 "shown": shown,
                 "printed": printed,
                 "command": given.get("command", table.get("claim_command", "")),
@@ -142,15 +143,12 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
 
 
 def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, str]:
-    """Whether our numbers of a table show a ranking, whether the published numbers do, and a sentence of our numbers.
-
-    With `rank_other`, our numbers are of the mixture of draws, although the table compares single draws, which not all runs stored.
-    """
+    """Whether our numbers of a table show a ranking, whether the published numbers do, and a sentence of our numbers."""
     fixed = table.get("fixed", {})
     axes, more = [*table["axes"], *fixed], tuple(fixed.values())
     every = ours_of(table)
-    rows = {key: every[key] if table.get("rank_other") else _both(table, every, key)[0] for key in every}
-    mine = {(*key, *more): float(row["ours"]) for key, row in rows.items()}
+    rows = {key: _both(table, every, key)[0] for key in every}
+    mine, usual = ({(*key, *more): float(row["ours"]) for key, row in some.items()} for some in (rows, every))
     theirs = {(*key, *more): value for key, (value, _) in theirs_of(table).items()} if "path" in table else {}
     names = table.get("labels", {})
     same = {key: theirs[key] for key in mine if key in theirs}
@@ -175,6 +173,8 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
         if recipe
     ]
     shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), "; ".join(facts))
+    if "rank_other" in table and (others := pairs(usual)):
+        words += f"; {table['rank_other']}: {sum(one.holds for one in others)} of {len(others)}"
     printed = pairs(theirs)
     if among := pairs(same) or printed:
         which = "the paper, in the same comparisons" if pairs(same) else "the paper"
@@ -326,8 +326,11 @@ def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
     module, _, function = table["read"].partition(".")
     read = getattr(importlib.import_module(f"bayesify_papers.{module}.rows"), function)
     found = _read(table, read, table["results"])
-    for pattern in table.get("instead", ()):
-        found |= _read(table, read, [pattern])
+    for entry in table.get("instead", ()):
+        case = {"files": entry} if isinstance(entry, str) else entry
+        rows = _read(table, read, [case["files"]])
+        wanted = (key for key in rows if fits(case.get("when", {}), dict(zip(table["axes"], key, strict=True))))
+        found |= {key: rows[key] for key in wanted}
     return found
 
 

@@ -208,6 +208,32 @@ def test_numbers_are_the_papers_and_ours():
     assert noise["ours_other"] == pytest.approx(95.1, abs=0.06)
 
 
+def test_only_dropout_and_ensemble_are_of_the_run_with_other_images():
+    """The other systems keep the images and the MAP estimate of their own run."""
+    stored = ROOT / "papers/results/subnetwork"
+    first, later = (
+        json.loads((stored / f"{name}.json").read_text()) for name in ("rotated_mnist", "rotated_mnist_others")
+    )
+    images = {sum(curve["count"]) for own in later["scores"].values() for curve in own["reliability"].values()}
+    assert f"{images.pop():,} test images" in later["remark"]
+    assert not images
+    for column, system in (("MAP", "map"), ("SWAG", "swag"), ("Dropout", "dropout"), ("Ensemble", "ensemble")):
+        content = later if column in ("Dropout", "Ensemble") else first
+        cell = find("Table 6: MNIST rotated by 60 degrees", "LL", column)
+        assert cell["ours"] == -content["scores"][system]["shifted"]["60"]["nll"]
+        cell = find("Table 1: detecting out-of-distribution images, AUROC", "MNIST, Fashion-MNIST", column)
+        assert cell["ours"] == content["scores"][system]["ood"]["fashion_mnist"]["auroc_entropy"]
+
+
+def test_rankings_by_single_draws_count_the_mixture_too():
+    claims = [one for one in CONTENT["figures"] if "of single draws" in one["claim"] and one["shown"] is not None]
+    assert len(claims) > 15
+    assert all("by the mixture of draws: " in one["reason"] for one in claims)
+    (wide,) = [one for one in claims if one["claim"].startswith("WHVI has a lower RMSE with 512 units")]
+    assert (wide["shown"], wide["reason"].startswith("3 of 8")) == (False, True)
+    assert "by the mixture of draws: 5 of 8; the paper, in the same comparisons: 7 of 8" in wide["reason"]
+
+
 # -- claims -----------------------------------------------------------------------------------------------------------------
 
 LISTED = tomllib.loads(tables.TABLES.read_text())

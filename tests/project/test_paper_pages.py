@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,8 @@ def test_numbers_in_sentences_are_those_of_the_files():
     for title, words in (
         ("Diag-Laplace", "{} of 52 cells ({} agree)"),
         ("SWAG", "SWAG in {} ({} agree)"),
+        ("Dropout", "Dropout is met or exceeded in {} ({} agree)"),
+        ("Ensemble", "the ensemble in {} ({} agree)"),
     ):
         own = [one for one in cells if one["column"] == title and "MNIST rotated" in one["table"]]
         assert words.format(*(sum(one[rule] for one in own) for rule in ("met", "agrees"))) in text["subnetwork"]
@@ -124,10 +127,18 @@ def test_numbers_in_sentences_are_those_of_the_files():
     counts = [one for one in cells if one["column"] == "parameters" and one["ours"] is not None]
     apart = [abs(one["ours"] - one["published"]) for one in counts if one["ours"] != one["published"]]
     assert (len(apart), min(apart), max(apart)) == (4, 10, 20)  # as docs/reproduce.md and the page say
-    deep = (ROOT / "papers" / "results" / "walsh_hadamard" / "deep").glob("*.json")
-    spent = [json.loads(path.read_text()) for path in deep]
-    x86 = [one["processor_seconds"] for one in spent if one["hardware"]["cpu"] != "aarch64"]
-    assert f"{min(x86):.0f} to {max(x86):.0f} s each" in text["walsh-hadamard"]
+    deep_folder = ROOT / "papers" / "results" / "walsh_hadamard" / "deep"
+    spent = [json.loads(path.read_text()) for path in deep_folder.glob("*.json")]
+    gpu = [one["processor_seconds"] for one in spent if one["hardware"]["gpu"]]
+    x86 = [
+        one["processor_seconds"] for one in spent if not one["hardware"]["gpu"] and one["hardware"]["cpu"] != "aarch64"
+    ]
+    for seconds in (x86, gpu):
+        assert f"{min(seconds):.0f} to {max(seconds):.0f} s each" in text["walsh-hadamard"]
+    wide = [json.loads(line) for line in (deep_folder / "yacht-whvi-2x512.jsonl").read_text().splitlines()]
+    single, mixture, noise = (statistics.fmean(one[key] for one in wide) for key in ("rmse_draws", "rmse", "noise_std"))
+    assert f"{single:.2f} ({mixture:.2f})" in text["walsh-hadamard"]
+    assert f"rises from 0.32 to {noise:.2f}" in text["walsh-hadamard"]
     for name in ("li", "fac"):
         (scores,) = json.loads((ROOT / f"papers/results/global_inducing/cifar10/{name}.json").read_text())[
             "scores"

@@ -115,6 +115,10 @@ def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], a
         return None, lacking or "not run"
     listed = sorted(ours, key=lambda one: one.holds)[:MAX_LISTED]
     rest = f"; {len(ours) - len(listed)} more" if len(ours) > len(listed) else ""
+    rivals = list(dict.fromkeys(one.loser for one in ours))
+    if ranking.share < 1 and len(rivals) > 1:
+        by_rival = {name: [one.holds for one in ours if one.loser == name] for name in rivals}
+        about += "".join(f"; against {name}: {sum(found)} of {len(found)}" for name, found in by_rival.items())
     words = f"{sum(one.holds for one in ours)} of {len(ours)} comparisons hold ({about}): " + "; ".join(
         map(str, listed)
     )
