@@ -179,6 +179,7 @@ class Pieces:
             point = self.jacobians.at(args, kwargs)
             data.add(self.loss.likelihood, point.outputs, piece)
             yield point, self.loss.vectors(point.outputs, piece), piece.weights
+            del point  # its activations must be gone before the next piece runs
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
@@ -291,6 +292,7 @@ def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
         if total is None:
             total = rows.new_zeros(subset.size, subset.size)
         total.addmm_(rows.T, rows)
+        del point, rows
     assert total is not None
     return {"curvature": sum_over_processes(total)}
 
@@ -301,6 +303,7 @@ def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     for point, vectors, _ in pieces:
         for vector in vectors:
             _add_squares(totals, subset.names, point.pull(vector.unsqueeze(0)), subset, pieces.memory)
+        del point
     return {"curvature": sum_over_processes(torch.cat([totals[name] for name in subset.names]))}
 
 
@@ -341,20 +344,9 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
         _add_squares(squares, apart, gradients, subset, pieces.memory)
         missed |= {layer.name for layer in layers if not has_factors(layer, gradients)}
         for layer in layers:
-            if layer.name in missed:
-                continue
-            for call in gradients.calls(layer.weights[0].name):
-                a, g = layer_factors(*call, layer)
-                counts[layer.name] += total * a.shape[1]
-                a = a if weights is None else a * weights.to(a).sqrt().view(-1, 1, 1)
-                for key, factor in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
-                    rows = factor.flatten(0, -2)
-                    size, home = rows.shape[-1], pieces.store or rows.device
-                    total_of = sums.setdefault(key, rows.new_zeros(size, size, device=home))
-                    if home == rows.device:
-                        total_of.addmm_(rows.T, rows)
-                    else:
-                        total_of.add_((rows.T @ rows).to(home))
+            if layer.name not in missed:
+                counts[layer.name] += total * _add_factors(sums, layer, gradients, weights, pieces.store)
+        del point, gradients
     # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
     bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
     chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
@@ -370,6 +362,26 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
         more = partial.split(diagonal_curvature(pieces, partial)["curvature"])
         diagonals |= {name: value.to(pieces.store or value.device) for name, value in more.items()}
     return found | {f"diagonal/{name}": diagonals[name] for name in subset.names if name in diagonals}
+
+
+def _add_factors(
+    sums: dict[str, Tensor], layer: Layer, gradients: Gradients, weights: Tensor | None, store: torch.device | None
+) -> int:
+    """Add a layer's products a a^T and g g^T to the sums, on the device that stores them, and count its positions."""
+    positions = 0
+    for call in gradients.calls(layer.weights[0].name):
+        a, g = layer_factors(*call, layer)
+        positions += a.shape[1]
+        a = a if weights is None else a * weights.to(a).sqrt().view(-1, 1, 1)
+        for key, factor in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
+            rows = factor.flatten(0, -2)
+            size, home = rows.shape[-1], store or rows.device
+            total = sums.setdefault(key, rows.new_zeros(size, size, device=home))
+            if home == rows.device:
+                total.addmm_(rows.T, rows)
+            else:
+                total.add_((rows.T @ rows).to(home))
+    return positions
 
 
 CURVATURES: dict[Structure, Callable[[Pieces, Subset], dict[str, Tensor]]] = {
