@@ -726,13 +726,8 @@ def find_factor(
         finds_noise: Whether the noise is to be found.
         excess: Loss of training rows under draws [g, S], in multiples of the largest allowed loss.
     """
-    mean, most = mean.to(equations.prior), min(len(mean), num_outputs)
-    norm = float((equations.prior.double() * mean.double().square()).sum())
-    equations.factor = most / max(norm, 1e-12)
-    start = equations.start(0, equations.at_once)
-    noise = equations.prior_noise(0, equations.at_once)
-    target = torch.cat([start.target, equations.mode_target(mean)])
-    group = equations.group(target, torch.cat([start.solution, torch.zeros_like(target[-1:])]))
+    most = min(len(mean), num_outputs)
+    group, noise = _easy_equations(equations, mean.to(equations.prior), most)
     before: tuple[float, float] | None = None
     good, bad, wanted = math.inf, -math.inf, 0.0  # logarithms of c
     for _ in range(NUM_EVIDENCE_STEPS):
@@ -760,6 +755,15 @@ def find_factor(
         equations.restart(group)
     if bad > -math.inf:  # the last value may be one that was not tried
         equations.factor = math.exp(good if good < math.inf else bad + LOG_PRECISION_STEP)
+
+
+def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Group, Tensor]:
+    """Equations of some draws and of the mode under a large prior precision, and the draws' noise from the prior."""
+    norm = float((equations.prior.double() * mean.double().square()).sum())
+    equations.factor = most / max(norm, 1e-12)
+    start, noise = equations.start(0, equations.at_once), equations.prior_noise(0, equations.at_once)
+    target = torch.cat([start.target, equations.mode_target(mean)])
+    return equations.group(target, torch.cat([start.solution, torch.zeros_like(target[-1:])])), noise
 
 
 def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
