@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class _WithoutTypes:
-    """Commands whose help shows no type for a switch, which takes no value."""
+    """Commands whose help omits the type of a switch, because a switch takes no value."""
 
     def get_params(self, context: Any) -> list[Any]:
-        """Options and arguments; newer versions of typer would show the type of a switch as `<bool>`."""
+        """Options and arguments. The type of a switch is hidden, which newer versions of typer would show as `<bool>`."""
         found: list[Any] = super().get_params(context)  # type: ignore[misc]
         for option in found:
             if getattr(option, "is_flag", False):
@@ -61,11 +61,11 @@ for command in (compare, fit, predict):
 
 REPORT_NAME = "report.html"
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of an output stream whose disk is full or fails."""
+"""Error numbers of an output stream whose disk is full or has failed."""
 
 
 def main() -> None:
-    """Run the command line. A closed pipe, as `head` leaves it, ends the command quietly; a full disk ends it with a message."""
+    """Run the command line. If a pipe is closed, for example by `head`, it ends quietly; if the disk is full, with a message."""
     try:
         try:
             app()

@@ -35,7 +35,7 @@ CALLED_AS = {
     **dict.fromkeys(("function_space", "fsvi"), "FunctionSpaceVI"),
     **dict.fromkeys(("laplace", "subnetwork", "subnetwork_laplace"), "Laplace"),
 }
-"""What to call below `bayesify` for each method that is more than a posterior. Messages and the list of methods use it."""
+"""Name below `bayesify` of what to call for each method that is not a posterior, for messages and the list of methods."""
 
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
 PriorChoice = Prior | str | Mapping[str, Any] | None
@@ -107,12 +107,12 @@ def make_choices(
 
 
 def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
-    """Whether the key `"posterior"` is a selector: the network has a module of that name, and no other key is one of `KEYS`."""
+    """Whether `"posterior"` is a selector, not a key of `KEYS`: the network has such a module, and no other key is in `KEYS`."""
     return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
 
 
 def restore_choices(net: nn.Module, config: Any) -> Choices:
-    """The objects that the `config()` of a Bayesian network describes. A path in place of plain data is an error.
+    """The objects that the `config()` of a Bayesian network describes. A path instead of plain data is an error.
 
     Raises:
         ValueError: If `config` is not plain data with a posterior.

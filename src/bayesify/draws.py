@@ -25,7 +25,7 @@ from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 MAX_KNOWN_COSTS = 32
-"""The number of kinds of inputs whose cost a network remembers."""
+"""Maximum number of kinds of inputs for which a network caches the cost of an example."""
 
 
 class Draw:
@@ -141,13 +141,13 @@ class Draws:
     def _rows_within(
         self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
-        """The number of examples whose activations fit into a memory budget. If all draws run together, all of them count.
+        """The number of examples whose activations fit into a memory budget. Draws that run together share the budget.
 
-        One draw over a few examples measures the cost of an example, once for each network and kind of inputs. The cost is
+        The cost of an example is measured with one draw over a few examples, once for each network and kind of inputs. It is
         measured again whenever the batch must be split.
 
         Returns:
-            The number of examples; the cost of one; the output of the first few examples if this call measured the cost.
+            The number of examples; the cost of one example; the output of the first few examples if this call measured the cost.
         """
         total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
         together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1

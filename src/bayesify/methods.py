@@ -38,7 +38,7 @@ class Method:
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
         fit: A function that trains the method from a `TrainingTask`. `None` for posteriors, which all train the same way.
         options: Arguments of the posterior, or of `fit`, that suit small networks.
-        aliases: Other names by which it is known in papers.
+        aliases: Other names of the method in papers.
         slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
         is_point: Whether most or all of its weights are point estimates. Its training already searches for the maximum a
@@ -47,7 +47,7 @@ class Method:
         starts_at_point: Whether `fit` first calls `training.maximum_a_posteriori.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.
-        starts_at_rows: Name of an option whose value is rows of the training data.
+        starts_at_rows: Name of the option that takes rows of the training data as its initial value.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Method:
 
     @property
     def used_as(self) -> str:
-        """What to call in code, below `bayesify`."""
+        """The expression to call in code, below `bayesify`."""
         if self.posterior is not None:
             return "bayesianize"
         return CALLED_AS.get(self.name, f"methods.get_method({self.name!r}).fit")
@@ -97,7 +97,7 @@ class Method:
 
     @property
     def option_names(self) -> tuple[str, ...] | None:
-        """Names of the options of its posterior, or of its `fit` without the task; `None` if it accepts any option."""
+        """Option names of its posterior, or of its `fit` apart from the task; `None` if it accepts any option."""
         function: Callable[..., Any] | None = self.fit or self.posterior
         takes = [] if function is None else [*inspect.signature(function).parameters.values()]
         takes = takes[self.fit is not None :]

@@ -54,7 +54,7 @@ Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
 
 
 class Road:
-    """The code path that makes and runs the draws of one network. The network decides it once and keeps it.
+    """The code path that makes and runs the draws of one network. The network chooses this path once and keeps it.
 
     On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs. The
     runner decides everything about the network's own modules: copies, `vmap` or a loop, rows within a memory budget. A new
@@ -103,7 +103,7 @@ def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping
 
 @dataclass(frozen=True)
 class Start:
-    """The settings with which the posteriors started; see `training.restarts`.
+    """Settings with which the posteriors started; see `training.restarts`.
 
     Args:
         noise: States of torch's generators, by device, before the posteriors drew their random start. Empty if the posteriors
@@ -141,7 +141,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             starts at these weights and `fit` cannot restart it.
         start: The settings with which the posteriors started.
         frozen_statistics: Names of the layers whose running statistics stay fixed in training mode.
-        kept_statistics: Draws with running statistics of their own, which `predict` uses, or `None`; see `keep_draws`.
+        kept_statistics: Draws that have their own running statistics and that `predict` uses, or `None`; see `keep_draws`.
     """
 
     remedy = "; bayesianize makes one"
@@ -484,8 +484,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S, the number of draws. The default is all draws that `keep_draws` has kept, each member of an ensemble
-                once, or 32.
+            num_draws: S, the number of draws. The default is all draws kept by `keep_draws`. Without kept draws it is one draw per
+                ensemble member, or 32.
             generator: Source of randomness. Kept draws are fixed and do not use it.
             memory: The budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
@@ -624,7 +624,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
 
 def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
-    """Set in place what `fit` found before its first step and saved in a state: units of the posteriors, and dropout rates.
+    """Set in place what `fit` found before its first step and saved in `state`: units of the posteriors, and dropout rates.
 
     A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds k of each weight.
     """

@@ -125,7 +125,7 @@ class Drawable(Predictor):
         return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
 
     def _kept_draws(self, num_draws: int | None) -> Draws | None:
-        """The first `num_draws` draws that are kept for predictions, or all of them; `None` if fewer are kept."""
+        """The first `num_draws` draws that are kept for predictions, or all of them by default; `None` if fewer are kept."""
         return None
 
 
@@ -187,7 +187,7 @@ class Trainable(ABC):
     """A model that `fit` can train: parameters, and an objective with two terms.
 
     Attributes:
-        phases: The phases of training. Models with a posterior mean that can train first have the phase `"map"`.
+        phases: The phases of training. Models whose posterior mean can be trained first have the phase `"map"`.
         remedy: Advice in messages on how to get a trainable model.
     """
 

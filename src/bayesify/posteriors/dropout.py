@@ -21,8 +21,8 @@ class Dropout(Posterior):
 
     $$ W = M \operatorname{diag}(z) / (1 - \text{rate}), \qquad z_j \sim \text{Bernoulli}(1 - \text{rate}) $$
 
-    with one $z_j$ per input feature or input channel. A draw is one mask for all examples, so a draw is a function of the
-    input. These weights are not masked:
+    with one $z_j$ per input feature or input channel. A draw uses one mask for all examples, so it is a function of the input.
+    These weights are not masked:
 
     - biases, embeddings and custom parameters;
     - the network's first layer, unless `first_layer` is true, because a mask would drop inputs of the data;
@@ -34,8 +34,8 @@ class Dropout(Posterior):
     draws are captured as CUDA graphs.
 
     Args:
-        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers the default if draws would lose much of
-            what a trained network has learned.
+        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers the default if it would make a trained network
+            much worse.
         first_layer: Whether to mask the network's first layer too.
 
     Raises:

@@ -32,9 +32,9 @@ class Ensemble(Posterior):
 
     Args:
         members: K, the number of members.
-        init: How the members start. With `"reset"`, the first member starts at the network's weights. The module that owns a
-            weight initializes the other members by its `reset_parameters()`. Without that method, they are normal numbers with
-            the weight's own mean and spread. With `"network"`, the others start at the network's weights plus noise of 10 % of
+        init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members are
+            initialized by `reset_parameters()` of the module that owns the weight. Without that method, they are normal with the
+            weight's own mean and spread. With `"network"`, the other members start at the network's weights plus noise of 10 % of
             the weight's spread.
 
     Raises:
@@ -77,7 +77,7 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often. Several ensembles of one network choose the same networks."""
+        """Members in random order, each equally often. Several ensembles of one network use the same network index in a draw."""
         if self.num_networks not in request.networks:
             device = self.value.values()[0].device
             drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)

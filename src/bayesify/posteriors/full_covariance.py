@@ -16,7 +16,7 @@ from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 MAX_LAYER_WEIGHTS = 20_000
-"""Largest number of scalars in one layer for a dense covariance. With 20,000 scalars it takes 1.6 GB in float32."""
+"""Largest number of scalars in one layer for a dense covariance. At 20,000 scalars the covariance takes 1.6 GB in float32."""
 
 
 class FullCovariance(Posterior):

@@ -30,17 +30,17 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored: `mean_value` freely, starting at the network's weights, in the given units; `raw_std`, the log of the standard
-    deviation, or with `max_std` the input of a scaled sigmoid. Both weights and biases are Gaussian. A draw of the whole
-    network takes its noise in one call.
+    Stored: `mean_value` freely, starting at the network's weights, in the units of `units`; `raw_std`, the log of the standard
+    deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are Gaussian. A draw of the whole network
+    takes its noise in one call.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
             of the layer's weights.
         max_std: Upper bound on every standard deviation.
-        local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each
-            example once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients have less noise, but a
-            step takes more time than with a draw of the weights.
+        local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
+            once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients have less noise than with draws of the
+            weights, but a step takes longer.
         units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the mean divided
             by the prior's standard deviation, or by the initial typical value if the prior draws its standard deviation. A step
             of Adam then moves each mean by the learning rate times this standard deviation, in layers of any width, as in the
@@ -140,7 +140,7 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws by one kernel, if all weights have one type. It writes bfloat16 directly for a bfloat16 network."""
+        """The same draws by one kernel, if all weights have one type. For a bfloat16 network it writes bfloat16 directly."""
         means, log_stds = self.mean_value.values(), self.raw_std.values()
 
         def make(stds: list[float]) -> DrawPlan | None:

@@ -22,9 +22,9 @@ class RankOne(Posterior):
     $$ [W\,b] = \bar W \circ r s^\top, \qquad q(r, s) = \frac1K \sum_k \mathcal{N}(r; m^r_k, \operatorname{diag}) \,
        \mathcal{N}(s; m^s_k, \operatorname{diag}), \qquad p(r) = p(s) = \mathcal{N}(1, \text{factor\_prior\_std}^2) $$
 
-    $\bar W$ is a point estimate. W has a density on a thin set only, so `kl` is $-\log p(\bar W)$ plus the KL of the
-    factors, averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a
-    lower bound. Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (10 %
+    $\bar W$ is a point estimate. W has no density over all matrices, so `kl` is $-\log p(\bar W)$ plus the KL of the factors,
+    averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a lower bound.
+    Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (10 %
     apart if there are several components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
 
     The noise of a matrix is two vectors, so writing the weights dominates the cost of a draw. A GPU therefore needs no special
@@ -35,8 +35,8 @@ class RankOne(Posterior):
 
     Args:
         components: K, the number of components.
-        init_std: Standard deviation of the factors before training; the factors are near 1. The default is 0.1, or 0.03 in
-            networks with BatchNorm. `fit` lowers the default if draws would lose much of what a trained network has learned.
+        init_std: Standard deviation of the factors, whose means are near 1, before training. The default is 0.1, or 0.03 in
+            networks with BatchNorm. `fit` lowers the default if it would make a trained network much worse.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which weights of a trained network get a posterior: the public path of `bayesify.laplace.subnetwork`."""
+"""Public path of `bayesify.laplace.subnetwork`, which selects the weights of a trained network that get a posterior."""
 
 import sys
 

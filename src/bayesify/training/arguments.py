@@ -18,11 +18,11 @@ from bayesify.training.batches import check_repeatable, count_batches
 @checked
 @dataclass(frozen=True)
 class Steps:
-    """How batches become steps.
+    """Settings of how batches become optimizer steps.
 
     Args:
-        accumulate: Number of batches whose gradients make one step. All of them use the same draw of the weights, so the step
-            equals that of one batch that contains all of them.
+        accumulate: Number of batches whose gradients make one step. All these batches use the same draw of the weights, so the step
+            equals that of one large batch.
         clip_norm: Upper bound on the norm of the gradient.
         scheduler: When the learning rate scheduler steps: after each `"epoch"` or after each optimizer `"step"`.
         skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a `ModelStack`, only the
@@ -47,7 +47,7 @@ class Steps:
 @checked
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where and when to store a run.
+    """File and interval for storing a run.
 
     Args:
         path: Path of the checkpoint file.
@@ -77,14 +77,14 @@ class Checkpointing:
 class Devices:
     """Processes that train together through Lightning Fabric, each on its own device with its part of every batch.
 
-    With the same seed, the result is that of one process up to rounding.
+    With the same seed, the result equals that of one process up to rounding.
 
     Args:
-        count: Number of processes; per machine if torchrun started several machines.
+        count: Number of processes, per machine if torchrun started several machines.
         kind: Kind of device, such as `"cpu"` or `"cuda"`; by default CUDA if available.
-        launch: How processes start. `"script"` runs the calling script once more per process; processes that torchrun started are
-            recognized. `"fork"` starts processes for this call only and brings the result back. It does not work on
-            Windows, after CUDA was used, or, if torch sees a GPU, after anything was trained in this process.
+        launch: How processes start. `"script"` runs the calling script once more per process, and recognizes processes that
+            torchrun started. `"fork"` starts processes for this call only and returns their result. `"fork"` does not work on
+            Windows, after CUDA was used, or, if torch sees a GPU, after this process has trained anything.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -121,7 +121,7 @@ class Validation:
 
 
 class Update:
-    """A method's own part in a training run of `fit`; the base class does nothing.
+    """A method's own actions in a training run of `fit`; the base class does nothing.
 
     Attributes:
         takes_steps: Whether `take_step` replaces gradients and optimizer.
@@ -131,7 +131,7 @@ class Update:
 
     @property
     def acts_in_steps(self) -> bool:
-        """Whether it takes steps or observes each step; such steps cannot be captured."""
+        """Whether the method takes steps or observes each step; such steps cannot be captured."""
         return self.takes_steps or type(self).after_step is not Update.after_step
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
@@ -146,7 +146,7 @@ class Update:
             Negative log-likelihood per example.
 
         Raises:
-            ValueError: If numbers are not finite; nothing has changed then.
+            ValueError: If numbers are not finite. In this case nothing has changed.
         """
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ class Update:
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Choices as plain data; a continued run must have the same ones as the interrupted run."""
+        """Choices as plain data; a continued run must have the same choices as the interrupted run."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Update:
 
 
 def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages: bool = False) -> None:
-    """Raise `ValueError` if a model cannot be trained, or lacks a requested MAP phase, draws in turn, or a single average."""
+    """Raise `ValueError` if a model cannot be trained, or does not support the MAP phase, draws in turn or averaging."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad=True on some of them")

@@ -20,18 +20,18 @@ class Average:
 
     $$ \bar\theta_n = \bar\theta_{n-1} + \max(1 - \gamma, 1 / n) (\theta_n - \bar\theta_{n-1}) $$
 
-    where $\theta_n$ are the parameters after the n-th step since the average began; steps that were not taken do not count. This is
+    where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. This is
     the plain mean of the first $1 / (1 - \gamma)$ steps and an exponential average afterwards; the first step has no extra
     weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and `Average(1.0, start=0.75)` is the mean
     over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). The average removes most of the gradient
     noise of a learning rate that has not fallen to 0.
 
-    Variational parameters are averaged as they are stored (unconstrained, so that a standard deviation stays positive), and so
-    are deterministic parameters. One pass over the training data recomputes the running statistics of BatchNorm layers for
+    Variational parameters are averaged in their unconstrained form, so that a standard deviation stays positive. Deterministic
+    parameters are averaged too. One pass over the training data recomputes the running statistics of BatchNorm layers for
     the average. The average is stored in float32 or wider.
 
     Args:
-        decay: $\gamma$, the share of the average that a step keeps.
+        decay: $\gamma$, the weight of the previous average in each step.
         start: Share of the run after which the average begins. It begins after the MAP phase, unless the run has no other phase.
 
     Raises:
@@ -45,8 +45,8 @@ class Average:
 class RunningAverage:
     """Average of the parameters in one run.
 
-    All that varies between steps is in tensors that change in place, so that a captured step can contain the update. The step count
-    is of the given type.
+    All values that vary between steps are in tensors that change in place, so that a captured step can contain the update. The step
+    count has the given type.
 
     Attributes:
         replaced: The run's own parameters and buffers, by name, while the module holds the average; otherwise empty.
@@ -69,12 +69,12 @@ class RunningAverage:
         self.replaced: dict[str, Tensor] = {}
 
     def prepare(self, active: bool) -> None:
-        """Set whether the average includes the next step; if not, it starts anew after that step."""
+        """Set whether the average includes the next step. If it does not, the average starts anew after that step."""
         self._active.fill_(float(active))
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step; `taken`, a scalar, says whether the step changed them. Does not wait."""
+        """Add the parameters after a step without waiting; the scalar `taken` says whether the step changed them."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)

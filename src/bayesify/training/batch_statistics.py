@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm layers for weights that were never trained as such, for example draws."""
+"""Running statistics of BatchNorm layers for weights that never saw training batches, for example draws."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keep_draws(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> None:
-    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions; in place.
+    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions. Changes the network in place.
 
     In training, each draw is normalized by its own batch. The running averages mix the batches of all draws and fit none of them.
     Here, each of K draws runs over training data once, and its BatchNorm layers record the means and variances of their inputs.
@@ -114,7 +114,7 @@ def statistics_of(
     """Mean and variance of the inputs of normalization layers over batches, for each draw: buffers by name.
 
     The layers are in training mode, all other modules in evaluation mode. Batches are weighted by their size, so the means are
-    those of the dataset, and the variances are means of the batches' variances.
+    means over the dataset. The variances are averages of the batches' variances.
 
     Raises:
         ValueError: If there is no batch.
@@ -140,7 +140,8 @@ def refresh_statistics(
     """Recompute the running statistics of layers in training mode for the current model, in place.
 
     Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode,
-    all other modules in evaluation mode. Batches are weighted by their size. They are not read if no layer needs them.
+    all other modules in evaluation mode. Batches are weighted by their size. If no layer needs statistics, the batches are not
+    read.
 
     Raises:
         ValueError: If there are no batches.

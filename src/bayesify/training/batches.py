@@ -42,10 +42,10 @@ class StackedBatch(Batch):
 
 
 class StackedBatches:
-    """Loader of batches for R models, each from its own rows, in a new order each epoch by torch's global generator.
+    """Loader of batches for R models, each from its own rows. Torch's global generator shuffles the rows each epoch.
 
-    Each model sees all of its rows once before any row a second time. The caller chooses the number of steps per epoch, because
-    with small data the overhead of an epoch would exceed the time of a single pass.
+    Each model sees all of its rows once before any row a second time. The caller chooses the number of steps per epoch, because on
+    small data the overhead of an epoch exceeds the time of one pass.
 
     Args:
         x: Inputs, [R, N, ...].
@@ -56,7 +56,7 @@ class StackedBatches:
         used: Rows of each model, R tensors of indices; all rows by default.
 
     Attributes:
-        dataset: Range as long as N, or as an epoch if that is shorter.
+        dataset: Range of length N, or of the number of examples in an epoch if that is smaller.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ BatchReader = Callable[[Any], Any]
 
 
 def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
-    """Make a batch from what a loader yields.
+    """Make a batch from an item of a loader.
 
     Pairs are (inputs, targets), triples (inputs, targets, example weights). In dicts, dataclasses and named tuples, the
     target is called `y`, `labels`, `label`, `targets` or `target`, and example weights are called `weights`, `sample_weight` or
@@ -101,7 +101,7 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
     `inputs` or `input` is its positional input.
 
     Args:
-        item: What the loader yields.
+        item: Item that the loader yields.
         reader: Function that converts other items to one of these forms.
 
     Raises:
@@ -235,7 +235,7 @@ def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: Batc
 
 
 def batches_all_over(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """Batches of a loader until they hold enough examples, from all parts of it; see `items_all_over`."""
+    """Batches from all parts of a loader until they hold enough examples; see `items_all_over`."""
     return [parse_batch(item, reader) for item in items_all_over(loader, num_examples, reader)]
 
 

@@ -18,13 +18,13 @@ from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_
 Run = Callable[[Phase, Batch], None]
 
 CAPTURE_OPTIONS = ("fused", "capturable")
-"""Options that must be on, if the optimizer has them, for a graph to contain its step."""
+"""Optimizer options that must be on, if the optimizer has them, so that a graph can contain its step."""
 
 
 class CapturedSteps:
     """Captures a step for each kind of batch (phase, shapes, types) after a few plain runs, and replays it.
 
-    A graph works on fixed memory: a batch is copied to where its graph reads it, and everything else that changes between steps
+    A graph works on fixed memory: a batch is copied to where its graph reads it, and every other value that changes between steps
     must be a tensor that changes in place. Steps that wait for the device, or whose batches contain more than tensors, are not
     captured; `reason` says why. Graphs are captured again when parameters or buffers move in memory, when modes of the module
     change, or when numeric options of the optimizer change. If these options change in every step, capturing stops.
@@ -84,7 +84,7 @@ class CapturedSteps:
             self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
-        """Take a plain step; the first one checks values, and the last one before a capture looks for waits."""
+        """Take a plain step. The first plain step checks values, and the last one before a capture looks for waits."""
         waits: list[str] = []
         with side_stream(), ExitStack() as stack:
             if count > 1:
@@ -109,7 +109,7 @@ class GraphOptimizer:
 
     Learning rates become tensors that change in place; a rate that is assigned as a number is copied into its tensor. A plain
     SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which can skip a step on the device and takes the same
-    steps up to rounding. Momentum buffers of SGD exist from the start: starting at 0 gives the same first step as creating them.
+    steps up to rounding. Momentum buffers of SGD exist from the start: a buffer of zeros gives the same first step as a new buffer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -122,7 +122,7 @@ class GraphOptimizer:
         self.begin()
 
     def begin(self) -> None:
-        """Convert the optimizer; needed again after a state was loaded."""
+        """Convert the optimizer. Call it again after a state was loaded."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), dtype=torch.float32, device=self._device) for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
@@ -142,7 +142,7 @@ class GraphOptimizer:
                 state["step"] = state["step"].to(device)
 
     def options(self) -> list[Any]:
-        """All optimizer options whose values a graph fixes. Assigned learning rates are copied to the tensors that it reads."""
+        """All optimizer options whose values a graph fixes. Assigned learning rates are copied to the graph's tensors."""
         found: list[Any] = []
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:
@@ -173,7 +173,7 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused, or is a torch optimizer that can be: no other form was requested, and steps stay the same."""
+    """Whether an optimizer is fused, or is a torch optimizer that can be fused without changing its steps or a requested form."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):

@@ -1,4 +1,4 @@
-"""`check`: the findings of `fit` for any predictor, however it was trained."""
+"""`check`: the findings of `fit` for any predictor and any training loop."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ def check(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> Findings:
-    """Find problems of a trained model, each with a remedy: the findings of `fit`, for your own training loop.
+    """Find problems of a trained model, each with a remedy. These are the findings of `fit`, for your own training loop.
 
     Always checked: draws that agree (no uncertainty), ensemble members that are behind, predictions no better than a constant
-    guess, probabilities passed as logits, class labels passed as numbers, a search that ended at its edge. With `start=`:
-    predictions worse than those of the starting network, and a KL that dwarfs the data term. With `losses=`: an objective that
-    still falls.
+    guess, probabilities passed as logits, class labels passed as numbers, a search that ended at the edge of its range. With
+    `start=`: predictions worse than those of the starting network, and a KL that dwarfs the data term. With `losses=`: an objective
+    that still falls.
 
     Args:
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
         loader: Batches as for `fit`, of training or held-out data.
         start: The network from which training started, or a predictor.
         losses: Negative objective per example, in nats, of each step or epoch of your own loop, in order.
-        held_out: Whether the loader's data were held out of training; smaller differences from `start` then count.
+        held_out: Whether the loader's data were held out of training. On held-out data, smaller losses compared with `start` are
+            reported.
         num_data: N, the number of training examples; by default the number of examples in the loader.
         kl_weight: Factor on the KL in training.
         num_draws: Number of draws for predictions; by default the model's own choice.
@@ -83,7 +84,7 @@ def check(
     score = now.score()
     unit = "mean mutual information in nats" if score.accuracy is not None else "the epistemic share of the variance"
     _, spread = weight_spread(predictor, device)
-    if not spread or max(spread.values()) > 0:  # otherwise a point estimate
+    if not spread or max(spread.values()) > 0:  # a point estimate has no spread
         parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
     parts += [rules.learned_little(score), rules.coverage_off(score, held_out)]
     parts.append(rules.labels_as_numbers(predictor.likelihood, (batch.y for batch in batches)))
@@ -124,7 +125,7 @@ def _information(prediction: Predictive) -> float:
 
 
 def _convergence(losses: Sequence[float]) -> list[Finding]:
-    """Whether the losses still fall; averaging them in windows bounds the cost for long series."""
+    """A finding if the losses still fall; averaging in windows bounds the cost for long series."""
     values = [float(value) for value in losses]
     width = -(-len(values) // MAX_WINDOWS)
     windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]

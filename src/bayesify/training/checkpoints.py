@@ -58,7 +58,7 @@ class Checkpoint:
         """Write the checkpoint atomically.
 
         Raises:
-            ValueError: If a state of the steps is not finite; nothing is written then. The caller must check the parameters.
+            ValueError: If a state of the steps is not finite; nothing is then written. The caller must check the parameters.
             OSError: If the file cannot be written.
         """
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -88,7 +88,7 @@ class Checkpoint:
             return Checkpoint(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
-        """Raise `ValueError` if another network or other settings wrote this checkpoint, or it cannot be continued.
+        """Raise `ValueError` if this checkpoint is from another network or other settings, or cannot be continued.
 
         `settings` and `data` describe the run that would continue it, and `epochs` includes the MAP phase. Entries in
         `OPTIONAL_ENTRIES` are compared only if both runs have them.
@@ -131,7 +131,7 @@ class Checkpoint:
             )
 
     def place(self) -> tuple[Position, int, list[Any]]:
-        """Position, number of steps, and sums of the epoch. Raises for entries that no run writes: a checksum misses edits."""
+        """Position, number of steps, and sums of the epoch. Raises for impossible entries, because a checksum misses edits."""
         given = dict(self.position)
         steps, sums = given.pop("steps"), given.pop("sums")
         if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):
@@ -159,7 +159,7 @@ def altered(path: Path | None) -> Iterator[None]:
 
 
 def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise `ValueError` for the `state_dict` of another optimizer; `load_state_dict` accepts it, but a step would fail."""
+    """Raise `ValueError` for the `state_dict` of another optimizer, which `load_state_dict` accepts but which fails in a step."""
     ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
     if [group["params"] for group in ours] != [group["params"] for group in theirs]:
         raise ValueError("the optimizer has other groups of parameters")

@@ -131,7 +131,7 @@ class FabricProcesses(Processes):
     ) -> Iterator[tuple[Batch, int, int]]:
         """This process's part of each batch, the number of examples in the part, and the number in the whole batch.
 
-        If a batch has fewer examples than there are processes, those without a part get one example with a count of 0.
+        If a batch has fewer examples than there are processes, a process without a part gets one example with a count of 0.
         """
         streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
         if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:
@@ -187,7 +187,7 @@ def count_nodes() -> int:
 
 
 def make_fabric(devices: Devices, *, unused: bool) -> Any:
-    """Make a Fabric over several devices. `unused`: steps may leave parameters without a gradient, as in the MAP phase.
+    """Make a Fabric over several devices. `unused` allows parameters without a gradient, as in the MAP phase.
 
     Raises:
         ImportError: If Lightning Fabric is not installed.

@@ -1,4 +1,4 @@
-"""Fingerprint of a few rows of data, by which a continued run notices other data of the same size."""
+"""Fingerprint of a few rows of data. It tells a continued run that other data of the same size were given."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FINGERPRINT_ROWS = 8
 def data_fingerprint(loader: Any) -> list[str]:
     """A short hash of each of a few rows of the data behind a loader.
 
-    Rows are entries of a dataset or of a list of batches; if the data have no indices, the first batch is the only row. All
-    global generators and those of the loader are restored. The fingerprint is empty if two readings differ, as with random
-    transforms that have their own generators.
+    Rows are entries of a dataset or of a list of batches; if the data have no indices, the first batch is the only row. The global
+    generators and the loader's generators are restored. The fingerprint is empty if two readings differ, as with random transforms
+    that have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
@@ -40,7 +40,7 @@ def data_fingerprint(loader: Any) -> list[str]:
 
 
 def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two comparable fingerprints differ in at least half of the rows; fewer differences are corrections of the data."""
+    """Whether two comparable fingerprints differ in at least half of the rows. Fewer differences count as corrections."""
     known = len(before) == len(now) > 0
     return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 

@@ -67,7 +67,7 @@ def fit(
     update: Update | None = None,
     average: Share | Average | None = None,
 ) -> History:
-    r"""Train a model by its evidence lower bound, in place.
+    r"""Train a model by maximizing its evidence lower bound, in place.
 
     Each step minimizes the negative bound per example,
 
@@ -77,18 +77,18 @@ def fit(
     posterior mean by `bnn.map_objective` with the same optimizer and leaves everything else at its initial value.
 
     The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
-    `fit` again with the same arguments and the same `checkpoint` path; the result is that of an uninterrupted run. The run
-    draws its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch,
-    NumPy and Python as they were. `fit` cannot reset random transforms in persistent workers within a run; keeping them
-    reproducible is up to the caller.
+    `fit` again with the same arguments and the same `checkpoint` path; the result is that of an uninterrupted run. The run draws
+    its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch, NumPy
+    and Python as they were. Within a run, `fit` cannot reset random transforms in persistent workers, so the caller must make them
+    reproducible.
 
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised; a second Ctrl-C
     interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error says how many
-    steps these are. A step with non-finite gradients is not taken and raises an error too; with
-    `Steps(skip_not_finite=True)` training goes on. On a GPU with a fused optimizer, this error comes up to 64 steps late, and none
-    of the steps in between is taken. Other optimizers report it at once.
+    steps these are. A step with non-finite gradients is not taken and raises an error too; with `Steps(skip_not_finite=True)`
+    training goes on. On a GPU with a fused optimizer, this error comes up to 64 steps late, and the steps in between are not taken.
+    With other optimizers it comes at once.
 
-    Most calls need only the first group of arguments. Those under "Other" are for unusual data and training runs.
+    Most calls need only the first group of arguments. The arguments under "Other" are for unusual data and training runs.
 
     Args:
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. Its mode (train or eval) is the same after the call.
@@ -99,12 +99,12 @@ def fit(
         optimizer: An optimizer, or a function from parameters to an optimizer; Adam by default. On a GPU, a plain SGD, Adam or
             AdamW runs in its fused form during the call, with the same steps up to rounding; set `foreach=True` to prevent this.
         scheduler: Learning rate scheduler on the same optimizer, or a function from optimizer to scheduler. By default, the rate of
-            the default optimizer falls to 0 as half a cosine over the variational phase, step by step; this was 0.02 nats
-            better on the suite of defaults after three epochs. `"constant"` keeps the rate, as is the default with your own
-            optimizer. If you continue a finished run for more epochs, the rate is that of a run of the new length.
+            the default optimizer falls to 0 as half a cosine over the variational phase, step by step. After three epochs this was
+            0.02 nats better on the suite of defaults. `"constant"` keeps the rate, which is the default with your own optimizer. If
+            you continue a finished run for more epochs, the rate is that of a run of the new length.
         validation: Batches for the validation NLL of each epoch; a `Validation` also sets the number of draws.
-        patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs count once
-            the MAP phase is over and the KL schedule has reached 1.
+        patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs of
+            the MAP phase, and epochs in which the KL schedule is below 1, do not count.
         num_draws: S, draws per step; by default the posterior's recommendation.
         device: Device to train on; the model is moved there. By default the model stays where it is. `Devices` trains in several
             processes.
@@ -118,7 +118,7 @@ def fit(
         num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. With
             augmentation, N counts the original examples. A larger N is allowed and gives the KL less weight.
         map_epochs: Epochs of the MAP phase.
-        kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); below 1 it tempers the posterior.
+        kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); a value below 1 tempers the posterior.
         kl_schedule: Factor on the KL as a function of the number of variational epochs so far; see `KLSchedule`.
         precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
         callbacks: Functions of model and history, called after each epoch; one that returns `True` ends training.
@@ -126,9 +126,8 @@ def fit(
         steps: How batches become steps: gradient accumulation, clipping, when the scheduler steps, CUDA graphs.
         update: A method's own part in each step, for example of `baselines.VOGN`.
         average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later, or be a
-            plain mean. The average replaces the parameters for validation and at the end. It has its own batch statistics, and each
-            computation of them costs a pass over the training data. Callbacks, and a run that ends with an error, see the
-            unaveraged parameters.
+            plain mean. The average replaces the parameters for validation and at the end. Its own batch statistics cost a pass over
+            the training data each time. Callbacks, and a run that ends with an error, see the unaveraged parameters.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,

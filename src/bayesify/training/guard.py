@@ -1,4 +1,4 @@
-"""Guard of a step: non-finite gradients change nothing."""
+"""Guard of a step: a step with non-finite gradients changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS_BETWEEN_CHECKS = 64
 _Slot = tuple[nn.Module, str, Tensor]
 """Owner of a buffer, its name in the owner, and the buffer."""
 _Group = tuple[list[_Slot], Tensor]
-"""Buffers, and a copy of their values, [R, values of a model]; R = 1 if steps are not skipped."""
+"""Buffers, and a copy of their values, [R, number of values of a model]; R = 1 if steps are not skipped."""
 
 
 class NotFiniteError(ValueError):
@@ -34,7 +34,7 @@ class Guard:
 
     On a CPU, or if the optimizer cannot read a flag on the device, `check` raises at once. On a GPU with a fused optimizer (see
     `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
-    and its own state unchanged in this step and all later steps, and `read` raises for the first of them.
+    and its own state unchanged in this step and all later steps, and `read` raises an error for the first such step.
 
     With `skips`, the guard skips such steps instead of raising. Models with non-finite gradients then keep their rows of
     parameters, buffers and optimizer state.
@@ -42,10 +42,10 @@ class Guard:
     Args:
         module: Owner of parameters and buffers.
         optimizer: The guarded optimizer; `None` if no optimizer takes the steps, so that the guard keeps only buffers.
-        skips: Number of models whose steps are skipped, each with its own row of every parameter; `None` raises instead.
+        skips: Number of models whose steps may be skipped, each with its own row of every parameter; with `None` the guard raises.
 
     Attributes:
-        finite: Whether each model's gradients were finite in the last step, [R]; used if steps are skipped.
+        finite: Whether each model's gradients were finite in the last step, [R]. Used only if steps may be skipped.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
@@ -69,12 +69,12 @@ class Guard:
         self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
-        """Check the current gradients and return their norm. `batch` is the last batch added; a tensor in a captured step.
+        """Check the current gradients and return their norm. `batch` is the last batch added, a tensor in a captured step.
 
         The norm sums squares, as optimizers do, so a gradient whose square overflows counts as non-finite.
 
         Raises:
-            NotFiniteError: If a gradient is not finite and the guard need not wait to know it; buffers are restored.
+            NotFiniteError: If a gradient is not finite and this is known without waiting for the device. Buffers are restored.
         """
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:
@@ -169,7 +169,7 @@ class Guard:
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Keep the module's current buffers, such as BatchNorm statistics, as those of the last good step."""
+        """Keep the module's current buffers, such as BatchNorm statistics, as the buffers of the last good step."""
         now = self._buffers()
         if not self.deferred or not self._fits(now):
             self._kept = now

@@ -23,8 +23,8 @@ class History(list[dict[str, Any]]):
 
     Attributes:
         findings: Problems of the training run, each with a remedy.
-        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why. `"comparison"` is
-            there if the run had no validation data, and says that `fit` could not judge a small loss.
+        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why. `"comparison"` says
+            that `fit` could not judge a small loss, because the run had no validation data.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:

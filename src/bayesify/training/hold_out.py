@@ -19,7 +19,7 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Fold of each row, [N], from K random folds of equal size up to one row; `groups` [N] are spread evenly over the folds."""
+    """Fold of each row, [N]: K random folds whose sizes differ by at most 1. Each group of `groups` [N] is spread evenly."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
@@ -29,7 +29,7 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
-"""After an early best check, the patience is shorter: this share of the checks up to the best one, but at least this many."""
+"""After an early best check, the patience is this share of the number of checks up to the best one, but at least this many."""
 
 
 @checked
@@ -41,7 +41,7 @@ class StoppedSteps:
         batch_size: Maximum number of rows of each network in a step.
         max_steps: Maximum number of steps.
         check_every: Steps between two checks on the held-out rows.
-        patience: Number of checks without an improvement after which training ends; fewer if the best check came early.
+        patience: Number of checks without an improvement after which training ends. It is shorter if the best check came early.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
     """
 
@@ -65,7 +65,7 @@ class StoppedSteps:
         return -(-self.max_steps // self.check_every)
 
     def has_ended(self, looks: int, last: int) -> bool:
-        """Whether training ends after `looks` checks, if check number `last` was the last that improved."""
+        """Whether training ends after `looks` checks, if check number `last` was the last improvement."""
         return looks - last >= min(self.patience, max(EARLY_PATIENCE, math.ceil(PATIENCE_SHARE * last)))
 
 
@@ -97,7 +97,7 @@ def train_held_out(
         seed: Seed of batches and dropout.
         progress: Label of the display of steps and time left; empty for no display.
         halves: Whether to return predictions for each half of a network's held-out rows, made at the step that is best for the
-            other half. At its own best step, a small set of rows would look better than it is.
+            other half. The score of few rows at their own best step is too optimistic.
 
     Returns:
         The best step of each network, [R], and with `halves` the predictions, [R, N, outputs], 0 for rows in training.
@@ -144,7 +144,7 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: more threads cost time for products this small, and ten times as much next to other work."""
+    """Use one thread, because more threads slow down products this small, tenfold if other work runs too."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -225,7 +225,7 @@ class _Halves:
 
 
 def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedBatch:
-    """Held-out rows of each model, padded to equal number by rows of weight 0."""
+    """Held-out rows of each model, padded to an equal number with rows of weight 0."""
     parts = [np.flatnonzero(part) for part in held]
     most = max(len(part) for part in parts)
     index = torch.from_numpy(np.stack([np.resize(part, most) for part in parts]))

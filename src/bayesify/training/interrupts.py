@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def delayed_interrupt() -> Iterator[threading.Event]:
-    """Delay the first Ctrl-C, which sets the event, so that a loop can finish its step and save; a second one interrupts at once.
+    """Delay the first Ctrl-C, which sets the event, so that a loop can finish and save. A second Ctrl-C interrupts at once.
 
-    The SIGINT handler is replaced in the main thread only. In other threads, or if the present handler is not Python's, nothing
-    happens.
+    The SIGINT handler is replaced in the main thread only. In other threads, or if the present handler is not Python's, the handler
+    stays.
     """
     requested = threading.Event()
     in_main_thread = threading.current_thread() is threading.main_thread()

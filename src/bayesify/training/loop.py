@@ -149,7 +149,7 @@ class TrainingLoop:
         return self.history
 
     def _final_batches(self, count: int) -> list[Batch]:
-        """As `_first_batches`; a continued run reads the same ones as an uninterrupted run."""
+        """As `_first_batches`; a continued run reads the same batches as an uninterrupted run."""
         stream = DataStream(derive_seed(self.plan.seed, "noise data"))
         return self._first_batches(count, stream.iterate(self.loader))
 
@@ -166,7 +166,7 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Give a set of draws their own batch statistics; if memory is too small, averages over draws stay in use."""
+        """Give a set of draws their own batch statistics. If memory is too small, averages over draws stay in use."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -280,7 +280,7 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Add to errors of a step where it happened, and that the steps before it are kept."""
+        """Add to an error in a step where it happened, and that the steps before it are kept."""
         try:
             yield
         except BatchError as failure:
@@ -348,7 +348,7 @@ class TrainingLoop:
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """The model as it will be after the run: with averaged parameters, if there is an average."""
+        """Context with the model as it will be after the run: with averaged parameters, if there is an average."""
         average = self.step.average
         return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
 
@@ -462,7 +462,7 @@ def _raise(error: Exception, cause: Exception) -> NoReturn:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """Means over weighted examples (NLL) and steps (KL, bound), and whether any step was taken: scalars, or [R] for R models."""
+    """Means over weighted examples (NLL) and steps (KL, bound), and whether a step was taken: scalars, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
     with np.errstate(invalid="ignore"):  # 0 / 0 without a step
         return nll / weight, kl / steps, bound / steps, steps > 0

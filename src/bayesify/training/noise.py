@@ -30,12 +30,12 @@ from bayesify.weights.catalog import catalog, put_in
 from bayesify.weights.module_state import swapped
 
 MAX_EXAMPLES = 8192
-"""Number of examples whose residuals give the initial variance; its standard error is then 1.6 %."""
+"""Number of examples whose residuals give the initial variance. The standard error of the variance is then 1.6 %."""
 UNTRAINED_SHARE = 0.1
-"""Initial variance, relative to the targets' variance, if the given network hardly beats the targets' mean. Its residuals then
-say nothing about the noise, and a large variance would let the prior win before the network has learned anything."""
+"""Initial variance, relative to the targets' variance, if the given network hardly beats the targets' mean. The network's residuals
+then say nothing about the noise. A large variance would let the prior dominate before the network has learned anything."""
 MIN_EXPLAINED_SHARE = 0.2
-"""Share of the targets' variance that a network must explain for its residuals to count."""
+"""Share of the targets' variance that a network must explain for its residuals to be used."""
 FALLING_SHARE = 2 / 3
 """Share of the epochs in which the variance may only fall, because the residuals of a learning network exceed the noise."""
 FINAL_DRAWS, FINAL_EXAMPLES = 8, 1024
@@ -45,17 +45,17 @@ START_EXAMPLES, START_DRAWS = 256, 16
 MAX_START_SHARE = 0.05
 """Maximum mean epistemic variance v of a trained network's draws at the start, relative to the noise. A step uses one draw, which
 shifts the predictions of all rows alike, so a wide start makes the means noisy and predictions wide. With 0.2, the NLL of a CNN
-over bumps rose by 0.058 nats under mean-field, and by 0.038 under rank-one noise. With 0.05, that of mean-field
-was at most 0.017 above the network's (`benchmarks.wider_networks.CHOOSING`, one seed; not every posterior ran on every network)."""
+over bumps rose by 0.058 nats under mean-field, and by 0.038 under rank-one noise. With 0.05, the NLL of mean-field was at most
+0.017 above the given network's (`benchmarks.wider_networks.CHOOSING`, one seed; not every posterior ran on every network)."""
 MAX_START_LOSS = 0.005
 """The corresponding bound for classification under rank-one noise and dropout, in nats per label of training rows. On five networks
-over digits and sequences, other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09. With 0.02,
-4 of 6 pairs of `benchmarks.wider_networks.CHOOSING` missed a bound, with 0.005, 2 of 6. A network that has memorized its rows
-gains less at the smaller value: the NLL of a transformer over digits fell by 0.02 instead of 0.06."""
+over digits and sequences, other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09. In
+`benchmarks.wider_networks.CHOOSING`, 4 of 6 pairs missed a bound with 0.02, and 2 of 6 with 0.005. A network that has memorized its
+rows gains less at the smaller value: the NLL of a transformer over digits fell by 0.02 instead of 0.06."""
 MIN_VARIANCE = 1e-30
-"""Smallest variance; float32 represents it with full precision."""
+"""Smallest variance that is allowed; float32 represents it with full precision."""
 Read = Callable[[int], list[Batch]]
-"""A function from a number of examples to the first batches that hold as many."""
+"""A function that returns the first batches that hold a given number of examples."""
 
 
 class LearnedNoise:
@@ -67,15 +67,14 @@ class LearnedNoise:
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 
     the weighted mean over N examples with O outputs, which follows from an epoch's mean negative log-likelihood. After each epoch
-    the variance is set to this value; in the first two thirds of the epochs only if it is smaller than before. Dropout makes the
-    residuals of training batches larger than those of predictions, and a run may be stopped early. In both cases, the final
-    variance comes from predictions in evaluation mode on the first rows of the data.
+    the variance is set to this value. In the first two thirds of the epochs it may only become smaller. Dropout makes the residuals
+    of training batches larger than those of predictions, and a run may be stopped early. In both cases, the final variance comes
+    from predictions in evaluation mode on the first rows of the data.
 
     A network has memorized part of the noise of its training rows. The final variance is therefore widened until the variance of
     predictions, epistemic variance v included, is at least the mean squared residual of training rows times
-    `jacobians.effective.held_out_ratio`. The formula above counts v too, so that predictions would contain it twice. Where the
-    ratio is known and draws are not members of an ensemble, the final variance is narrowed to the same value, but not below the
-    residual.
+    `jacobians.effective.held_out_ratio`. The formula above includes v, so predictions would count v twice. Where the ratio is known
+    and draws are not members of an ensemble, the final variance is narrowed to the same value, but not below the residual.
 
     Args:
         model: The model in training.
@@ -83,8 +82,8 @@ class LearnedNoise:
         rescales: Whether the last layer may be rescaled to units of the targets; see `restarts.restart`.
 
     Attributes:
-        replaced: The variance parameter of the epoch, by name, from its change after the epoch until the epoch is closed. A
-            checkpoint in between stores this value, because a continued run makes the change again. Otherwise empty.
+        replaced: The variance before the change at the end of an epoch, by name, until the epoch is closed; otherwise empty. A
+            checkpoint in between stores this value, because a continued run makes the change again.
         new_rows_ratio: Ratio of the mean squared error on new rows to that on training rows, known after `finish`; 1 if unknown.
     """
 
@@ -110,7 +109,7 @@ class LearnedNoise:
 
     @torch.no_grad()
     def begin(self, read: Read, device: torch.device) -> None:
-        """Record the size of the targets, and set the initial variance unless it was set before."""
+        """Record the size of the targets, and set the initial variance unless it is already set."""
         likelihood, bnn = self._likelihood, self._model.module
         batches = read(MAX_EXAMPLES) if likelihood is not None else []
         if likelihood is None or not batches:
@@ -147,7 +146,7 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """Power of ten nearest the targets' standard deviation, for each last-layer weight in which outputs are linear."""
+        """Exponent k of the power $10^k$ nearest the targets' standard deviation, for each last-layer weight that acts linearly."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
@@ -155,7 +154,7 @@ class LearnedNoise:
         except ValueError:
             return {}
         gain = output_gain(runner, [bnn.weights[name] for name in names], args, kwargs, bnn.output)
-        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # of the layer's own output
+        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # for the layer's own output
         if not power:
             return {}
         once = select_output(network(*args, **kwargs), bnn.output)

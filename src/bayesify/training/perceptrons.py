@@ -21,11 +21,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class Perceptrons:
     r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
 
-    The outputs are the networks' own, and the penalty of each network is $-\log p(w_r)$. The time of a step of small networks
-    is the number of its operations. All gradients therefore come from one autograd operation, and the penalty's gradient is
-    computed on all parameters of a network in one row. Products with a transposed right factor are several times slower on some
-    processors, so matrices are transposed first. On a CPU, dropout masks are slices of a fixed pool at random offsets, because
-    drawing masks costs more than the rest of the step.
+    The outputs are those of the networks themselves, and the penalty of each network is $-\log p(w_r)$. For small networks, the
+    number of operations determines the time of a step. All gradients therefore come from one autograd operation, and the penalty's
+    gradient is computed on all parameters of a network in one row. Products with a transposed right factor are several times slower
+    on some processors, so matrices are transposed first. On a CPU, dropout masks are slices of a fixed pool at random offsets,
+    because drawing masks costs more than the rest of the step.
 
     Args:
         models: The networks, all of the same architecture; see `of`.
@@ -73,7 +73,7 @@ class Perceptrons:
         return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
-        """Whether rows [R, B, D] can run here, given the first weight [R, O, D]; with dropout only a single draw can."""
+        """Whether rows [R, B, D] can run here, given the first weight [R, O, D]. Dropout allows only a single draw."""
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
         if not fits or not alike or torch.is_autocast_enabled(x.device.type):
@@ -81,7 +81,7 @@ class Perceptrons:
         return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
 
     def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs [R, B, O] for rows [R, B, D], which get no gradients, and the penalty of each network, [R]; see `run`."""
+        """Outputs [R, B, O] for rows [R, B, D], and the penalty of each network, [R]; the rows get no gradients. See `run`."""
         return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:

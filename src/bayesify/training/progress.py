@@ -12,14 +12,14 @@ from bayesify.predictive.findings import Findings
 from bayesify.running.progress import Display
 
 FIRST_LINE_SECONDS, MAX_SECONDS_BETWEEN_LINES = 10.0, 60.0
-"""Without a terminal: seconds before the first line, and maximum seconds between lines; each wait is twice the one before."""
+"""Without a terminal: seconds before the first line, and maximum seconds between lines. Each wait is twice the previous wait."""
 
 
 class ProgressBar:
     """Line on the terminal with the epoch, the batch, the NLL per example and the KL.
 
     A context manager. Without `rich` it prints one line per epoch. If standard error is not a terminal, it prints an occasional
-    line, and none in a short run. `total` is the number of epochs, and `batches` the number of batches per epoch, if known.
+    line, and no line in a short run. `total` is the number of epochs, and `batches` the number of batches per epoch, if known.
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:

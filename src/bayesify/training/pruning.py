@@ -15,8 +15,8 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
 
     `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the weights of the whole network with the largest
     |mean| / std, both their mean and their standard deviation. Pruned entries stay 0. The kept entries become new, shorter
-    parameters: further training changes only them (it needs a new optimizer, which `fit` creates), `count_parameters` counts only
-    them, and `save` writes them with one bit per original entry for their positions.
+    parameters. Further training changes only these parameters, and needs a new optimizer, which `fit` creates. `count_parameters`
+    counts only kept entries, and `save` writes them with one bit per original entry for their positions.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.
@@ -26,8 +26,8 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
         `bnn`.
 
     Raises:
-        ValueError: If `keep` is not above 0 and at most 1, exceeds the fraction that is left, or a posterior cannot be pruned;
-            nothing has changed then.
+        ValueError: If `keep` is not above 0 and at most 1, exceeds the fraction that is left, or a posterior cannot be pruned. In
+            this case nothing has changed.
     """
     parts = bnn.posteriors
     for part in parts:

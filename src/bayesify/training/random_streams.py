@@ -40,7 +40,7 @@ class DataStream:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make this stream torch's global one temporarily."""
+        """Make this stream torch's global generator temporarily."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:

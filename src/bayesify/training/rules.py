@@ -19,8 +19,8 @@ MIN_GAIN_NATS = 0.05
 MIN_GAIN_SHARES = {"NLL": 0.08, "negative bound": 0.15}
 """The gain must also exceed this share of the quantity itself."""
 MIN_SLOW_GAIN_NATS, MIN_PROGRESS_SHARE = 0.02, 0.25
-"""A smaller gain of the NLL also counts if it is this share of the total gain (a straight line gains a third in its last third).
-This does not apply to the bound, because its KL falls for a long time with little effect on predictions."""
+"""A smaller gain of the NLL in the last third also counts if it is this share of the total gain. A straight line gains a third
+there. This does not apply to the bound, because its KL falls for a long time with little effect on predictions."""
 TREND_SIGNIFICANCE_STDS = 3.0
 """Standard deviations of the Mann-Kendall statistic above which a trend is significant."""
 MIN_TREND_WINDOWS = 7
@@ -36,12 +36,12 @@ MIN_INFORMATION = 1e-5
 MIN_COVERED_EXAMPLES = 50
 """Minimum number of examples to judge the coverage of intervals."""
 COVERAGE_SIGNIFICANCE_STDS = 3.0
-"""Standard deviations from the limit of a healthy coverage above which a coverage is beyond chance."""
+"""Standard deviations by which a coverage must lie beyond the limit of a healthy coverage to exceed chance."""
 MIN_HELD_OUT_LOSS_NATS = 0.02
 """A loss of NLL per target on held-out data above this is a finding, if it exceeds chance."""
 MIN_CALIBRATION_GAP, MIN_CALIBRATION_RISE = 0.04, 0.01
-"""Confidence is off on held-out data if it differs from the accuracy by more than the first, and by more than the second above
-the difference of the given network. These are the bounds on the ECE in `benchmarks.defaults_wider`."""
+"""Confidence on held-out data is off if its difference from the accuracy exceeds the first value, and exceeds the difference of the
+given network by more than the second value. These are the bounds on the ECE in `benchmarks.defaults_wider`."""
 MIN_PAIRED_EXAMPLES = 16
 """Minimum number of examples whose differences give a standard error."""
 KL_WARNING_RATIO = 10.0
@@ -164,8 +164,8 @@ def learned_little(score: Score) -> list[Finding]:
 
 
 MAX_TRAINED_RMSE_RATIO, MAX_TRAINED_NLL_RATIO = 0.75, 0.9
-"""A network counts as trained if its score is at most this multiple of a constant guess. On a line in one dimension, one random
-network in four has an RMSE below 0.9 of the guess by luck, and one in fifteen below 0.75."""
+"""A network counts as trained if its score is at most this multiple of a constant guess. On a one-dimensional line, one random
+network in four has an RMSE below 0.9 times the guess, and one in fifteen below 0.75 times."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
@@ -225,7 +225,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
 
 
 def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
-    """Two standard errors of the mean difference of two scores of the same examples; `unpaired` if too few are known."""
+    """Two standard errors of the mean difference of two scores of the same examples; `unpaired` if too few scores are known."""
     if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
         return unpaired
     apart = [last - first for first, last in zip(before, after, strict=True)]
@@ -236,8 +236,8 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
     """A finding if predictions are worse than those of the given network.
 
     On held-out data, the difference must exceed chance and 1 percentage point of accuracy, 5 % of the RMSE, or 0.02 nats per
-    target. Chance is two standard errors of the mean difference on the same examples. On training data a network that has
-    memorized them looks better than it is, so the limits are 5 points, 25 % and 0.25 nats.
+    target. Chance is two standard errors of the mean difference on the same examples. On training data, the given network may look
+    better than it is because it has memorized them. The limits there are 5 points, 25 % and 0.25 nats.
     """
     few = min(start.count, now.count)
     found = []
@@ -274,7 +274,8 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must exceed
     `MIN_CALIBRATION_GAP` and two of its standard errors. Its rise must exceed `MIN_CALIBRATION_RISE` and two standard errors of the
-    difference on the same examples. Training data do not show this, because a network is more often right on them than on others.
+    difference on the same examples. Training data do not show this, because a network is more often right on training data than on
+    new data.
     """
     parts = [
         [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]
@@ -300,7 +301,7 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
     r"""A finding if 90 % intervals cover far more or far fewer targets than 90 %, beyond chance.
 
-    Far is above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if it is three standard
+    Far means above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if it is three standard
     deviations from the limit l by the likelihood ratio: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, for Bernoulli variables.
     """
     if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
@@ -327,7 +328,7 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """A finding if predictions, which BatchNorm normalizes by averages over draws, are worse than on training batches."""
+    """A finding if predictions, where BatchNorm uses averages over draws, are worse than on training batches."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
@@ -366,7 +367,7 @@ def scales_wide(
     """A finding if training has widened the posterior until draws of a weight differ by a large share of its size.
 
     Used when the result is worse than the given network. `before` and `after` are standard deviations of each weight around
-    training; `relative` is `after` divided by the root mean square. Weights that shrink at the same spread are no finding.
+    training; `relative` is `after` divided by the root mean square. Weights that shrink at a constant spread are no finding.
     """
     known = [name for name in after if before.get(name, 0) > 0]
     if not known:
@@ -386,7 +387,7 @@ def scales_wide(
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """A finding if different draws give practically the same predictions; exactly 0, a point estimate, is no finding."""
+    """A finding if different draws give practically the same predictions, unless their spread is 0 (a point estimate)."""
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
@@ -409,7 +410,7 @@ def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> l
 
 
 MAX_LABELS = 20
-"""Integer targets count as class labels if they are 0 to K - 1 for a K up to this number, and each of them occurs."""
+"""Integer targets count as class labels if they are 0 to K - 1 for a K up to this number, and each label occurs."""
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:

@@ -48,9 +48,9 @@ class ModelStack(nn.Module, Trainable):
     architecture, the kinds of posterior and likelihood, and the number of draws.
 
     Perceptrons under `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap` on a CPU, a step of ten
-    networks 8-50-50-1 takes 0.6 of the time, a step of ten networks 100-500-500-1 the same time. Other models run by `vmap`.
+    8-50-50-1 networks takes 0.6 times as long, and a step of ten 100-500-500-1 networks equally long. Other models run by `vmap`.
     Recurrent layers, attention, BatchNorm and anything else that `vmap` refuses run in a loop over the models; so do convolutions,
-    because a loop is faster for them. The numbers are the same, and `loop_reason` says why the loop is used.
+    because a loop is faster for them. The results are the same, and `loop_reason` says why the loop is used.
 
     Args:
         models: Trainables of the same kind that are modules (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
@@ -82,7 +82,7 @@ class ModelStack(nn.Module, Trainable):
                 raise ValueError(f"ModelStack: {len(given)} {key} for {len(models)} models; give one per model")
         self._models = list(models)
         template = _template(models)
-        self._template = (template,)  # in a tuple, so that it is not a submodule whose parameters train
+        self._template = (template,)  # a tuple hides the template from `parameters()`
         self.phases = template.phases  # type: ignore[misc]
         self._own_num_data = list(num_data) if num_data is not None else None
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -266,7 +266,7 @@ class ModelStack(nn.Module, Trainable):
         return torch.stack(found)
 
     def held_out_scores(self, batch: StackedBatch, outputs: Tensor | None = None) -> Tensor:
-        """Weighted mean of `Likelihood.held_out_score` over each model's rows, [R]; `outputs` if already computed."""
+        """Weighted mean of `Likelihood.held_out_score` over each model's rows, [R]; pass `outputs` if they are already computed."""
         return self._mean_density(self(batch.x) if outputs is None else outputs, batch, held_out=True)
 
     def _mean_density(self, outputs: Tensor, batch: Batch, held_out: bool = False) -> Tensor:
@@ -297,7 +297,7 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms of perceptrons; `None` if `_by_models` must run them, or must name a non-finite value."""
+        """Both terms of perceptrons; `None` if they cannot run here, or if `_by_models` must report a non-finite value."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -336,7 +336,7 @@ class ModelStack(nn.Module, Trainable):
             return found
         if not should_check(like) or _are_finite(*found):
             return found
-        _set_states(sources, before)  # the loop treats a difficult factor with care, or names the error
+        _set_states(sources, before)  # the loop repairs a failed factorization, or reports the error
         return self._one_by_one(batch, options, sources)
 
     def _by_vmap(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
@@ -431,7 +431,7 @@ def _description(model: nn.Module) -> Any:
     if not isinstance(model, BayesianNetwork):
         return type(model), repr(model)
     config = model.config()
-    numbers = ("noise", "scale", "degrees", "dispersion")  # initial values may differ, but not whether one is given
+    numbers = ("noise", "scale", "degrees", "dispersion")  # values may differ, but all models or none must give one
     likelihood = {
         key: value is None if key in numbers else value for key, value in (config["likelihood"] or {}).items()
     }

@@ -23,7 +23,7 @@ Callback = Callable[[Any, History], Any]
 Natural = Annotated[int, Range(least=0)]
 
 MAX_NUMBERS_IN_DESCRIPTION = 64
-"""A description contains tensors with at most this many numbers in full, and hashes of larger tensors."""
+"""A description contains tensors with at most this many numbers in full, and only hashes of larger tensors."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """Requests of a run, apart from network, data, optimizer and scheduler; see `fit` and `Steps`.
+    """Options of a run, apart from network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    `num_data_given`: whether the caller gave the number of examples, which the first epoch then checks. `rescales`: see
+    `num_data_given` says whether the caller gave the number of examples, which the first epoch then checks. For `rescales` see
     `LearnedNoise`.
     """
 
@@ -91,7 +91,7 @@ class Position:
         seconds: Time spent on these batches.
         kl_weight: Weight of the KL in the last step.
         best: Validation NLL of the best epoch so far, `None` before there is one. It may be infinite.
-        waited: Number of epochs since the best one.
+        waited: Number of epochs since the best epoch.
         stopped: Whether the run ended before its last epoch.
     """
 
@@ -118,7 +118,7 @@ def describe(
     scheduler: Any,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Description of a run as plain data, made before the first step; a checkpoint is continued only with an equal description.
+    """Description of a run as plain data, made before the first step. A checkpoint continues only a run with an equal description.
 
     Unknown entries are left out: the batch size if the loader has none, and the optimizer's initial learning rates if a scheduler
     has already changed them.

@@ -160,8 +160,8 @@ class Step:
         `share` is the share of the run that is done, and `first` the number of the window's first batch in its epoch.
 
         Raises:
-            BatchError: If a batch is not valid or its gradients are not finite, and then nothing has changed. Or if the scheduler
-                raises after the step, which then counts as taken.
+            BatchError: If a batch is not valid or its gradients are not finite; in this case nothing has changed. Also if the
+                scheduler raises after the step; in this case the step counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -256,7 +256,7 @@ class Step:
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add one batch's gradients; return its mean log-likelihood times its number of examples, and its share of the KL."""
+        """Add one batch's gradients. Return its mean log-likelihood times its number of examples, and its share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
@@ -297,7 +297,7 @@ class Step:
         """Check whether all steps so far were finite; waits for the device.
 
         Raises:
-            BatchError: If a step was not; everything is restored to the state before it.
+            BatchError: If a step was not finite. Everything is restored to the state before this step.
         """
         try:
             self._guard.read()

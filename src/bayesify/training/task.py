@@ -1,4 +1,4 @@
-"""Training task: the input of every method that is more than a posterior."""
+"""Training task: the input of every method that is not a posterior."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayesify.training.batches import parse_batch
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """Input of a method that is more than a posterior of a network.
+    """Input of a method that is not a posterior of a network.
 
     A method's `fit` is a function from a task and options of the method to a `Predictor`. It copies the network instead of
     changing it, and starts from the network's weights. If a method needs a trained network, its `fit` trains the network, so that
@@ -27,8 +27,8 @@ class TrainingTask:
     Args:
         net: The untrained network.
         likelihood: p(y | outputs).
-        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators, that start again each epoch.
-            `training.fitting.fit` takes both; your own loop reads them as `x, y, *weights = batch`.
+        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators. The loader starts again each
+            epoch. `training.fitting.fit` takes both forms; your own loop reads them as `x, y, *weights = batch`.
         prior: p(weights), not bound to a network yet.
         num_data: N, the number of examples in the dataset.
         epochs: Number of passes over the data. A method with several phases divides them.

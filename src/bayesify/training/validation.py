@@ -19,11 +19,11 @@ from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.rules import Score
 
 LEVEL, HALF_WIDTH_STDS = 0.9, 1.6449
-"""Level of the intervals whose coverage is checked, and half their width in standard deviations of a Gaussian."""
+"""Level of the intervals whose coverage is checked, and their half-width in standard deviations of a Gaussian."""
 MAX_LEVERAGE = 0.95
 """Upper bound on the leverage in the correction for training rows."""
 MAX_GUESSED_EXAMPLES = 4096
-"""Maximum number of examples whose targets are kept for scoring a constant guess, and whose own scores are kept."""
+"""Maximum number of examples whose targets are kept to score a constant guess, and whose own scores are kept."""
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
@@ -51,8 +51,9 @@ class Totals:
 
     Args:
         seen: Whether the model was trained on the examples. A fitted row lies closer to its prediction than a new row. In a linear
-            model the factor is $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the
-            noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+            model its residual is smaller by the factor $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic
+            variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance
+            $\sigma^2 + v / (1 - h)$.
         ratio: Ratio of the mean squared error on new rows to that on the examples, if it is known. Residuals are multiplied by at
             least its square root.
     """
@@ -100,7 +101,7 @@ class Totals:
         return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """NLL per example with accuracy, or with the RMSE and the share of targets inside their 90 % intervals."""
+        """NLL per example and the accuracy, or the NLL, the RMSE and the share of targets inside their 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}

@@ -1,4 +1,4 @@
-"""Observation of a run of `fit`, which yields its findings at the end; cheap, and without effect on the run's numbers."""
+"""Observation of a run of `fit` for its findings. Observing is cheap and does not affect the run's numbers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
-"""Maximum number of windows of steps in which the objective is recorded; at this number, neighbors are merged in pairs."""
+"""Maximum number of windows of steps in which the objective is recorded. When it is reached, neighbors are merged in pairs."""
 MIN_WATCHED_STEPS = 10
 """In runs with fewer steps, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
-"""Examples that are predicted before and after training: at least one batch, and further batches up to this number."""
+"""Number of examples that are predicted before and after training. Whole batches are used, at least one."""
 MAX_SCORING_SHARE = 0.005
 """Scoring one draw may cost at most this share of the run's forward and backward passes; one batch is always scored."""
 SCORING_DRAWS = 4
@@ -115,8 +115,8 @@ class Trace:
 class Watch:
     """Observes one run of `fit`: the objective in windows, the starting network, the spread of the weights.
 
-    It changes no number of the run, consumes none of its random numbers and delays no step. An error inside it does not end
-    the run. If several processes train together, only the first one measures.
+    It does not change the run's results, consume its random numbers or delay its steps. An error inside it does not end the run. If
+    several processes train together, only the first one measures.
     """
 
     def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
@@ -127,7 +127,7 @@ class Watch:
         self.spread: dict[str, float] = {}
         self._widths: dict[str, float] = {}  # initial standard deviations; unknown in a continued run
         self.first: list[Finding] = []
-        self.new_rows_ratio = 1.0  # of the mean squared error on new rows to that on training rows
+        self.new_rows_ratio = 1.0  # mean squared error on new rows relative to training rows
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
@@ -232,7 +232,7 @@ class Watch:
     # -- at the end -----------------------------------------------------------------------------------------------
 
     def _moving(self, values: list[float]) -> list[float]:
-        """Part of a series in which the network can still move: a learning rate that falls to 0 makes every run look converged."""
+        """Part of a series in which the network still moves: when a learning rate falls to 0, every run looks converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     @property
@@ -246,7 +246,7 @@ class Watch:
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
-        # Score the rows on which the given network was scored, so that chance does not matter; a continued run has other rows.
+        # Score the rows on which the given network was scored, to reduce noise; a continued run has other rows.
         self._last = self._first or self._last
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
@@ -256,7 +256,7 @@ class Watch:
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
             parts.append(rules.convergence(self._moving(nll), self._moving(bound), self._unit_nats))
-        # Larger spreads have moved, or were never small.
+        # Larger spreads have already moved, or were never small.
         if 0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD:
             with self._aside():
                 parts.append(rules.scales_still(self.spread, weight_spread(self.model, self.device)[1]))
@@ -304,7 +304,7 @@ class Watch:
         return found
 
     def _stored_score(self, history: History) -> Score:
-        """Score on the validation data of the epoch whose model the run returns, which may be one before the run was continued."""
+        """Validation score of the epoch whose model the run returns. A continued run may return an epoch before its start."""
         assert self.start is not None
         row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
         best = Score(
@@ -348,7 +348,7 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network to compare the result with: the given network, or the posterior mean if it was trained before."""
+    """The network to compare the result with: the given network, or the posterior mean if the posterior was trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None
@@ -385,7 +385,7 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw; empty unless the posterior has a countable number of draws above 1."""
+    """NLL per example of each distinct draw; empty unless the posterior has a finite number of distinct draws above 1."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

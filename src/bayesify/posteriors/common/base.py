@@ -31,13 +31,13 @@ class DrawRequest:
         num_draws: S, the number of draws.
         prior: The prior's scales, for the KL and for posteriors that are built on the prior.
         noise: Source of the random numbers.
-        antithetic: Whether to draw noise in pairs of opposite sign, which halves the random numbers and cancels odd errors.
+        antithetic: Whether to draw noise in pairs of opposite sign. This halves the random numbers and cancels odd errors.
         local: Whether noise may differ between examples. It is true only inside the training objective.
         runner: The network, for posteriors that run it in order to draw.
         weights: The draws of the network's other posteriors, for posteriors that run the network.
         num_data: N, the number of examples in the dataset, if the draw is for a bound over the dataset.
-        networks: Index of the ensemble network that each draw uses, [S], by the number of such networks. The first ensemble
-            that draws fills it.
+        networks: Index of the ensemble network that each draw uses, [S], keyed by the number of ensemble networks. The first
+            ensemble that draws fills it.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Type in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -55,7 +55,7 @@ class DrawRequest:
     autocast: torch.dtype | None = None
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a weight in the network if it differs from the posterior's type, otherwise float32."""
+        """Type of a weight in the network if it has low precision, otherwise float32."""
         return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
@@ -87,7 +87,7 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """Count of random numbers that `normals` takes for each weight, a multiple of 64, given the count per draw."""
+        """Count of random numbers that `normals` uses for each weight, a multiple of 64, given the count per draw."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -121,7 +121,7 @@ class Posterior(nn.Module):
     slow: ClassVar[bool] = False
     """Whether a step is slow. A slow method takes fewer steps by default."""
     starts_at_rows: ClassVar[str | None] = None
-    """Name of an argument whose value is rows of the training data."""
+    """Name of an argument that takes rows of the training data as its initial value."""
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network. Posteriors that run the network draw after all others."""
     capturable: bool = False
@@ -131,14 +131,14 @@ class Posterior(nn.Module):
     local_reparameterization: bool = False
     """Whether noise differs between examples in the training objective."""
     looked: bool
-    """Whether the training objective has been computed before, so that `materialized` is known."""
+    """Whether the training objective has been computed before, so that `materialized` is final."""
     materialized: set[str]
-    """Weights with one draw for all examples in the training objective too, because the network uses them more than once."""
+    """Weights that the network uses more than once. They have one draw for all examples in the training objective too."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
     prior_scale: ClassVar[float] = 8.0
-    """Default scale of Neal's prior. With scale 1, three epochs cost a trained network 1 to 4 points of accuracy, even as a
-    point estimate. A rule that was fixed in advance chose 8 out of 4, 8, 16 and 32 (`benchmarks/prior_widths.py`)."""
+    """Default scale of Neal's prior. With scale 1, three epochs cost a trained network 1 to 4 percentage points of accuracy, even
+    as a point estimate. A rule fixed in advance chose 8 among 4, 8, 16 and 32 (`benchmarks/prior_widths.py`)."""
     independent: ClassVar[bool] = False
     """Whether weights are independent Gaussians, so that `mean()` and `variance()` describe q completely."""
     init_std: float | None = None
@@ -150,9 +150,9 @@ class Posterior(nn.Module):
     narrowing: float = 1.0
     """Factor on the initial standard deviations that the user has not set."""
     starts_wide: bool = False
-    """Whether its noise acts on whole inputs or outputs of layers. `fit` then checks how much the draws of a classifier lose."""
+    """Whether its noise acts on whole inputs or outputs of layers. `fit` then checks how much the noise costs a classifier."""
     keeping_init: ClassVar[str] = "network"
-    """The `init` that starts at the network's weights, for posteriors that have this option."""
+    """The value of `init` that starts at the network's weights, for posteriors with an `init` argument."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
     """Default initial standard deviations by layer, relative to the layer's root mean square. Layers that are not listed use
     `RELATIVE_STD`."""
@@ -238,7 +238,7 @@ class Posterior(nn.Module):
         """
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """The buffers of each draw of a finished request, which the network reads and updates; `None` if there are none."""
+        """The buffers of each draw of a finished request, which the network reads and updates; `None` without such buffers."""
         return None
 
     def average_buffers(self, network: nn.Module) -> None:
@@ -281,8 +281,8 @@ class Posterior(nn.Module):
         return prior.cross_entropy(self.second_moments(prior), self.sizes()) - self.entropy()
 
     def second_moments(self, prior: PriorDraw, variance: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, and for kernels with correlated positions (`prior.factor`) the
-        matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
+        r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, or, for kernels with correlated positions (`prior.factor`),
+        the matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
 
         Positions are independent in q by default. Families that correlate positions override `spatial_covariance`. A draw that
         has already computed the variance passes it as `variance`.

@@ -35,7 +35,7 @@ def draw_by_kernels(
     """The same draws as `posterior.draw` for the same seed, or `None` if there is no plan.
 
     `names` are in the plan's order, and `parameters` in the order of the plan's gradients. `make` turns the prior standard
-    deviations of the names into a plan, once for each memory address of the parameters and each kind of request.
+    deviations of the names into a plan, once for each set of parameter addresses and each kind of request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))

@@ -24,16 +24,16 @@ from bayesify.weights.named_parameters import MASK_SUFFIX, first_parameter, tens
 from bayesify.weights.placed import PlacedWeights
 
 MAX_MEMORY_SHARE = 1 / 16
-"""Largest share of a device's memory that the draws of a captured request may take in float32. A graph keeps this memory."""
+"""Largest share of a device's memory that a captured request's draws may take in float32. A graph keeps this memory."""
 
 MAX_KINDS = 16
-"""Number of recent kinds of requests that a posterior remembers. Each generator is a kind of its own."""
+"""Number of recent kinds of requests that a posterior remembers. Requests with different generators are different kinds."""
 
 MAX_PARAMETERS_TO_FOLLOW = 2**23
 """Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing costs device time. A
-graph that keeps these values must compare the parameters first, and the host must wait for this comparison. On an H200, a draw and
-a pass of a ResNet-50 (6 million parameters) took 1.23 forward passes with recomputing and 1.45 without. A ViT-B/16 (13 million)
-took 1.29 with and 1.17 without (see `in_turns` in benchmarks/results/networks_gpu.json)."""
+graph that keeps these values must first check that the parameters are unchanged, and the host waits for this check. On an H200, a
+draw and a pass of a ResNet-50 (6 million parameters) took 1.23 forward passes with recomputing and 1.45 without. A ViT-B/16 (13
+million) took 1.29 with and 1.17 without (see `in_turns` in benchmarks/results/networks_gpu.json)."""
 
 Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 """Weights by name, and their KL."""
@@ -42,10 +42,10 @@ Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 class CapturedDraws:
     """Draws of the posteriors of one network, by CUDA graphs if a graph is possible and faster. The network holds this object.
 
-    A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
-    objective, where nobody keeps the draws) the results are used in place. A second bound that is made before the backward
-    pass of the first therefore draws without a graph. The random numbers are the same with and without a graph. Graphs belong
-    to the memory of one network, so copies and pickles of this object are empty.
+    A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training objective,
+    where nobody keeps the draws) the results are used in place. If a second bound is computed before the backward pass of the
+    first, it therefore draws without a graph. The random numbers are the same with and without a graph. Graphs belong to the memory
+    of one network, so copies and pickles of this object are empty.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph, made while the parameters are compared with those at the time of the capture.
+        """A draw by the most recent graph, made while the parameters are compared with the captured ones.
 
         The graph contains values that were computed from the parameters. If the parameters differ, the result is `None` and the
         generator is reset as if nothing had been drawn. The generator is not reset if another thread has used it in the
@@ -99,7 +99,7 @@ class CapturedDraws:
     def _find(
         self, posterior: Posterior, request: DrawRequest, kind: tuple[Any, ...], addresses: tuple[int, ...]
     ) -> CapturedDraw | None:
-        """The graph for a request. It is captured now if requests of this kind have been frequent enough."""
+        """The graph for a request. If requests of this kind have been frequent enough, a missing graph is captured now."""
         training, generator = torch.is_grad_enabled(), request.noise.generator
         # A graph reads the current parameters, but values computed from them before the capture stay fixed in it.
         keeps = not training and not _follows(posterior, request) and posterior.results.values()
@@ -155,7 +155,7 @@ class CapturedDraw:
         named = {name: value for name, value in posterior.named_parameters() if value.requires_grad}
         self.parameters = list(named.values())
         self.pending: weakref.ref[_Use] | None = None
-        # A loss that the caller still holds ties the parameters' gradients to its stream, and a capture forbids that.
+        # A loss that the caller still holds ties the parameters' gradients to its stream, which a capture forbids.
         leaves = {name: value.detach().requires_grad_() for name, value in named.items()} if training else {}
 
         def run(request: DrawRequest = request) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Passes with noise per example. A pass is repeated if the network turns out to use a weight more than once."""
+"""Passes with noise per example, which are repeated if the network uses a weight more than once."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ def run_local(
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
-    """The result of a draw and a pass. A weight that the network uses more than once gets one draw for all examples.
+    """The result of a draw and a pass with noise per example. Weights that are used more than once get one draw for all examples.
 
-    The result is the same as if these weights had been known from the start. When the first pass finds such a weight, it is
+    The result is the same as if these weights had been known from the start. If the first pass finds such a weight, the pass is
     repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is
-    restored too. Outside a training run, other threads may use the global generators, so they are never reset. Instead, the
-    first bound runs one extra pass over a copy without hooks. This pass is in evaluation mode, where the network takes no
-    random numbers.
+    restored too. Outside a training run, other threads may use the global generators, so they are never reset. Instead, the first
+    bound runs one extra pass over a copy without hooks. This pass is in evaluation mode, where the network takes no random numbers.
 
     Args:
-        compute: Function that draws, with noise per example if the posterior asks for it, and runs the network.
+        compute: Function that draws and runs the network, with noise per example if the posterior uses it.
         draw: Function that draws once from a `generator`, with noise per example.
         inputs: Positional and keyword inputs of the network.
         posteriors: Posteriors of the network. They remember the weights that are used more than once.
@@ -68,7 +67,7 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _until_known(
     compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
 ) -> Result:
-    """The first result in which no weight turns out to be used more than once; `restore` runs before a repetition."""
+    """The first result whose pass finds no further weight that is used more than once; `restore` runs before a repetition."""
     while True:
         try:
             return compute()

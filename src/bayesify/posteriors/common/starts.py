@@ -16,9 +16,9 @@ RELATIVE_STD = 0.1
 objective, so they stay near their start for many epochs. The value was chosen on trained networks (`benchmarks/defaults.py`)."""
 
 NORMALIZED_RELATIVE_STD = 0.03
-"""Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm
-removes most weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. For
-mean-field after a trained CNN (NLL 0.375), 0.1 gave NLL 0.466 and 0.03 gave 0.382; from scratch they gave 0.88 and 0.51
+"""Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm removes
+most weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. For mean-field from
+a trained CNN (NLL 0.375), 0.1 gave an NLL of 0.466 and 0.03 gave 0.382. From scratch, 0.1 gave 0.88 and 0.03 gave 0.51
 (`default_trials_batch_statistics.json`)."""
 
 
@@ -31,8 +31,8 @@ def relative_stds(
     outputs. With running means $m_c$ and variances $v_c$, this root mean square is $(\overline{m^2 + v})^{1/2}$. Frozen BatchNorm
     divides both the noise and the output's own signal by $v_c^{1/2}$. With
     $s = 0.1\,(\overline{m^2 + v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear layers start
-    with this $s$. Noise in convolutions is the same at every position. It detects out-of-distribution inputs best if all layers
-    have the same small value, `NORMALIZED_RELATIVE_STD`. With that value an MLP would have hardly any uncertainty.
+    with this $s$. Noise in convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if all
+    have the same small value, `NORMALIZED_RELATIVE_STD`. An MLP would have hardly any uncertainty with that value.
 
     Args:
         network: The network that the user gave.

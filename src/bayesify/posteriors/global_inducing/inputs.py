@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: as the user gives them, as plain data, and as parameters."""
+"""Inducing inputs of a network: as given by the user, as plain data, and as parameters."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
 
 
 def _joined(parts: list[Any], count: int) -> Any:
-    """The first inputs of all batches. Not by torch's trees, which take a mapping such as Hugging Face's batches for a leaf."""
+    """The first inputs of all batches. torch's trees are not used, because they treat a Hugging Face batch as a leaf."""
     if isinstance(parts[0], Mapping):
         return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
     if isinstance(parts[0], (tuple, list)):

@@ -18,17 +18,17 @@ from bayesify.weights.catalog import Layer
 NEGLIGIBLE_LOG_PRECISION = -60.0
 """Log precision at which pseudo-outputs are negligible compared with the prior in double precision."""
 NETWORK_PRECISION = 300.0
-r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose that the
-prior's outputs have variance 1, and that there are as many inducing inputs as columns. Then, at the inducing inputs, the outputs of
-one layer's mean differ from the outputs of weights drawn from the prior by at most $1 / (2 \sqrt{\lambda})$ (root mean square), and
-the outputs of draws scatter by at most $1 / \sqrt{\lambda}$."""
+r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose that outputs
+under the prior have variance 1, and that there are as many inducing inputs as columns. At the inducing inputs, the outputs of one
+layer's mean then differ from the outputs of weights drawn from the prior by at most $1 / (2 \sqrt{\lambda})$ (root mean square),
+and the outputs of draws scatter by at most $1 / \sqrt{\lambda}$."""
 
 MAX_ROUNDING_ERROR = 5e-4
-"""Largest estimated error of float32 in a regression, in units of the prior. Measured errors are at most a tenth of it."""
+"""Largest estimated error of float32 in a regression, in units of the prior. Measured errors are at most a tenth of this."""
 
 
 def exact_float32(like: Tensor) -> bool:
-    """Whether float32 matrix products are worth trying on a tensor's device, and keep full float32 precision there."""
+    """Whether float32 matrix products on a tensor's device are worth trying and keep full float32 precision."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     names = cpu_float32_precisions()
@@ -39,9 +39,9 @@ def exact_float32(like: Tensor) -> bool:
 class PriorScale:
     r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
 
-    T is diagonal, except for kernels under a prior that correlates their positions, where T has one block per input channel.
-    T is made once, in float64. If the data determine the weights, T's gradients through the features and through the weights
-    cancel, so they must be added before rounding.
+    T is diagonal, except for kernels under a prior that correlates their positions, where T has one block per input channel. T is
+    made once, in float64. If the data determine the weights, the gradients of T through the features and through the weights
+    cancel, so float64 must hold their sum.
 
     Args:
         prior: Scales of S draws, or scales that all draws share.
@@ -75,7 +75,7 @@ class PriorScale:
         return self.at({key: value[0] for key, value in self.batched.items()})
 
     def aligned(self) -> Self:
-        """All draws at once: scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] that multiply rows [S, G, R, D]."""
+        """The scales of all draws at once: scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] that multiply rows [S, G, R, D]."""
 
         def align(key: str, value: Tensor) -> Tensor:
             return value.view(-1, 1, 1, 1) if key.startswith("std") else value[:, None, None]

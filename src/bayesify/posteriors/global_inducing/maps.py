@@ -1,4 +1,4 @@
-"""Linear maps inside a network: the input of each map when the network runs, and the two matrices of its regression."""
+"""Linear maps inside a network: each map's input when the network runs, and the two matrices of its regression."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`, which torch applies without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Output of the heads, which is the module's own output with the identity as this projection."""
+        """Output of the heads: the module's output if the identity replaces this projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)

@@ -1,4 +1,4 @@
-"""Global inducing points: each layer's weights, given learned inputs propagated through the layers below."""
+"""Global inducing points: each layer's weights depend on learned inputs that are propagated through the layers below."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class GlobalInducing(Posterior):
     Marginals have no closed form. `mean` and `variance` describe each layer given the layers below at their means, and `kl` is
     an estimate from one draw.
 
-    Stored: `inducing_inputs`; by layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$. All positions of
-    an image share the one precision of an inducing input. A full $\Lambda$ is stored as its Cholesky factor.
+    Stored: `inducing_inputs`; by layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$. All positions of an
+    inducing image share one precision. A full $\Lambda$ is stored as its Cholesky factor.
 
     Args:
         inputs: Initial $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of keyword inputs.
@@ -148,7 +148,7 @@ class GlobalInducing(Posterior):
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as plain data. It holds only the shapes of inputs, and no targets, because the state holds the values."""
+        """The posterior as plain data. It holds only the shapes of inputs and no targets, because the values are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -281,7 +281,7 @@ class GlobalInducing(Posterior):
 
         weights = self._walk(runner, others, scale, step, how)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
-        failures.append(kl.detach().isfinite().logical_not())  # a factorization does not notice infinity
+        failures.append(kl.detach().isfinite().logical_not())  # a factorization does not report infinity
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
@@ -330,16 +330,16 @@ class GlobalInducing(Posterior):
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> RegressionFactors:
-        r"""The regression that gives a layer's whitened weights, in float64, which keeps the prior's identity matrix exact.
+        r"""The regression that gives a layer's whitened weights. Float64 keeps the prior's identity matrix exact.
 
         A convolution's matrices take most of a step's time on a CPU, so they are tried in float32 there. In our measurements,
-        rounding then changes variances, and means of the prior's size, by at most about a tenth of
+        rounding then changes variances, and means as large as the prior's, by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
         with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used under
-        settings that replace it by a shorter type: autocast, TensorFloat-32, bfloat16. If the network itself runs in bfloat16 on
+        settings that replace it by a lower precision: autocast, TensorFloat-32, bfloat16. If the network itself runs in bfloat16 on
         a GPU, features have this type, and their products are exact in float32; see `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
@@ -390,7 +390,7 @@ class GlobalInducing(Posterior):
         return self.mean_given({})
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `mean`, with the other posteriors' weights at the given means."""
+        """As `mean`, with the other posteriors' weights at the given means."""
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             if problem is None:

@@ -26,7 +26,7 @@ _MAPS: dict[type[nn.Module], type[LinearMap]] = {
 }
 TOLERANCE = 1e-2
 """Largest relative change of a layer's input when other examples are left out. A larger change means that the network mixes
-examples. The value is far above rounding errors."""
+examples. This limit is far above rounding errors."""
 
 
 @torch.no_grad()

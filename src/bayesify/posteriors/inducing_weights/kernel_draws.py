@@ -20,7 +20,7 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers; `largest` is the larger of the numbers of rows and columns of U.
+    """Whether kernels can draw all layers; `largest` is the larger of U's numbers of rows and columns.
 
     Each layer must have one weight and at most a bias, all weights must have one type, and U must be small.
     """
@@ -49,8 +49,8 @@ def draw_by_kernels(
 
     Args:
         blocks: For each size of U, the layers with a U of that size, in groups of equal-sized layers.
-        given: See `conditional_draws`; the noise is $E_2$ only.
-        low: Whether products with matrices of the weights' size use bfloat16.
+        given: See `conditional_draws`; its noise is $E_2$ only.
+        low: Whether products with matrices of W's size use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]

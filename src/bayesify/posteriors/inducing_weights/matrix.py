@@ -91,7 +91,7 @@ class InducingMatrix(nn.Module):
         )
 
     def set_to_prior(self, factors: Factors) -> None:
-        """Make q(U) equal to the prior, in place; raise `ValueError` if the family cannot."""
+        """Make q(U) equal to the prior, in place. Raise `ValueError` if the family does not contain the prior."""
         raise ValueError(
             f"InducingWeights: q={self.name!r} cannot equal the prior; use 'diagonal' (whitened), 'matrix' or 'full'"
         )
@@ -148,7 +148,7 @@ class DiagonalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Set each variance to the conditional variance under the prior's correlations, because a diagonal has no correlations."""
+        """Set each variance to the prior's conditional variance, because a diagonal q(U) has no correlations."""
         if self.raw_std is not None:
             std = positive(self.raw_std, self.max_std) * _inverse_diagonals(factors).rsqrt()
             cap = self.max_std

@@ -30,7 +30,7 @@ class NoiseShapes:
     Args:
         families: q(U) of each block.
         factors: Factors of each block; empty if W equals its mean given U.
-        cols: Largest number of columns of U. $E_3$ leaves room for so many.
+        cols: Largest number of columns of U, for which $E_3$ leaves room.
 
     Attributes:
         own: Shape of the noise for U of each family.
@@ -68,7 +68,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """The noise for U of each family, and for each block with the shapes of `noise_shapes`.
 
-        With a `seed`, [1], the result has no noise of W's size, which a kernel generates.
+        With a `seed`, [1], the result omits the noise of W's size, which a kernel generates.
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]

@@ -233,7 +233,7 @@ class InducingWeights(Posterior):
         return weights, kl
 
     def _shared_by_draws(self, draws: int, counted: int | None) -> tuple[list[Factors], list[Tensor | None], Tensor]:
-        """The part of a draw that depends on the parameters alone: factors, lambda of every block, and the KL."""
+        """The part of a draw that depends on the parameters alone: the factors and lambda of every block, and the KL."""
         alone = draws == 1 and self.shared is None and self.max_lambda != 0
         factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
         return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
@@ -363,7 +363,7 @@ class InducingWeights(Posterior):
         return result
 
     def inducing_covariance(self) -> dict[str, Tensor]:
-        """Covariance of q(U) as stored, by layer. With `shared`, the covariance of the shared matrix, under the name `shared`.
+        """Covariance of q(U) as stored, by layer. With `shared`, only the covariance of the shared matrix, under the name `shared`.
 
         Returns:
             Matrices [M_r M_c, M_r M_c], with the entries of U in row-major order.
@@ -380,7 +380,7 @@ class InducingWeights(Posterior):
         return result
 
     def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
-        """Variance of W / sigma that comes from U, [d_out, d_in], for one member of a block, given its row and column reach."""
+        """Variance of W / sigma due to U, [d_out, d_in], for one member of a block, given its row and column reach."""
         if self.shared is None:
             if not self.whiten:
                 row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)

@@ -19,7 +19,7 @@ from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 @dataclass(frozen=True)
 class Blocks:
-    """A cover of a matrix by K square blocks of size D, a power of two. Entries outside the matrix are cut off.
+    """A cover of a matrix by K square blocks of size D, a power of two. Block entries outside the matrix are cut off.
 
     The shorter side is padded to D, and the longer side is a stack of blocks. A single row or column of n
     entries is one block of at least n entries, read row by row.
@@ -121,8 +121,8 @@ class LocalWalshHadamardWeight(LocalWeight):
 
     $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for example b along the first axis of the input. Each example's output keeps
     its distribution, and the gradient has less variance. The joint distribution over examples is lost, so only the training
-    objective uses this weight. Outside `F.linear`, and if the rows of a layer's input are not the batch's examples, the weight
-    is one plain draw.
+    objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not the batch's examples, the weight is
+    one draw for all examples.
 
     Shapes:
         left, mean, std, right: [K, D]; lower: [K, D, D], or [K, 0, 0] for a diagonal $\Sigma$; or with a leading axis of draws.

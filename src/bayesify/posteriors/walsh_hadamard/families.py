@@ -53,7 +53,7 @@ class Diagonal(nn.Module):
         return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        r"""$\epsilon + N \epsilon$, without mean and standard deviation, and the variance of each of its entries."""
+        r"""The noise $\epsilon + N \epsilon$ before scaling and shifting, and the variance of each of its entries."""
         return noise, 1.0
 
     def lower(self) -> Tensor:
@@ -140,8 +140,8 @@ class Flow(Diagonal):
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
 
-    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. If no draw is given, KL and moments come from 1024 fixed
-    draws. The contribution of the base Gaussian to the moments is exact. The chain starts close to the identity.
+    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. If no draw is given, KL and moments come from 1024 fixed draws. The
+    base Gaussian's contribution to the moments is exact. The chain starts close to the identity.
 
     Also stored: `u`, `w` [K, F, D], `b` [K, F].
 

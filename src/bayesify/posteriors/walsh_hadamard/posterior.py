@@ -31,7 +31,7 @@ MAX_SIZE_TO_FORM = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group, with the group's blocks from `start` to `stop`. Linear layers never materialize a `fast` weight."""
+    """One weight of a group, with the group's blocks from `start` to `stop`. Linear layers never materialize it if it is `fast`."""
 
     weight: Weight
     blocks: Blocks
@@ -200,7 +200,7 @@ class WalshHadamard(Posterior):
         return self._around_base(weights), kl
 
     def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights in order, plus the network's own weights if W is a residual."""
+        """All weights in order. If W is a residual, the network's own weights are added."""
         base = dict(self.base.items())
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
@@ -221,7 +221,7 @@ class WalshHadamard(Posterior):
         return [g for g, _ in parts], sum((kl for _, kl in parts[1:]), parts[0][1])
 
     def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: MutableMapping[str, Tensor]) -> None:
-        """The weights of a group from draws of its g, [S, K, D]."""
+        """The weights of a group from draws of g, [S, K, D]."""
         left, right = self.left[str(size)], self.right[str(size)]
         local = request.local and self.local_reparameterization
         materialized: list[_Part] = []
@@ -244,7 +244,7 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Weights from the D distinct numbers of each block, [..., K, D], in one call if all weights are materialized."""
+        """Weights from the D distinct numbers of each block, [..., K, D]. One call makes all weights if all are materialized."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
