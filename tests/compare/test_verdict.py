@@ -211,7 +211,7 @@ def test_the_score_of_a_winner_is_that_of_rows_which_did_not_choose_it():
     assert summary.chosen_elsewhere()[:2] == ["laplace", "ensemble"]
     text = " ".join(verdict.sentences)
     assert (
-        "If the winner is chosen without the rows that score it, its typical error is 11.0, not 10.6: the best of many methods "
+        "On rows that had no part in choosing the winner, its typical error is 11.0, not 10.6: the best of many methods "
         "always looks a little better than it is." in text
     )
 
@@ -279,7 +279,7 @@ def test_uncertain_rows_for_a_human():
     )
     _, verdict = verdict_of(point=[0.5, 0.6], laplace=[result(0.55, fall=True), result(0.58, fall=True)])
     assert any(
-        "leaving out the least certain fifth does not help. The uncertainty of Laplace" in each
+        "Leaving out the least certain fifth does not help. The uncertainty of Laplace" in each
         for each in verdict.sentences
     )
 

@@ -85,9 +85,10 @@ def compare(
 ) -> None:
     """Compare methods on your own table, and recommend one.
 
-    Reads the table, detects the task, and trains networks, a linear model and boosted trees on several splits; each network is
-    trained as by bayesify fit. Prints the scores and writes an HTML report, whose path is the last line. Trains the recommended
-    method on all rows, for bayesify predict. Keeps every finished run: Ctrl-C reports the finished runs, and --resume continues.
+    Reads the table, detects the task, and trains networks, a linear model and boosted trees on several splits. Each network is
+    trained in the same way as by bayesify fit. Prints the scores and writes an HTML report, whose path is the last line. Trains
+    the recommended method on all rows, for bayesify predict. Keeps every finished run: Ctrl-C reports the finished runs, and
+    --resume continues.
     """
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there

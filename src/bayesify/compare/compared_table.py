@@ -1,4 +1,4 @@
-"""The table of a comparison, from a file or a data set by name, as arrays that runs can read."""
+"""The table of a comparison, read from a file or a named data set, as arrays for the runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ComparedTable:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything but the file's name; it shows whether results were made from the same data."""
+        """A hash of everything but the file's name. Results with the same hash were made from the same data."""
         digest = hashlib.sha256()
         for key, value in replace(self, name="").arrays().items():
             digest.update(key.encode() + repr((value.dtype.str, value.shape)).encode())
@@ -151,7 +151,8 @@ def read_compared_table(question: Question) -> ComparedTable:
     if len(rows) > max_rows:
         chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(
-            f"{max_rows:,} of {len(rows):,} rows were used, chosen at random, to keep the time short; --max-rows takes more."
+            f"{max_rows:,} of {len(rows):,} rows were used, chosen at random, to keep the time short; use more rows with "
+            "--max-rows."
         )
         rows, values, standard = rows[chosen], values[chosen], ()
     if question.time is not None:
@@ -159,7 +160,7 @@ def read_compared_table(question: Question) -> ComparedTable:
         notes.append(
             f"Splits are by time: methods are trained on rows with an earlier {question.time!r} and tested on later rows."
         )
-    # Use the order of the estimators, which sort labels as texts.
+    # Sort labels as text, in the same order as the estimators.
     classes, codes = np.unique(found.classes, return_inverse=True) if found.classes else ((), None)
     if codes is not None:
         values = codes[values]
@@ -187,7 +188,7 @@ def read_compared_table(question: Question) -> ComparedTable:
 
 
 def _check_columns(question: Question, source: Source) -> str:
-    """Check that all columns which a question names exist, and return the target."""
+    """Check that all columns named in a question exist, and return the target."""
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(

@@ -136,8 +136,8 @@ def compare(
         engine: Engine that executes the runs; see `bayesify.scale_out.run_jobs`.
         workers: Number of simultaneous runs.
         progress: Function that is called after every finished run.
-        report: Function that is called with the comparison while the folder is locked, so that it can write there: from time to
-            time while runs go on, and at the end.
+        report: Function that is called with the comparison, from time to time while runs go on, and at the end. The folder is
+            locked during the call, so that the function can write there.
 
     Returns:
         The comparison; after Ctrl-C, a comparison of the finished runs, with `unfinished` methods.
@@ -204,7 +204,7 @@ class _Runs:
             return self._by_split(
                 run_jobs(run, self._jobs, self.folder, engine=engine, workers=workers, progress=self._tell)
             )
-        except JobsFailed as failure:  # workers that died repeatedly
+        except JobsFailed as failure:  # workers died repeatedly
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
                 job = self._jobs[name]
@@ -244,9 +244,10 @@ class _Runs:
 
 
 def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
-    """Method and splits of each job: all splits of a posterior train together, and other methods have one job per split.
+    """Method and splits of each job. All splits of a posterior train together; other methods have one job per split.
 
-    Rivals come first because the first report needs them. The longest runs follow, so that no worker ends with a long one.
+    Rivals come first because the first report needs them. The longest runs follow, so that no worker has a long run left at the
+    end.
     """
     every = list(range(splits))
     jobs = {method: {"method": method, "splits": every} for method in methods if trains_together(method)}

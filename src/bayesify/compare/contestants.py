@@ -67,7 +67,7 @@ def cost_rank(name: str) -> int:
 
 
 def obstacle(name: str, num_inputs: int, num_outputs: int) -> str:
-    """Why a method cannot be used for a network of this size; empty if it can."""
+    """The reason why a method cannot be used for a network of this size; empty if the method can be used."""
     if name in RIVALS or name == AUTO:
         return ""
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise((num_inputs, *HIDDEN_BY_NAME, num_outputs))]

@@ -69,8 +69,8 @@ def importance(
 
     `loss` is the increase of the CRPS of a regression, relative to the CRPS before shuffling, or the increase of the log-loss of
     a classification. `error` is the relative increase of the root mean squared error, or the increase of the share of wrong rows.
-    `coverage` is the increase of the share of targets in 90 % intervals, or of labels in 90 % sets. A column that only says how
-    large the noise is changes loss and coverage, but not the error.
+    `coverage` is the increase of the share of targets in 90 % intervals, or of labels in 90 % sets. A column that affects only
+    the noise changes loss and coverage, but not the error.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MAX_JUDGED_ROWS:

@@ -18,15 +18,17 @@ GIVEAWAY_SHARE = 0.99
 MAX_JUDGED_ROWS = 2000
 """Maximum number of rows that judge the columns."""
 MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
-"""Maximum numbers of columns that are tried (those most correlated with the target) and that are reported."""
+"""Maximum number of columns that are tried, and of columns that are reported. The columns most correlated with the target are
+tried.
+"""
 
 
 def find_copies(features: Features) -> np.ndarray | None:
     """Rows that are copies or near-copies of others in all their inputs, as group numbers, [N]; `None` if there are none.
 
     Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs. In a
-    table with few or coarse columns, rows are equal by chance. They do not count as copies if the number of pairs is not far above
-    $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
+    table with few or coarse columns, rows are equal by chance. Equal rows count as copies only if the number of pairs is far
+    above $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
     """
     scaled = _comparable(features)
     distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
@@ -34,7 +36,7 @@ def find_copies(features: Features) -> np.ndarray | None:
     same = float((counts * (counts - 1.0)).sum()) / 2
     chance = _pairs_by_chance(scaled)
     found, groups = same, np.arange(len(distinct))
-    if MIN_COPIES_RATIO * chance < len(scaled):  # otherwise near-copies are everywhere
+    if MIN_COPIES_RATIO * chance < len(scaled):  # otherwise too many rows are near-copies by chance
         from scipy.sparse import coo_matrix
         from scipy.sparse.csgraph import connected_components
         from scipy.spatial import cKDTree
@@ -73,10 +75,10 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
-    """Columns that predict the target almost without error by themselves, with the share that each explains.
+    """Columns that alone predict the target almost without error, with the share of the target that each explains.
 
-    A small tree learns each column on half of the rows and predicts the other half. The share is the explained part of the
-    variance for a regression. For labels it is one minus the errors divided by the errors of always predicting the most frequent
+    A small tree learns each column on half of the rows and predicts the other half. For a regression, the share is the explained
+    part of the variance. For labels, it is one minus the ratio of the errors to the errors of always predicting the most frequent
     class.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -92,7 +94,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     for name in strongest({name: [column] for name, column in named.items()}, values, MAX_TRIED_COLUMNS):
         column = named[name]
         filled = np.where(np.isnan(column), -1e12, column)[:, None]
-        # A tree's steps would miss a straight line, so a linear fit is tried too.
+        # A small tree approximates a straight line poorly, so a linear fit is tried too.
         guess = make(min_samples_leaf=3, random_state=0).fit(filled[learn], values[learn]).predict(filled[check])
         share = _explained(values[check], guess, task)
         if task == "regression":
@@ -105,7 +107,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
     """Names of the columns most correlated with the targets [N]; all of them, in order, if there are at most `most`.
 
-    A column has several arrays of numbers, each [N], if it was split into parts.
+    A column that was split into parts has several arrays of numbers, each [N].
     """
     if len(columns) <= most:
         return list(columns)
@@ -149,7 +151,7 @@ def describe(
     by_time: bool,
     seed: int,
 ) -> list[str]:
-    """Sentences that a reader needs before believing the scores; `copies` are the groups of `find_copies`."""
+    """Warnings about the scores, as sentences. `copies` are the groups from `find_copies`."""
     notes = []
     if copies is not None:
         notes.append(
@@ -165,8 +167,8 @@ def describe(
     columns = features.num_columns
     if columns > len(values):
         notes.append(
-            f"There are {columns:,} columns for {len(values):,} rows, so most of what networks and trees find in them is chance. "
-            "Believe a score only if it is clearly better than the constant guess, and leave out columns that cannot matter."
+            f"There are {columns:,} columns for {len(values):,} rows, so most patterns that networks and trees find are chance. "
+            "Trust a score only if it is clearly better than the constant guess, and leave out irrelevant columns."
         )
     if not by_time:
         notes += _time_hint(features)
@@ -183,7 +185,7 @@ def _time_hint(features: Features) -> list[str]:
         if max((steps >= 0).mean(), (steps <= 0).mean()) > 0.95:
             date = name.removesuffix(DAYS)
             return [
-                f"The rows are in the order of {date!r} but were split at random. If later rows are to be predicted from "
-                f"earlier ones, expect lower scores; --time {date} tests this."
+                f"The rows are in the order of {date!r} but were split at random. If you will predict later rows from earlier "
+                f"ones, expect worse scores; --time {date} tests this."
             ]
     return []

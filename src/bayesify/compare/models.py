@@ -18,7 +18,7 @@ from bayesify.sklearn.settings import EffortName
 FAILURES = (ArithmeticError, RuntimeError, ValueError)
 """Errors that training raises if it diverges or does not suit the data."""
 SMOOTHING_ROWS = 1.0
-"""Weight, in rows, of equal probabilities, for classes that a model does not know."""
+"""Weight, in rows, of the uniform distribution that gives some probability to classes unknown to the model."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit the estimator of a method on several splits, together if possible: the model of each split, or its error."""
+    """Fit the estimator of a method on several splits, together if possible. Returns the model of each split, or its error."""
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
         estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
@@ -72,7 +72,7 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive of probabilities [N, K] of the classes `known` [K]; the other classes get a small probability."""
+    """The predictive from the probabilities [N, K] of the `known` classes [K]; all other classes get a small probability."""
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs
     smooth = (len(rows.y) * every + SMOOTHING_ROWS / rows.num_classes) / (len(rows.y) + SMOOTHING_ROWS)

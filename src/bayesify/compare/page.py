@@ -35,7 +35,7 @@ OOD = {
 REFERENCE = "boosted_trees"
 """The method that is drawn as a dashed line in the figures of all others."""
 NUM_EXAMPLE_COLUMNS = 3
-"""Number of columns next to example rows: the columns that matter most."""
+"""Number of columns shown with each example row; the most important columns are shown."""
 MAX_LISTED = 15
 """Maximum number of columns, and of classes, that are listed."""
 NUM_OPEN_PANELS = 4

@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one method's scores are above another's on the same splits.
+    """Difference between the scores of two methods on the same splits.
 
     Args:
         mean: Mean of the differences.
         error: Standard error of the mean, corrected for splits that share rows.
-        p: Probability of a difference at least this large if there were none; NaN for a single split.
+        p: Probability of a difference at least this large if the methods were equal; NaN for a single split.
     """
 
     mean: float
@@ -33,15 +33,15 @@ def paired_difference(
 ) -> Difference:
     r"""The corrected resampled t-test (Nadeau & Bengio 2003), which also uses the scores of single rows if they are known.
 
-    Row i of split j differs by $d_{ij} = \delta + b_j + e_{ij}$: rows are easy or hard, and training runs go well or badly. Let
-    $\sigma_e^2$ be the variance within splits, $\sigma_b^2$ the excess of the variance of the J means $\bar d_j$ over
-    $\sigma_e^2 / n_j$, and N the number of different rows. Then
+    On row i of split j, the scores differ by $d_{ij} = \delta + b_j + e_{ij}$. $b_j$ varies with the training run, $e_{ij}$ with
+    the row. Let $\sigma_e^2$ be the variance within splits, $\sigma_b^2$ the excess of the variance of the J means $\bar d_j$
+    over $\sigma_e^2 / n_j$, and N the number of different rows. Then
 
     $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
 
     with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. Without scores of rows, all variance counts as variance of
-    splits. Without $\rho$, the test would treat training runs as independent although they share nearly all rows, and would
-    find differences that do not exist.
+    splits. Training runs share nearly all rows. Without $\rho$, the test would treat the runs as independent and find differences
+    that do not exist.
 
     Args:
         first: Scores of one method, one per split.

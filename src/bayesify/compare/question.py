@@ -17,9 +17,9 @@ from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
 
 NUM_SPLITS, NUM_QUICK_SPLITS = 10, 5
-"""Default number of splits of a small table, and with `quick`."""
+"""Default number of splits of a small table, without and with `quick`."""
 MAX_ROWS, MAX_QUICK_ROWS = 20_000, 5_000
-"""Default maximum number of rows that are used, and with `quick`."""
+"""Default maximum number of rows, without and with `quick`."""
 
 
 @checked

@@ -19,18 +19,17 @@ from bayesify.training.random_streams import derive_seed
 MAX_RESIDUALS = 60
 """Maximum number of components of a predictive distribution."""
 WIDE_SHARE = 0.05
-"""Share of wide components, which make a residual beyond all others improbable instead of impossible."""
+"""Share of wide components. They make residuals beyond the observed range improbable instead of impossible."""
 WIDE_STD = 3.0
 """Standard deviation of the wide components, in standard deviations of the residuals."""
 NUM_FOLDS, MAX_ROWS_FOR_ALL_FOLDS = 5, 2000
-"""Number of parts of the training rows; each is predicted from the others to find residuals. With more rows than the second
-number, only the first part is predicted."""
+"""Number of folds that give held-out residuals, and the number of rows above which only the first fold is predicted."""
 MAX_TREES = 100
 """Maximum number of trees of scikit-learn's boosting."""
 MIN_ROWS_PER_INPUT = 3
 """With fewer rows per input, the linear model selects its inputs (lasso)."""
 NUM_PENALTIES = 30
-"""Number of the lasso's penalties over three decades; each is a fifth smaller than the one before."""
+"""Number of lasso penalties, over three decades; each penalty is a fifth smaller than the previous one."""
 
 Guess = Callable[[np.ndarray], np.ndarray]
 
@@ -47,7 +46,7 @@ def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) 
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
-    so that central intervals end at quantiles of the residuals, like conformal intervals (Barber et al. 2021). If f predicts
+    so the ends of central intervals are quantiles of the residuals, as in conformal intervals (Barber et al. 2021). If f predicts
     the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these means.
     """
     centers, widths = _errors(residuals)
@@ -123,7 +122,7 @@ PACKAGES = {
     "xgboost": ("xgboost", "XGB", {"n_jobs": 1}),
     "catboost": ("catboost", "CatBoost", {"verbose": False, "thread_count": 1, "allow_writing_files": False}),
 }
-"""Modules with estimators in scikit-learn's style, the prefixes of their class names, and options that keep them quiet."""
+"""Modules with estimators in scikit-learn's style, the prefixes of their class names, and options that silence their output."""
 
 
 def installed() -> list[str]:

@@ -117,7 +117,7 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
     rows = np.resize(np.arange(len(x)), NUM_TIMED_ROWS)
     start = time.process_time()
     prediction = trained.predict(x[rows])
-    # The predictive may be lazy, so ask for a result.
+    # The predictive may be lazy, so computing a result is part of the timing.
     getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")
     return 1000 * (time.process_time() - start)
 

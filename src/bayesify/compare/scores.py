@@ -15,9 +15,9 @@ from bayesify.predictive.regression import RegressionPredictive
 
 LEVELS = (0.5, 0.9, 0.95)
 THIRDS = ("low", "middle", "high")
-"""Thirds of the test rows, by their predictions."""
+"""Thirds of the test rows, ordered by their predictions."""
 NUM_BINS, NUM_POINTS = 10, 20
-"""Number of bins of error against uncertainty, and number of points of a rejection curve."""
+"""Number of bins of the error-against-uncertainty figure, and number of points of a rejection curve."""
 SHARPNESS_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles over test rows that describe the sharpness of predictions."""
 
@@ -138,7 +138,7 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
     """Root of the mean error after the least certain k / NUM_POINTS of the rows are left out, k = 0..NUM_POINTS-1.
 
-    Equally certain rows are left out in random order; the mean is its expectation over these orders.
+    Ties in uncertainty are left out in random order; the result is the expectation over these orders.
     """
     _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]

@@ -27,7 +27,7 @@ class Parts:
 
     Args:
         fit: Rows to train on.
-        calibration: Rows to recalibrate intervals on; nothing else sees them.
+        calibration: Rows to recalibrate intervals on; they are used for nothing else.
         test: Rows to score on.
     """
 
@@ -60,9 +60,9 @@ def make_parts(
 ) -> Parts:
     """One split. It depends on the seed, but not on the number of other splits.
 
-    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. The calibration rows
-    come next in the same random order. All parts have nearly the same shares of the classes. A standard split keeps its test
-    rows.
+    Split K r + k of N rows tests fold k of repetition r. The K folds of a repetition share no test row. The calibration rows
+    follow the test rows in the same random order. All parts have nearly the same shares of the classes. A standard split keeps
+    its test rows.
 
     Args:
         values: Targets, [N].
@@ -96,7 +96,7 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Parts whose calibration rows come from the start of `order`, cut where a group ends; `sizes` are those of the groups."""
+    """Parts whose calibration rows come from the start of `order`, cut at the end of a group; `sizes` are the group sizes."""
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)
@@ -133,7 +133,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
     blocks = count_folds(len(order))
     if index >= blocks:
         raise InputError(
-            f"split {index + 1}: there are only {blocks} splits by time, the blocks of the later half of the rows; give at "
+            f"split {index + 1}: only {blocks} splits by time are possible, one per block of the later half of the rows; give at "
             f"most --splits {blocks}"
         )
     cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
@@ -147,7 +147,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row indices in random order; with classes, any stretch of the order has about their overall shares."""
+    """Row indices in random order. With classes, any stretch of the order has about the overall class shares."""
     if not classes:
         return generator.permutation(len(values))
     place = np.empty(len(values))

@@ -23,7 +23,7 @@ RANKING_SCORE = "nll"
 """The score by which methods are ranked."""
 DATA_PARTS = ("fit", "calibration", "test")
 MIN_NAMED_NATS = 0.02
-"""Minimum difference that matters, in nats per row: the truth gets 2 % more probability, or intervals are 2 % narrower."""
+"""Minimum difference that matters, in nats per row: 2 % more probability for the truth, or 2 % narrower intervals."""
 LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 
@@ -89,9 +89,11 @@ class MethodRow:
         means: Mean of every score and cost; `None` if it is unknown.
         errors: Standard errors of the means; `None` for a single split.
         failure: Why some or all runs failed; empty if none did.
-        behind: How far its NLL is above the NLL of the best method; `None` for the best, and for methods without a rank.
+        behind: Difference of this method's NLL from the NLL of the best method; `None` for the best method and for methods
+            without a rank.
         p: p-value of that difference, adjusted for the number of methods; NaN if it cannot be tested.
-        standing: `LEADS` if it is tied with the best; `BEHIND` if it, or a method above it, is clearly behind; otherwise `UNCLEAR`.
+        standing: `LEADS` if the method is tied with the best; `BEHIND` if this method, or one ranked above it, is clearly behind;
+            otherwise `UNCLEAR`.
     """
 
     name: str
@@ -116,14 +118,14 @@ class MethodRow:
 
     @property
     def tied(self) -> bool:
-        """Whether it is within a standard error of the best method, too little behind to matter, or untested."""
+        """Whether the method is within a standard error of the best method, too little behind to matter, or untested."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither chance nor too small to matter; an adjusted p-value may replace its own."""
+    """Whether a difference is neither chance nor too small to matter. An adjusted p-value `p` replaces the difference's own."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 
@@ -160,7 +162,9 @@ class Summary:
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Methods of `leading` that rank above all methods outside it. The rest are tied only because their scores vary much."""
+        """Methods in `leading` that rank above all other methods. The rest of `leading` are tied only because their scores
+        vary.
+        """
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
@@ -182,7 +186,7 @@ class Summary:
         return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
 
     def difference(self, worse: str, better: str) -> Difference:
-        """How far one ranked method's NLL is above another's, using the NLL of each row if it is known."""
+        """Difference between the NLLs of two ranked methods, using the NLL of each row if it is known."""
         first, second = (self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better))
         losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
         if any(loss is None for part in losses for loss in part):
@@ -193,7 +197,7 @@ class Summary:
     def chosen_elsewhere(self) -> list[str]:
         """For each split, the method with the lowest mean NLL on all other splits; empty for a single split.
 
-        Its score on the split that did not choose it shows how much a winner among many methods is really worth.
+        The choice does not inflate the chosen method's score on the left-out split.
         """
         names = [row.name for row in self.ranked]
         table = np.array([self.of_splits(name, "scores", RANKING_SCORE) for name in names])
@@ -274,7 +278,7 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
 
 MISSING_MARK = "–"
 MIN_HUGE_SCORE = 1e5
-"""Scores from here on come from a method that failed, and are shown as powers of ten."""
+"""Scores of at least this size come from a method that failed, and are shown as powers of ten."""
 
 
 def show(value: float | None, column: Column) -> str:

@@ -27,9 +27,9 @@ from bayesify.tables.written_numbers import significant
 REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve at which a fifth of the rows is left out."""
 GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
-"""A calibration error is good enough up to the first value, or up to the least among tied methods plus the second value."""
+"""A calibration error is good enough up to the first value, or up to the smallest of the tied methods' errors plus the second."""
 MAX_COVERAGE_ERROR = 0.06
-"""If two standard errors of a coverage exceed this, there are too few test rows to judge it."""
+"""If two standard errors of a coverage exceed this, there are too few test rows to judge the coverage."""
 MIN_COVERAGE_GAP = 0.015
 """A coverage that deviates from its level by less than this is never called wrong."""
 MIN_THIRD_GAP = 0.08
@@ -55,8 +55,9 @@ class Verdict:
     Args:
         headline: Method to use, or the methods that are tied.
         certainty: `"clear"`: one method is better than all others by a paired test, and by enough to matter. `"tie"`: some
-            methods are within a standard error of the best. `"likely"`: no method is that close, but the test does not rule out
-            all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was a single split.
+            methods are within a standard error of the best. `"likely"`: no other method is within a standard error, but the test
+            does not rule out all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was
+            a single split.
         pick: Method to use. It is the best one; in a tie, it is the cheapest method whose uncertainty is about as accurate as
             the most accurate.
         network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
@@ -258,7 +259,7 @@ def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
 def recalls(
     row: MethodRow, summary: Summary, classes: Sequence[str]
 ) -> list[tuple[str, float, float | None, float | None]]:
-    """Label of each class, its share of rows, how often it is recognized, and how often its prediction is right (`None`: never)."""
+    """Label of each class, its share of rows, its recall, and its precision (`None` if the class is never predicted)."""
     counts = _confusion(row, summary, len(classes))
     total, each = max(1, counts.sum()), zip(classes, counts.diagonal(), counts.sum(1), counts.sum(0), strict=True)
     return [
@@ -282,7 +283,7 @@ def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> l
 
 
 def _after_choosing(summary: Summary) -> list[str]:
-    """The score of a winner that was chosen without the rows that score it."""
+    """The score of the winner on rows that had no part in choosing it."""
     names, best = summary.chosen_elsewhere(), summary.best
     if not names or best is None or len(summary.ranked) < 2:
         return []
@@ -293,7 +294,7 @@ def _after_choosing(summary: Summary) -> list[str]:
         values, what = (significant(honest), significant(shown)), "typical error"
     else:
         values, what = (f"{100 * honest:.1f} %", f"{100 * shown:.1f} %"), "accuracy"
-    told = f"If the winner is chosen without the rows that score it, its {what} is"
+    told = f"On rows that had no part in choosing the winner, its {what} is"
     if values[0] == values[1]:
         return [f"{told} the same ({values[0]})."]
     why = "the best of many methods always looks a little better than it is"
@@ -342,7 +343,7 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
         if cover < level:
             return "too narrow" if regression else "too small"
         if regression:
-            return "wider than needed"  # sets are whole classes, so they contain more than they state
+            return "wider than needed"  # sets consist of whole classes, so they cover more than they state
     return "about right" if chance <= MAX_COVERAGE_ERROR else "no error visible with so few rows"
 
 
@@ -353,7 +354,7 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
 
 
 def _thirds(row: MethodRow, tested: int) -> list[str]:
-    """Whether 90 % intervals also contain 90 % for low, middle and high predictions."""
+    """Whether 90 % intervals contain 90 % of the targets also within low, middle and high predictions."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:
         return []
@@ -371,15 +372,12 @@ def _thirds(row: MethodRow, tested: int) -> list[str]:
 
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether uncertainty shows which rows to check: the uncertainty of this method, or otherwise of an equally good one."""
+    """Whether the uncertainty of this method, or otherwise of an equally good one, shows which rows to check."""
     if effect := _effect(row, summary):
         return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
-    told = (
-        f"The uncertainty of {_words(row)} does not show which rows are wrong: leaving out the least certain fifth does not "
-        "help."
-    )
+    told = f"The uncertainty of {_words(row)} does not show which rows are wrong. Leaving out the least certain fifth does not help."
     for other in summary.contenders:
         if other is not row and (effect := _effect(other, summary)):
             predicts = _verb(other, "predicts", "predict")
@@ -399,7 +397,7 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether out-of-distribution rows are detected, if there were any: by this method, and by which method best."""
+    """Whether this method detects out-of-distribution rows, if there were any, and which method detects them best."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:

@@ -29,7 +29,7 @@ class Winner:
     Args:
         method: Name of the method for `bayesify fit`.
         folder: Folder of the model inside the folder of the comparison; empty if training failed.
-        words: Sentences about why it is this method.
+        words: Sentences that give the reason for this method.
     """
 
     method: str
@@ -70,7 +70,7 @@ def train_winner(
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:
-    """The comparison's scores under the names that a model's scores have."""
+    """The comparison's scores under the names of a model's scores."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}
@@ -82,7 +82,7 @@ def _scored(row: MethodRow, summary: Summary) -> Scored:
 
 
 def _reason(verdict: Verdict, summary: Summary) -> str:
-    """Sentences about why it is this network."""
+    """Sentences that give the reason for this network."""
     pick, kept = summary.row(verdict.pick), summary.row(verdict.network or "")
     assert pick is not None
     assert kept is not None
