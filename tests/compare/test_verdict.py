@@ -279,7 +279,7 @@ def test_uncertain_rows_for_a_human():
     )
     _, verdict = verdict_of(point=[0.5, 0.6], laplace=[result(0.55, fall=True), result(0.58, fall=True)])
     assert any(
-        "Leaving out the least certain fifth does not help. The uncertainty of Laplace" in each
+        "leaving out the least certain fifth does not help. The uncertainty of Laplace" in each
         for each in verdict.sentences
     )
 

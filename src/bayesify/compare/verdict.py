@@ -377,7 +377,10 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
         return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
-    told = f"The uncertainty of {_words(row)} does not show which rows are wrong. Leaving out the least certain fifth does not help."
+    told = (
+        f"The uncertainty of {_words(row)} does not show which rows are wrong: leaving out the least certain fifth does not "
+        "help."
+    )
     for other in summary.contenders:
         if other is not row and (effect := _effect(other, summary)):
             predicts = _verb(other, "predicts", "predict")

@@ -1,8 +1,8 @@
 r"""Attention by linearization.
 
 Let A be the attention of the means, and $S_{ij} = q_i \cdot k_j / \sqrt d$ the scores. Outputs $o_i = \sum_j A_{ij} v_j$ change by
-$\sum_j A_{ij}\,\delta v_j$ and by $\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of later
-units, scores count as independent, and values of a channel have their correlation between positions.
+$\sum_j A_{ij}\,\delta v_j$ and by $\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of
+later units, scores are treated as independent, and the values of a channel keep their correlation between positions.
 """
 
 from __future__ import annotations
@@ -97,9 +97,8 @@ def _attend(
 def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tensor | None, key: Tensor) -> Tensor:
     r"""Change of the mean attention by noise of the scores, to second order, [..., T, J].
 
-    With the covariance $\Sigma$ of a query's scores it is
-    $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k \Sigma_{kk} + 2 A^\top \Sigma A)$. Noise of the query is common to all
-    keys, noise of a key is its own.
+    With the covariance $\Sigma$ of a query's scores, the change is $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k
+    \Sigma_{kk} + 2 A^\top \Sigma A)$. All keys share the noise of the query; the noise of each key is independent.
     """
     if query_spread is None:
         mixed = attention * variance  # Sigma A
@@ -112,7 +111,7 @@ def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tens
 
 
 class AttentionWeights(Moments):
-    """The second output of attention. Only its shape is known, so that every function of it is refused."""
+    """The second output of attention. Only its shape is known, so every function of this output is refused."""
 
     rules: ClassVar[dict[Callable[..., Any], Any]] = {}
 
@@ -169,9 +168,9 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
 
 
 def _check_scores(variance: Tensor) -> None:
-    """Refuse attention whose scores have too large a variance, the largest of all queries or their mean.
-
-    If queries, keys and values share noise, their products have a mean that no rule follows, and one query is enough to be wrong.
+    """Refuse attention whose scores have too large a variance: the mean or the maximum over queries. If queries, keys and values
+    share noise, the rules miss the mean of their products. The maximum is then used, because a single query can make the result
+    wrong.
     """
     if variance > MAX_SCORE_STD**2:
         raise NoRule(
@@ -181,7 +180,7 @@ def _check_scores(variance: Tensor) -> None:
 
 
 def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:
-    """Correlation between positions after attention, which mixes them."""
+    """Correlation between positions after attention, which mixes the positions."""
     if value is None:
         return spread.new_ones(2, len(spread))
     share = value.together[1]

@@ -39,7 +39,7 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 
 def _known(x: Any, weight: Any) -> Any:
-    """A layer's input with known variances, by which the noise of random weights is multiplied."""
+    """A layer's input with known variances, because these variances multiply the noise of random weights."""
     if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt == EXACT:
         return x
     value = value_of(x)
@@ -75,9 +75,8 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation of the noise of shared weights at neighboring positions, and at any two positions.
-
-    It is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
+    r"""Correlation of the noise of shared weights at neighboring positions, and at any two positions. The correlation is $\sum_j
+    V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
 
     Args:
         x: The layer's input.
@@ -202,7 +201,7 @@ def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tenso
 
 
 def _passed(value: Value, weight: Tensor) -> Tensor:
-    """Variance of a linear map of units; positions in blocks of the last axis are correlated."""
+    """Variance of a linear map of units whose positions, in blocks of the last axis, are correlated."""
     variance, block = value.variance, value.channels[-1]
     apart = F.linear(variance, weight.square())
     if block == 1:
@@ -441,11 +440,11 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
 
 
 MAX_DENSE_CHANNELS = 16
-"""Up to this many channels, layer normalization uses the covariance of the channels and terms of second order, which are of the
-order of one over the number of channels."""
+"""Up to this many channels, layer normalization uses the channels' covariance and second-order terms, which shrink as one over the
+number of channels."""
 
 MAX_SCALE_VARIANCE = 0.45
-"""Largest relative variance of the squared scale by which channels are normalized; above it, the second order is not enough."""
+"""Largest relative variance of the squared scale by which channels are normalized; above it, second-order terms are inaccurate."""
 
 
 def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Moments:
@@ -517,7 +516,7 @@ def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
-    """Change of normalized units z for a change of their inputs: subtract its mean and its part along z, then scale."""
+    """Change of normalized units z for a change of their inputs: the scaled input change without its mean and its part along z."""
     change = change - change.mean(axes, keepdim=True)
     change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
     return change if weight is None else change * weight
@@ -551,7 +550,7 @@ def _normalized_channels(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of units [..., C] after normalization, scale and shift.
 
-    This is `_normalized` for one position per channel, a case that needs fewer steps and no square root of a variance.
+    This is `_normalized` for one position per channel, which needs fewer steps and no square root of a variance.
     """
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)

@@ -33,7 +33,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
     """A function of units, from its mean, variance and gain."""
     mean, variance, gain = found
-    # If inputs at two positions have correlation r, their nonlinear parts have about r^2 (second Hermite polynomial).
+    # If inputs at two positions have correlation r, their nonlinear parts have correlation about r^2 (second Hermite polynomial).
     rest = Spread(
         (variance - gain.square() * root.variance).clamp_min(0), root.channels, root.together[1].square(), True
     )
@@ -55,7 +55,7 @@ def elementwise(
         x: Units.
         function: The elementwise function.
         name: Name of the function.
-        closed_form: Function from the units' means and variances to mean, variance and gain; quadrature is used without it.
+        closed_form: Function from the units' means and variances to mean, variance and gain; `None` for quadrature.
         count: Number of points of the quadrature.
         rises: Whether the function is nondecreasing.
     """
@@ -107,14 +107,14 @@ def _leaky(mean: Tensor, variance: Tensor, slope: float) -> Found:
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$. The code uses $u = z / \sqrt 2$.
     """
     root = torch.add(mean.new_full((), 1e-30), variance, alpha=2).sqrt_()
-    # Above z = 6 the variance equals x's to seven digits, and the formula cancels badly. Far below 0 everything is 0; float32 stops
-    # at z = -7, because at -10 the squares of means would be denormal, which x86-64 multiplies slowly.
+    # Above z = 6, the variance equals the variance of x to seven digits, and the formula loses precision by cancellation. Far
+    # below 0, all results are 0. In float32, z is clamped at -7, because at -10 squares of means would be slow denormals.
     u = (mean / root).clamp_((-10 if mean.dtype == torch.float64 else -7) * math.sqrt(0.5), 6 * math.sqrt(0.5))
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(4 * math.pi)), u, u, value=-1).exp_()
     below = torch.add(mean.new_full((), 0.5), u.erf(), alpha=0.5)
     scaled = density.addcmul_(u, below)  # mean of max(u + e / sqrt 2, 0)
     share = torch.addcmul(below, u.sub_(scaled), scaled, value=2).clamp_(0, 1)
-    found = torch.maximum(scaled.mul_(root), mean)  # the mean is at least x's, and equal above z = 6
+    found = torch.maximum(scaled.mul_(root), mean)  # the mean is at least the mean of x, and equal to it above z = 6
     if slope == 0:
         return found, share.mul_(variance), below
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
@@ -128,7 +128,7 @@ def _rule(count: int) -> list[tuple[float, float]]:
 
 
 def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tensor], count: int) -> Found:
-    """Mean, variance and gain by a Gauss-Hermite rule; units with tiny variance use a wider difference, which avoids rounding."""
+    """Mean, variance and gain by a Gauss-Hermite rule. For tiny variances, the points are wider apart, to avoid rounding errors."""
     std = variance.sqrt()
     least = (1e-6 if mean.dtype == torch.float64 else 1e-3) * (1 + mean.abs())
     wide, is_narrow = torch.maximum(std, least), std < least
@@ -179,7 +179,7 @@ _NEARLY_RISING = {"gelu", "silu", "mish", "hardswish"}
 
 
 def _rises(name: str, *args: Any) -> bool:
-    """Whether a function is nondecreasing, or nearly so, and is the same for all units."""
+    """Whether a function is nondecreasing, or nearly nondecreasing, and the same for all units."""
     if name in _BOUNDED:
         return not any(isinstance(part, Tensor) for part in args)
     return name in _RISING | _NEARLY_RISING and not any(isinstance(part, (int, float)) and part < 0 for part in args)

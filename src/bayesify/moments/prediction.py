@@ -31,14 +31,14 @@ MAX_COST_RATIO = 0.3
 """If the covariance of the outputs costs more than this many passes of the plain network, an approximation is tried."""
 
 MIN_COST_BUDGET = 2e5
-"""Number of products per example that the covariance may always cost."""
+"""A covariance that needs at most this many products per example is always computed without an approximation."""
 
 MAX_CORRELATED_OUTPUTS = 64
 """Above this many outputs per example, outputs count as independent."""
 
 MAX_ESTIMATED_SHARE = 0.45
-"""Largest share of an output's variance that may depend on an estimated correlation between positions. The exact rest of 1 / 1.35^2
-keeps the standard deviation within a factor of 1.35."""
+"""Largest share of an output's variance that may depend on an estimated correlation between positions. The other 1 / 1.35^2 of
+the variance is exact, which keeps the standard deviation within a factor of 1.35."""
 
 NUM_COMPARED_ROWS, NUM_COMPARED_OUTPUTS = 8, 16
 """Number of examples and outputs for which an approximation is compared with the exact linear responses."""
@@ -115,7 +115,7 @@ def _weights(
 
 
 def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A matrix, on a CPU stored by columns, so that a product of units with its transpose reads it in order."""
+    """A matrix, stored by columns on a CPU, so that a product of units with the transposed matrix reads memory in order."""
     if value.ndim != 2 or value.device.type != "cpu" or isinstance(owner_of(network, name)[0], nn.Embedding):
         return value
     return value.mT.contiguous().mT
@@ -190,9 +190,9 @@ class _Network:
         rows = batch_size(args, kwargs)
         try:
             found = self._run(args, kwargs)
-        except SameSizes as error:  # split, so that the batch is shorter than the other axis
+        except SameSizes as error:  # split the batch, so that it is shorter than the other axis
             if not split_batch or rows == 1:
-                reason = f"another axis is as long as the batch, {rows}, so that the axis of examples is ambiguous"
+                reason = f"another axis has the same length as the batch ({rows}), so the axis of examples is ambiguous"
                 raise _refusal(_layer(self.runner.network, error), reason) from error
             for part_args, part_kwargs in split_rows(args, kwargs, -(-rows // 2)):
                 yield from self.predict(part_args, part_kwargs, split_batch)
@@ -216,7 +216,7 @@ class _Network:
         if size > MAX_CORRELATED_OUTPUTS:
             value = nonlinear(value, "an output")
             if not self._serves(args, kwargs):
-                reason = f"the noise of {size} outputs is correlated, and its covariance would take a pass per output"
+                reason = f"the noise of {size} outputs is correlated, and computing its covariance would take one pass per output"
                 raise _refusal(type(self.runner.network).__name__, reason)
             return _rows(value.variance)
         whole = Plan(_flat(value), size)
@@ -290,7 +290,7 @@ def _refusal(place: str, reason: object) -> ValueError:
 
 
 def _check_recurrent(network: nn.Module) -> None:
-    """Refuse recurrent layers by name, because their kernels need plain weights and use them at every step."""
+    """Refuse recurrent layers by name, because their kernels need plain weights and use the same weights at every step."""
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"
@@ -328,7 +328,7 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Outputs at the points of an integration rule over their Gaussian: [n, B, ...]. Adds a relative 1e-6 to the covariance."""
+    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]. Adds a relative 1e-6 to the covariance."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)

@@ -2,8 +2,8 @@ r"""Linear responses of the outputs to each source of noise, and the covariance 
 
 Every random value has a `Node`, which stores its small change $\delta y = \sum_k A_k\,\delta h_k + \xi$ as a linear map of the
 changes of its parent values, plus its own noise. The covariance of an example's outputs is $\sum_l J_l \Sigma_l J_l^\top$ over all
-noise sources, with J from reverse differentiation of these maps. This is correct even if a value is combined with itself, positions
-share a kernel, or tokens share a row.
+noise sources, with J from reverse differentiation of these maps. This covariance is correct even if a value is combined with
+itself, positions share a kernel, or tokens share a row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Noise(Protocol):
 
     @property
     def is_rest(self) -> bool:
-        """Whether the noise is the nonlinear part that a linear response leaves, which is not Gaussian."""
+        """Whether the noise is the non-Gaussian part of a nonlinear function that its linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
         """Parts [B, F] whose squares add up to the variance of the sum over units of slope times noise.
@@ -74,7 +74,7 @@ class Spread:
         variance: Variances, in the units' shape.
         channels: Kinds of the units' axes; see `Value`.
         share: Correlation between positions of a channel, [B]; `None` if all positions are independent.
-        is_rest: Whether the noise is the nonlinear part that a linear response leaves.
+        is_rest: Whether the noise is the part of a nonlinear function that its linear response leaves out.
     """
 
     variance: Tensor
@@ -255,8 +255,8 @@ class Plan:
     Args:
         node: Node of the outputs.
         outputs: Number of outputs to differentiate.
-        budget: Largest number of products. The walk ends before it exceeds the budget, at a value through which all earlier noise
-            passes and whose total noise is known.
+        budget: Largest number of products. The walk ends before it exceeds the budget. It ends at a value whose total noise is
+            known and through which all earlier noise passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -265,7 +265,7 @@ class Plan:
         self.cost, self.is_whole = 0.0, True
         open_ends = {node.order}
         for at in _walk(node):
-            if at.order not in open_ends:  # before the value at which the walk ended
+            if at.order not in open_ends:  # an ancestor of the value at which the walk ended
                 continue
             open_ends.remove(at.order)
             cost = outputs * _cost(at)

@@ -54,7 +54,7 @@ def _one(x: Moments, y: Any) -> Value:
 
 
 def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
-    """Kinds of the axes of a result to which values are broadcast; an axis is one of channels if it is in one of the values."""
+    """Kinds of the axes of a result to which values are broadcast. An axis holds channels if it does so in one of the values."""
     found = [0] * len(shape)
     for value in values:
         for axis, (flag, size) in enumerate(
@@ -82,7 +82,7 @@ def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor],
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """For the variances of later units, outputs of different layers count as independent, also in a residual connection."""
+    """A sum. Its variance treats outputs of different layers as independent, even in a residual connection."""
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _sum(*_both(x, y), alpha)
     if isinstance(x, Moments):
@@ -112,7 +112,7 @@ def _sum(x: Value, y: Value, alpha: float) -> Moments:
 def _joined(
     mean: Tensor, variance: Tensor, channels: tuple[int, ...], push: Callable[..., Tensor], *values: Value
 ) -> Value:
-    """Units made from several values, which count as independent unless they come from the same layer."""
+    """Units made from several values. The values are treated as independent unless they come from the same layer."""
     doubt = max(value.doubt for value in values)
     if any(value.channels != channels for value in values):
         doubt = max(doubt, ESTIMATED)
@@ -202,7 +202,7 @@ def _negative(x: Moments) -> Moments:
 
 @Moments.rule(torch.mean, Tensor.mean)
 def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
-    """A mean over axes: channels are independent, and positions have their correlation."""
+    """A mean over axes, with independent channels and correlated positions."""
     value = value_of(x)
     if dim is None:
         raise NoRule("a mean over all axes, the batch among them, has no rule")
@@ -240,7 +240,7 @@ def _total(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) ->
 # -- pooling ---------------------------------------------------------------------------------------------------------
 
 MAX_NEIGHBORS = 9
-"""Windows of up to this many positions use the correlation between neighbors; larger windows use that between any two positions."""
+"""Windows of up to this many positions use the correlation of neighbors; larger windows use that of any two positions."""
 
 
 def _share(value: Value, window: float) -> Tensor:
@@ -359,8 +359,8 @@ def _largest_of(
 def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
     """`_largest_of` with a correlation for each pair of K positions.
 
-    The two positions with the highest correlation are replaced by their maximum until one is left. In another order, the maximum of
-    a and b and the maximum of their copies would count as two different numbers.
+    The two positions with the highest correlation are replaced by their maximum until one position is left. In another order,
+    equal numbers could be treated as different: the maximum of a and b, and the maximum of their copies.
 
     Args:
         mean: Means, [..., K].
@@ -389,14 +389,14 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
         both[rows, one], both[rows, :, one] = mixed, mixed
         mean[rows, one], both[rows, one, one], left[rows, two] = found, variance, False
     moved = (gains[:, :1] @ first @ gains[:, :1].mT).flatten()
-    rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair is stored at its earlier position, so that position 0 is left
+    rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair's maximum replaces its earlier position, so 0 is left
     return *(part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest)), *gains[:, 0].view(*shape, count).unbind(
         -1
     )
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
-    """Correlations of all pairs of the K positions of a window, [B, C, ..., K, K], or one correlation, [B, 1, ...], if too many."""
+    """Correlations of all pairs of a window's K positions, [B, C, ..., K, K]; with too many pairs one correlation, [B, 1, ...]."""
     pairs = correlations(value.root) if window > 1 else None
     if pairs is not None:
         places = torch.arange(pairs.shape[1], device=pairs.device).view(1, 1, *value.mean.shape[2:])
@@ -420,7 +420,7 @@ def _linear_share(value: Value) -> Tensor:
 def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
     """Correlations of the positions of each window, [B, C, ..., K, K], from correlations r of the roots.
 
-    Linear parts have correlation r, and nonlinear parts have r^2.
+    Linear parts have correlation r, and nonlinear parts have correlation r^2.
     """
     at = torch.stack(places, -1)  # [windows, K]
     found: Tensor = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
@@ -436,7 +436,7 @@ def _each(part: Any, dims: int) -> list[int]:
 def _larger(
     one: Tensor, two: Tensor, one_variance: Tensor, two_variance: Tensor, both: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Mean and variance of the larger of two Gaussians, and the gain of the first.
+    r"""Mean and variance of the larger of two Gaussians, and the gain of the first Gaussian.
 
     With $\theta^2 = v_1 + v_2 - 2 c$ and $\alpha = (m_1 - m_2) / \theta$ the mean is
     $m_1 \Phi(\alpha) + m_2 \Phi(-\alpha) + \theta \varphi(\alpha)$ (Clark 1961).
@@ -452,7 +452,7 @@ def _larger(
 
 
 def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Mean and variance of the maximum of Gaussians with one common correlation, and each one's gain, computed pair by pair."""
+    """Mean and variance of the maximum of Gaussians with one common correlation, and their gains, computed pair by pair."""
     if len(means) == 1:
         return means[0], variances[0], [torch.ones_like(means[0])]
     half = len(means) // 2

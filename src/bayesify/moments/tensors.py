@@ -67,8 +67,8 @@ class Value:
         base: Units of which these units are an elementwise function.
         chain: That function.
         affine: Whether the function is affine.
-        before: Units from which a nondecreasing function made these units, and that function. Maximum pooling can be applied before
-            such a function.
+        before: Units to which a nondecreasing function was applied to get these units, and the function. Maximum pooling can be
+            applied before it.
     """
 
     mean: Tensor
@@ -114,14 +114,14 @@ class Value:
         return count
 
     def own_lanes(self) -> Sources:
-        """The last linear map and the range of its channels that the units are; empty if it is unknown."""
+        """The last linear map and the range of its channels in these units; empty if unknown."""
         if self.lanes is None or self.aligned < 0:
             return frozenset()
         few = self.lanes[tuple(0 if step == 0 else slice(None) for step in self.lanes.stride())]
         return frozenset({(self.aligned, int(few.min()), int(few.max()) + 1)} if few.numel() else ())
 
     def derived(self, mean: Tensor, variance: Tensor, push: Callable[..., Tensor], **changes: Any) -> Value:
-        """Units that a linear function makes from these units."""
+        """The result of a linear function of these units."""
         node = Node(mean.shape, (self.node,), push)
         lanes = self.lanes if mean.shape == self.mean.shape else None
         changes = {"base": None, "chain": None, "affine": True, "before": None, "lanes": lanes, **changes}
@@ -200,7 +200,7 @@ class Moments(StructuredWeight):
         raise NoRule("a plain tensor is needed")
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Slices of the units along an axis, as for any tensor; not draws."""
+        """Slices of the units along an axis, as for any tensor; the slices are not draws."""
         return tuple(torch.unbind(self, dim))
 
     def become(self, other: Moments, name: str) -> Moments:
@@ -209,7 +209,7 @@ class Moments(StructuredWeight):
             return self
         if self.value_ is None or any(known() is not None and known() is not self for known in self.family_):
             raise NoRule(
-                f"{name} changes units in place that another variable or view refers to; use the out-of-place operation"
+                f"{name} changes units in place, but another variable or view refers to them; use the out-of-place operation"
             )
         if other.shape != self.shape:
             raise NoRule(f"{name} changes the shape in place")
@@ -320,8 +320,8 @@ MAX_SETTLED_COST = 3e6
 """Up to this many products per example, unknown variances are computed one by one."""
 
 MAX_ESTIMATED_CHANNELS = 12
-"""With more channels, variances that count channels as independent are good enough: noise that 16 channels share changed standard
-deviations by at most 4 %, and one reverse pass per unit would cost as much as hundreds of draws."""
+"""With more channels, channels are treated as independent: noise shared by 16 channels changed standard deviations by at most 4
+%, and one reverse pass per unit would cost as much as hundreds of draws."""
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -347,12 +347,11 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def nonlinear(value: Value, what: str) -> Value:
-    """The value with known variances, as nonlinear functions need them.
-
-    Estimated variances of a few channels are replaced by those of the linear responses if that is cheap.
+    """The value with known variances, which nonlinear functions need. Estimated variances of a few channels are replaced by the
+    variances of the linear responses if this is cheap.
 
     Raises:
-        NoRule: If the variances are unknown, and too many to be computed one by one.
+        NoRule: If the variances are unknown, and there are too many units to compute them one by one.
     """
     channels = math.prod(size for size, kind in zip(value.mean.shape, value.channels, strict=True) if kind > 0)
     if value.doubt == EXACT or (value.doubt == ESTIMATED and channels > MAX_ESTIMATED_CHANNELS):
@@ -371,7 +370,7 @@ skewness, and units with more nonlinear noise have a skewness of about 2."""
 
 
 def check_gaussian(value: Value, what: str) -> None:
-    """Refuse units that are far from Gaussian, if that can be found out cheaply."""
+    """Refuse units that are far from Gaussian, if the test is cheap."""
     found = None if value.sources == value.stem else _settle(value)
     share = 0.0 if found is None else float((found[1] / found[0].clamp_min(1e-30)).max())
     if share > MAX_BENT_SHARE:
@@ -406,10 +405,10 @@ MIN_COMPARED_CHANNELS, MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 2, 4, 128
 
 
 MAX_GAP_OF_COPIES = 1e-4
-"""Two positions are the same random number if the mean square of their difference, divided by their variance, is at most this."""
+"""Two positions hold the same random number if the mean square of their difference, relative to their variance, is at most this."""
 
 MIN_SURE_SHARE_OF_COPIES = 0.1
-"""Share of the variance that must be exact in one of the compared channels to conclude that two positions are the same number."""
+"""Two positions can hold the same number only if this share of the variance is exact in one of the compared channels."""
 
 
 def correlations(value: Value) -> Tensor | None:
@@ -432,7 +431,7 @@ def correlations(value: Value) -> Tensor | None:
     scale, sure_scale = (_scales(part) for part in (whole, sure))
     known = scale > 1e-30  # ignore channels without noise, such as inactive ones after a ReLU
     found = (torch.where(known, whole / scale, 0.0).sum(-1) / known.sum(-1).clamp_min(1)).clamp(-1, 1)
-    # Positions with the same response to all exact noise are the same number, so that their other noise is equal too.
+    # Positions with the same response to all exact noise hold the same number, so their other noise is equal too.
     alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
     enough = known & (sure_scale > MIN_SURE_SHARE_OF_COPIES * scale)
     return torch.where(alike.all(-1) & enough.any(-1), 1.0, found)
@@ -459,7 +458,7 @@ def _scales(covariance: Tensor) -> Tensor:
 
 
 class SameSizes(Exception):
-    """Another axis is as long as the batch, so that the axis of examples is ambiguous."""
+    """Another axis has the same length as the batch, so the axis of examples is ambiguous."""
 
 
 def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
@@ -520,8 +519,8 @@ def channels_last(maps: Tensor) -> Tensor:
 
 
 MAX_PIECE_UNITS = 2**17
-"""Number of units at a time on a CPU. Intermediate results then stay in the second-level cache, in memory that the next piece
-reuses. Whole maps would need new memory for each step, and its page faults cost more than the step."""
+"""Number of units that a CPU processes at a time. Intermediate results then stay in the second-level cache, and the next piece
+reuses their memory. Whole maps would need new memory for each step, and the page faults would cost more than the step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:

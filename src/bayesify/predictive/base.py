@@ -42,7 +42,7 @@ class Outputs:
         yield from self.kept.split(max(1, MAX_ELEMENTS_PER_CHUNK // per_row), dim=1)
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
-        """Outputs after a function that acts on each draw and row separately. They are kept if these outputs are kept."""
+        """Outputs after a function that acts on each draw and row separately. The result is kept in memory if these outputs are."""
         if self.kept is not None:
             return Outputs(kept=function(self.kept))
         return Outputs(chunks=lambda: (function(chunk) for chunk in self))
@@ -84,19 +84,19 @@ _OF_CLASSIFICATION |= {"logits", "entropy"}
 class Predictive:
     """The predictive distribution of a batch of examples, a mixture over draws.
 
-    It can be pickled if its outputs are kept.
+    A prediction can be pickled if its outputs are kept.
 
     Args:
         outputs: The network's outputs of each draw.
     """
 
     is_mixture: ClassVar[bool] = True
-    """Whether it is a plain mixture over draws, with one distribution for each draw's outputs."""
+    """Whether the prediction is a plain mixture over draws, with one distribution for each draw's outputs."""
 
     def __init__(self, outputs: Outputs) -> None:
         self._source = outputs
 
-    if not TYPE_CHECKING:  # a type checker finds names of the other kind by itself
+    if not TYPE_CHECKING:  # a type checker reports wrong names by itself
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__

@@ -28,7 +28,7 @@ ORTHANT_NODES, HALF_LOG_TAU = 4096, 0.5 * math.log(2 * math.pi)
 """Number of nodes of the integral over several censored outputs, and minus the log of the standard normal density at 0."""
 
 NUM_OUTPUT_DRAWS = 32
-"""Number of draws from the Gaussian over outputs that `outputs` holds."""
+"""Number of draws in `outputs`, from the Gaussian over outputs."""
 
 
 class OutputGaussian:
@@ -43,7 +43,7 @@ class OutputGaussian:
         axis: Axis of the K outputs of a `Spread`, counted from the end. With `None`, all O outputs of an example are one row of
             the spread.
         same_noise: Whether all examples use the same noise, from a Latin hypercube. The draws of an example then do not depend on
-            the other examples, so that a row of weight 2 equals the same row twice.
+            the other examples, so a row of weight 2 gives the same result as the row given twice.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class OutputGaussian:
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
-    """The parts of covariances that predictions need if the whole is too large: variances, [B, O], or `class_blocks`."""
+    """The parts of covariances that predictions need if the whole matrix is too large: variances, [B, O], or `class_blocks`."""
     return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
 
 
@@ -182,8 +182,8 @@ class GaussianRegressionPredictive(RegressionPredictive):
         """Log-density of targets, jointly over correlated outputs: [B].
 
         The result is exact with at most one censored output. The probability of several censored outputs is an integral over all
-        but the last of them, by Genz's (1992) rule with `ORTHANT_NODES` nodes. Its error is about 0.001 nats for two outputs,
-        0.01 nats for five, and larger for more.
+        censored outputs but the last, by Genz's (1992) rule with `ORTHANT_NODES` nodes. The error is about 0.001 nats for two
+        outputs, 0.01 nats for five, and larger for more.
         """
         if not self._correlated:
             return super().censored_log_prob(y, censored)
@@ -283,7 +283,7 @@ def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) 
     quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the covariances' lower Cholesky factor [B, O, O].
     """
     step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
-    ratio = 2.0  # becomes the root of x^(O + 1) = x + 1 for Kronecker's sequence, which is the golden ratio for O = 1
+    ratio = 2.0  # iterates to the root of x^(O + 1) = x + 1 for Kronecker's sequence (the golden ratio for O = 1)
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / (residual.shape[1] + 1))
     white, total = factor.new_zeros(nodes, *residual.shape), factor.new_zeros(nodes, len(residual))

@@ -98,8 +98,8 @@ class RegressionPredictive(Predictive):
         """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a log-probability if y is a count: [B].
 
         An output may have an atom, a value of positive probability such as a floor. At the atom, the output's factor is the
-        atom's probability. Other outputs keep their densities. The result is a density with respect to a product measure over
-        outputs, each factor of which is length plus a point of mass 1 at the atom. It integrates to 1.
+        atom's probability. Other outputs keep their densities. The result is a density that integrates to 1 with respect to a
+        product measure over outputs. Each factor of the measure is the length plus a point of mass 1 at the atom.
 
         Raises:
             ValueError: If targets do not fit, or are not possible values of the family.
@@ -178,7 +178,7 @@ class RegressionPredictive(Predictive):
             order = sorted(range(len(levels)), key=levels.__getitem__)
             found = self.family.quantiles([levels[place] for place in order], *parameters).movedim(0, 1)
             ranks = torch.tensor(order, device=found.device).argsort()
-            return found.cummax(1).values[:, ranks]  # keeps values in order that differ only by rounding
+            return found.cummax(1).values[:, ranks]  # keeps the order of values that differ only by rounding
 
         result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
@@ -190,7 +190,7 @@ class RegressionPredictive(Predictive):
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if values are no counts, or too large to list."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if values are not counts or are too large."""
         family = self.family
         if not isinstance(family, CountFamily):
             return None

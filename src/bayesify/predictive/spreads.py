@@ -14,7 +14,7 @@ from bayesify.maths.eigen import stable_eigh
 
 
 class Spread(ABC):
-    """A covariance over K outputs for each of N rows, such as the positions of examples, by one tensor [N, ..., n]."""
+    """A covariance over K outputs for each of N rows, such as the positions of examples, stored as one tensor [N, ..., n]."""
 
     is_joint = False
     """Whether shared noise moves all positions of an example with their true joint distribution."""
@@ -43,7 +43,7 @@ class Spread(ABC):
 
     @staticmethod
     def joined(parts: Sequence[Spread]) -> Spread:
-        """The rows of several spreads of one kind. Spreads with a basis must have the same one."""
+        """The rows of several spreads of one kind. Spreads with a basis must have the same basis."""
         return parts[0]._like(torch.cat([part._rows for part in parts]))
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Spread(ABC):
 
     @abstractmethod
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations from the mean, [S, N, K], from standard normal noise [S, N, n], or [S, 1, n] if all rows share it."""
+        """Deviations from the mean, [S, N, K], from standard normal noise [S, N, n], or [S, 1, n] if all rows share the noise."""
 
     @abstractmethod
     def dense(self) -> Tensor:

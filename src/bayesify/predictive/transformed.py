@@ -23,13 +23,13 @@ SMALL_POWER = 1e-6
 KNOT_STEP, PIECES_PER_STEP = 0.25, 8
 """Distance between the normal quantiles at which the predictive's quantiles are computed, and the number of pieces per step."""
 MAX_STEP_RATIO, GAP_CUTS = 3.0, (1.0, 2.5, 5.0)
-"""A step is a gap between modes if it is longer than a neighbor by more than this factor. A gap is cut in the middle, and from
-either end at these multiples of the neighboring step."""
+"""A step is a gap between modes if it is longer than a neighboring step by more than this factor. A gap is cut in the middle, and
+at these multiples of the neighboring step from either end."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetTransform:
-    r"""$z = (g(y) - \text{shift}) / \text{scale}$, a target on the scale on which a network predicts it.
+    r"""$z = (g(y) - \text{shift}) / \text{scale}$, the target on the scale of the network's predictions.
 
     - `none`: $g(y) = y$.
     - `log`: $\log y$ for positive targets.
@@ -211,11 +211,11 @@ class TransformedPredictive(RegressionPredictive):
 
     Quantiles, intervals and the distribution function are mapped back from z and exact. The log-density is the log-density of z
     plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
-    $|u| < 6$, with cubic interpolation of z between some of them. Their error is about 1e-3 for mixtures of Gaussians. Other
-    families may have tails without a mean on the scale of y. For them, unless the transform is `none`, mean and variance describe
-    the middle 99.9 %. Under a transform the mean always lies inside the middle 99.9 %. Otherwise, for a wide Gaussian of log y,
-    tails that no data support would determine the mean. The CRPS uses the same quantiles. The epistemic share of the variance is
-    the same as for z. If the transform is only a shift and a scale, everything is exact.
+    $|u| < 6$, with cubic interpolation of z between some of the quantiles. Their error is about 1e-3 for mixtures of Gaussians.
+    Other families may have tails without a mean on the scale of y. For these families, unless the transform is `none`, mean and
+    variance describe the middle 99.9 %. Under a transform the mean always lies inside the middle 99.9 %. Without this limit, for a
+    wide Gaussian of log y, tails that no data support would determine the mean. The CRPS uses the same quantiles. The epistemic
+    share of the variance is the same as for z. If the transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -273,7 +273,7 @@ class TransformedPredictive(RegressionPredictive):
                 p[place] = torch.where(
                     gap[step], self._recalibrated(self.inner.cdf(at.to(self.inner.mean))).to(p), p[place]
                 )
-        # Recalibration gives quantiles kinks, and a cubic through a kink may decrease, which quantiles must not.
+        # Recalibration causes kinks in the quantile function. A cubic through a kink may decrease, but quantiles must not.
         y, least = self._to_targets(smooth.cummax(0).values), self._least.to(z).expand_as(z[0])
         last = (y[:-1] == least) & (y[1:] > least)  # the atom ends at the last quantile that equals the smallest target
         p[:-1] = torch.where(last, self.cdf(least.nan_to_num(0, 0, 0)).to(p), p[:-1])
@@ -302,7 +302,7 @@ class TransformedPredictive(RegressionPredictive):
         return mean, variance * share, variance * (1 - share)
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
-        """Quantiles y at probabilities p, [K, B, O] each, as the moments use them."""
+        """Quantiles for the moments, from quantiles y at probabilities p, [K, B, O] each. Subclasses may limit them."""
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from bayesify.weights.named_parameters import first_parameter, tensors_in
 Computed = TypeVar("Computed")
 
 MAX_COMPARED_NUMBERS = 2**24
-"""A module with more parameters than this caches nothing, because noticing a change needs a copy of the parameters."""
+"""A module with more parameters than this caches nothing, because detecting a change needs a copy of the parameters."""
 
 MAX_RECENT_RESULTS = 4
 """Number of most recently used results that `Results.recent` keeps."""
@@ -46,7 +46,7 @@ class _State(NamedTuple):
 class Results:
     """Cached results of one module, which owns this object.
 
-    A result is valid while the parameters have the same values, which are compared with a copy. Every change is therefore noticed.
+    A result is valid while the parameters equal a stored copy of them, so every change is detected.
     A tensor's version counter would miss changes through `parameter.data`, by fused optimizers, or in inference mode. Copies and
     pickles of this object are empty.
     """
@@ -103,7 +103,7 @@ class Results:
         return result
 
     def state(self, owner: nn.Module) -> int | None:
-        """A number that changes with the owner's parameters and buffers; `None` if changes cannot be noticed cheaply."""
+        """A number that changes with the owner's parameters and buffers; `None` if changes cannot be detected cheaply."""
         state = self._state_of(owner)
         return None if state is None else state.number
 
@@ -149,7 +149,7 @@ class Results:
 
 def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
     device = first_parameter(owner).device.type
-    # The result outlives these modes.
+    # Leave the caller's modes, because the result outlives them.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         return compute()
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: many launches as one, on fixed memory; used for draws, training steps and function-space KLs."""
+"""CUDA graphs, which replay many kernel launches as one on fixed memory, for draws, training steps and function-space KLs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARMUP_CALLS = 3
 """Number of plain calls before a capture: a capture costs many calls, and libraries choose their kernels in the first calls."""
 
 CAPTURE_LOCK = threading.RLock()
-"""Held during a capture, because garbage collection is off for the whole process in that time."""
+"""Held during a capture, because garbage collection is then off for the whole process."""
 
 Result = TypeVar("Result")
 Made = TypeVar("Made")
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 class Kind(Generic[Made]):
     """One kind of call: the state of its last call, the number of calls, and its capture, or whether the capture was refused.
 
-    The state is what the capture depends on in addition to the kind, such as the addresses of the tensors that it reads. `held` is
+    The capture depends on the kind and on the state, such as the addresses of the tensors that the capture reads. `held` is
     kept alive as long as the kind is known, for example a generator whose id is part of the kind.
     """
 
@@ -105,7 +105,7 @@ class Captured(Generic[Result]):
     """A captured function: the memory that its graph reads, and the memory that every replay writes.
 
     Args:
-        run: Function of fixed memory, which has run before on a `side_stream`; the capture records it without running it.
+        run: Function of fixed memory that has already run on a `side_stream`; the capture records it without running it.
         inputs: Tensors that the function reads and that `replay` fills.
         generators: Generators that the function draws from, in addition to torch's generator of the device. If the capture
             fails, they are restored.
@@ -144,7 +144,7 @@ class Captured(Generic[Result]):
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Run on a separate stream, as calls before a capture must."""
+    """Context that runs calls on a separate stream, which is required before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -154,7 +154,7 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """Yield a list that at the end contains the places where the code inside waited for the device."""
+    """Yield a list that is filled, at the end, with the places where the code inside waited for the device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
@@ -181,7 +181,7 @@ def _capture(
         graph.register_generator_state(generator)
     drawn = [*given, torch.cuda.default_generators[torch.cuda.current_device()]]
     before = [generator.get_state() for generator in drawn]
-    gc.collect()  # a graph that is freed during another capture would break it
+    gc.collect()  # freeing a graph during another capture would break the capture
     enabled, stream = gc.isenabled(), torch.cuda.Stream()
     gc.disable()
     try:

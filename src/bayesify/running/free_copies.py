@@ -9,19 +9,18 @@ from torch import nn
 from bayesify.running.light_copies import KnownModules, LightCopy
 
 MAX_FREE_COPIES = 8
-"""Maximum number of free copies of a kind, so that as many threads find one at the same time."""
+"""Maximum number of free copies of a kind, and so the number of threads that can reuse one at the same time."""
 
 MAX_MISSED_COPIES = 8
-"""After this many copies in a row that could not be reused, none is kept: the network changes in every pass."""
+"""After this many consecutive copies that could not be reused, no copy is kept, because the network changes in every pass."""
 
 
 class FreeCopies:
     """Light copies of one network that no pass is using, for single passes in the network's own mode.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
-    written back. Checking both costs less than another copy. Such a pass represents a call of the network itself, and anything
-    that a network stores on itself outlives a call. It therefore makes no difference whether other code still holds a module of
-    the copy, for example as the key of a dictionary: with a plain network, that key would also be the same in every call.
+    written back. Checking both costs less than another copy. Other code may still hold a module of the copy, for example as the
+    key of a dictionary. Reuse is correct even then, because with a plain network the key would also be the same in every call.
     Predictions keep nothing of a pass, and each gets a new copy. Copies and pickles of this object contain no light copies.
     """
 

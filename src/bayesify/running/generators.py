@@ -16,8 +16,8 @@ _OWNED = threading.local()
 def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | None = None) -> Iterator[None]:
     """Reserve torch's global generators for this thread and restore them at the end; other threads that need them wait.
 
-    Otherwise two training runs at once would consume each other's random numbers. Predictions that have their own generator never
-    need this.
+    Otherwise two simultaneous training runs would consume each other's random numbers. Predictions that have their own generator
+    never need this.
 
     Args:
         devices: Devices whose generators are restored, in addition to the CPU's.

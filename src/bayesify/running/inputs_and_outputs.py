@@ -109,7 +109,7 @@ _PLAIN_INPUTS = (bool, int, float, str, type(None))
 
 
 def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Key of the cost of an example: types of tensors and shapes without the first axis, values of plain inputs."""
+    """Key of an example's cost in a cache: tensor types, shapes without the first axis, and values of plain inputs."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -144,13 +144,13 @@ def map_rows(
 
 
 def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Split a batch into pieces of `rows` examples; inputs of another length go to every piece whole."""
+    """Split a batch into pieces of `rows` examples; inputs of another length are passed whole to every piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
-    """Examples spread over a batch, alternating between its halves; inputs of another length stay whole."""
+    """At most `rows` examples, taken alternately from the two halves of the batch; inputs of another length stay whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -160,7 +160,7 @@ def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> 
 
 
 class Untouched:
-    """Inputs for several passes of a network that may change them in place: each pass sees the same values.
+    """Inputs for several passes of a network that may change its inputs in place; each pass sees the same values.
 
     The caller's tensors stay unchanged. One copy is reused until the versions of its tensors change.
     """
@@ -197,7 +197,7 @@ def stack(*leaves: Any) -> Any:
 def each(values: WeightDict) -> Iterator[WeightDict]:
     """The draws one by one, without the draws axis.
 
-    All draws come from one `unbind`, because indexing a single draw would fill a gradient of the size of all draws.
+    All draws come from one `unbind`, because the gradient of indexing a single draw has the size of all draws.
     """
     if count_draws(values) == 1 or isinstance(values, PlacedWeights):
         yield from (at(values, index) for index in range(count_draws(values)))

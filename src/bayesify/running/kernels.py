@@ -1,4 +1,4 @@
-"""Choice of torch's kernels by process-wide settings: the first thread that needs a setting makes it, the last one resets it."""
+"""Choice of torch's kernels by process-wide settings. The first thread that needs a setting makes it; the last one resets it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _without_tf32() -> Iterator[None]:
         for setting in settings:
             before.append(setting.allow_tf32)
             setting.allow_tf32 = False
-    except RuntimeError:  # the user set precisions by torch's newer names, which exclude these
+    except RuntimeError:  # the user set precisions through torch's newer settings, which exclude the older ones
         pass
     try:
         yield

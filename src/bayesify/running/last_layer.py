@@ -18,7 +18,7 @@ from bayesify.weights.catalog import Weight
 LINEAR_MAPS = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Layers that can be the last layer. Attention runs as one layer, including its projections."""
 MATRIX_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addmv", "Mv", "Dot", "Linear", "Convolution")
-"""Names in autograd of operations in which a vector of weights is a linear map too."""
+"""Autograd names of operations in which even a vector of weights is a linear map."""
 
 NUM_GAIN_EXAMPLES = 32
 """Number of examples over which `output_gain` averages."""
@@ -36,7 +36,7 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the linear map that runs last among those on which the output depends.
+    """Weights of the last linear map on which the output depends, in the order of calls.
 
     The result contains all weights of the layer, including a weight that it shares with another layer (tied embeddings) and the
     parameters behind a computed weight (weight normalization).
@@ -127,7 +127,7 @@ def output_gain(
 
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
-    """The linear maps to which a weight belongs, one for each name that has one."""
+    """The linear maps to which a weight belongs; a tied weight has several names."""
     found: list[nn.Module] = []
     for name in (weight.name, *weight.aliases):
         path, behind, _ = name.partition(".parametrizations.")  # a computed weight belongs to the layer above
@@ -159,7 +159,7 @@ def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Tensors that reach an operation after node `end` without a layer's call in between, and whether it is a product.
+    """Tensors that reach an operation after node `end` without a layer's call in between, and whether the operation is a product.
 
     Args:
         node: Node of the outputs in the autograd graph.

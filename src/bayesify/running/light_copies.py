@@ -65,10 +65,10 @@ class KnownModules:
         return found
 
     def holders(self, module: nn.Module, state: dict[str, Any], own: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Attributes, other than children, that hold modules; and attributes that are containers a pass may change.
+        """Attributes, other than children, that hold modules, and attributes that are containers which a pass may change.
 
-        The search is repeated when an attribute is another object, or a container has another length. The key is the module's id,
-        because a weak key would take as long as copying a module.
+        The search is repeated when an attribute is another object, or a container has another length. The cache key is the
+        module's id, because a weak reference as a key would take as long as copying a module.
         """
         place = id(module)
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
@@ -258,7 +258,7 @@ class LightCopy:
         )
 
     def write_back(self) -> bool:
-        """Write back to the network what a pass assigned to attributes, buffers and children of the copies, or put into containers.
+        """Write back to the network what a pass stored in attributes, buffers, children and containers of the copies.
 
         Returns:
             Whether the copy is unchanged since `remember`, so that nothing was written back.
@@ -331,7 +331,7 @@ class Record:
         return list(chain(attributes, chain.from_iterable(map(dict.values, self._dicts))))
 
     def holds(self) -> bool:
-        """Whether all of them are unchanged."""
+        """Whether all recorded modules and containers are unchanged."""
         states = [module.__dict__ for module in self._modules]
         try:
             held = self._held(states)
@@ -383,14 +383,14 @@ def _nested(container: Any) -> dict[int, Any]:
 
 
 def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
-    """A value that a pass left, with original modules and containers in place of their copies."""
+    """A value that a pass stored, with original modules and containers in place of their copies."""
     if id(value) in originals:
         return originals[id(value)]
     return _swap(value, lambda held: originals.get(id(held), held), {})
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:
-    """Key that changes when attributes that may hold modules change: names, ids, and lengths of containers."""
+    """Key that changes when attributes that may hold modules change. It consists of names, ids, and lengths of containers."""
     found: list[Any] = []
     for key, value in state.items():
         if key not in _STANDARD and type(value) not in _PLAIN:

@@ -22,7 +22,7 @@ def parse_bytes(size: int | str) -> int:
     """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`.
 
     Raises:
-        ValueError: If `size` is neither, or not positive.
+        ValueError: If `size` cannot be parsed, or is not positive.
     """
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
@@ -56,7 +56,7 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
 
 
 PROBED_ROWS = 4
-"""Number of examples by which the memory of a pass is measured."""
+"""Number of examples in the pass that measures memory."""
 
 
 @torch.no_grad()
@@ -70,10 +70,10 @@ def count_activation_bytes(
         with CountBytes() as counter:
             output = runner.call(values or {}, few_args, few_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        runner.call(values or {}, args, kwargs)  # inputs that never fit raise here, with a plain message
+        runner.call(values or {}, args, kwargs)  # inputs that do not fit the network raise here, with a plain message
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"predict: the network takes the whole batch of {batch_size(args, kwargs)} rows but not its first {probe} "
+            f"predict: the network accepts the whole batch of {batch_size(args, kwargs)} rows but not the first {probe} rows "
             f"({reason}); give split_batch=False, so that the batch is never split"
         ) from error
     return counter.bytes / probe, output

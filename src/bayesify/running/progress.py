@@ -13,7 +13,7 @@ MIN_WORK_SHARE = 0.05
 
 
 class Display:
-    """A progress line on standard error, on a terminal with `rich`; otherwise nothing is shown. A context manager.
+    """Context manager that shows a progress line on standard error; nothing is shown without a terminal or without `rich`.
 
     Args:
         columns: Parts of the line in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or text with

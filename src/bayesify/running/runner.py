@@ -31,9 +31,9 @@ _PLAIN = {Tensor}
 _SHARED = threading.RLock()
 """Held while a draw fills the slots of a network that cannot be copied, because compiled code runs one module object."""
 MIN_OPERATIONS_FOR_LOOP = 2**37
-"""A pass with this many operations keeps a GPU busy for longer than the host takes to launch it. From here on `vmap` saves nothing,
-and a loop is faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five existing draws take 1.14 passes each by `vmap`; a loop takes
-1.09, including fresh draws)."""
+"""A pass with this many operations keeps a GPU busy for longer than the host takes to launch it. For such passes a loop is faster
+than `vmap` (H200, GPT-2 in bfloat16, 8 x 512 tokens, five draws: `vmap` takes 1.14 passes per existing draw; a loop takes 1.09,
+including fresh draws)."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
 """Held while warnings are turned off or into errors, because this affects all threads."""
@@ -92,7 +92,7 @@ class Decisions:
         kinds = set(self._kinds.values())
         self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
         self._loops = any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds)
-        # A kernel that differs between draws makes a grouped convolution, which is slower than a loop on CPU and GPU.
+        # With one kernel per draw, a convolution becomes a grouped convolution, which is slower than a loop on CPU and GPU.
         self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
@@ -159,8 +159,8 @@ class Runner:
     """A network with empty slots, and the ways to run draws through it.
 
     A pass runs a light copy of the network (see `LightCopy`), so that several threads can use one network: each pass has its own
-    slots, modes and hooks. What a network's own code assigns to its attributes and buffers is written back after the pass, except
-    under `vmap` and in evaluation mode by `evaluating`.
+    slots, modes and hooks. Values that the network's own code assigns to its attributes and buffers are written back after the
+    pass, except under `vmap` and in evaluation mode by `evaluating`.
 
     Args:
         network: The network, with empty slots for the weights under the posterior.
@@ -204,7 +204,7 @@ class Runner:
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
             share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
-            again: Whether the copy is for a single pass in the network's own mode, so that a reusable copy suffices.
+            again: Whether the copy is for a single pass in the network's own mode; a reusable copy then suffices.
         """
         if torch.compiler.is_compiling():
             with _modes(list(self.network.modules()), self.evaluate):
@@ -262,11 +262,11 @@ class Runner:
         """Way to run `num_draws` draws.
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode have no
-        batching rule, or one that loops internally with a warning, so they run in a loop. A transformer that returns a cache of
-        keys and values returns an object that `vmap` cannot return; its draws run as rows of one batch if they are weights of
-        linear layers. A convolution whose kernel differs between draws becomes a grouped convolution, which is slower than a
-        loop on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If
-        `vmap` refuses, the loop takes over.
+        batching rule, or one that loops internally with a warning, so they run in a loop. `vmap` cannot return the key-value
+        cache of a transformer; the draws of such a transformer run as rows of one batch if they are weights of linear layers. A
+        convolution whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
+        Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` refuses, the
+        loop takes over.
         """
         if num_draws == 1:
             return "single"
@@ -302,7 +302,7 @@ class Runner:
         return outputs
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Record that `vmap` cannot run the network, and warn, unless it is only slower."""
+        """Record that `vmap` cannot run the network, and warn, unless `vmap` is only slower."""
         self.decisions().vmaps.refused.add("draws")
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]
@@ -351,7 +351,7 @@ class Pass(Runner):
         return original if self._copy is None else self._copy[original]
 
     def give_back(self) -> None:
-        """Write back to the network what its own code assigned in a pass."""
+        """Write back to the network the values that its own code assigned in a pass."""
         if self._copy is not None and self._keeps_state and not self.evaluate:
             self.unchanged = self._copy.write_back()
 
@@ -448,7 +448,7 @@ class Pass(Runner):
             found = partial(self._vmap, {**values, **together}, args, kwargs, chunk_size)
             return self.decisions().vmaps.run(found, "draws")
         except (RuntimeError, ValueError, SlowVmap) as refusal:
-            # An error of the caller is raised here, with a plain message.
+            # Errors in the caller's inputs are raised here, with a plain message.
             outputs = self._loop(values, args, kwargs, buffers)
             self.refuse_vmap(refusal)
             return outputs

@@ -14,7 +14,7 @@ from bayesify.maths.gamma import widened
 from bayesify.predictive.base import check_finite
 
 MAX_INTEGRATION_PLACES = 193
-"""Largest number of places that divide the integral of a mixture's score into pieces."""
+"""Largest number of points that divide the integral of a mixture's score into pieces."""
 _INNER, _OUTER = (math.sqrt(5 + sign * 2 * math.sqrt(10 / 7)) / 3 for sign in (-1, 1))
 _HEAVY, _LIGHT = ((322 + sign * 13 * math.sqrt(70)) / 900 for sign in (1, -1))
 LEGENDRE_NODES, LEGENDRE_WEIGHTS = (-_OUTER, -_INNER, 0.0, _INNER, _OUTER), (_LIGHT, _HEAVY, 128 / 225, _HEAVY, _LIGHT)
@@ -54,7 +54,7 @@ class Family(ABC):
         return self.cdf(widened(y), *(widened(part) for part in parameters)).log().to(parameters[0].dtype)
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """The q-quantile of each component. A family that overrides `quantiles` and `places` does not need it."""
+        """The q-quantile of each component. A family that overrides `quantiles` and `places` does not need this method."""
         raise NotImplementedError
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Family(ABC):
                 lambda value: self.cdf(value.unsqueeze(1), *wide).mean(1),
                 lambda value: self.log_density(value.unsqueeze(1), *wide).exp().mean(1),
                 q.view(-1, 1, 1),
-                part.amin(1),  # the components' quantiles bracket the mixture's
+                part.amin(1),  # the components' quantiles bracket the mixture's quantile
                 part.amax(1),
                 part.mean(1),
                 scale,

@@ -18,7 +18,7 @@ from bayesify.predictive.families.gaussian import normal_quantile
 TAIL_PROBABILITY = 1e-12
 """Tail probability at which a sum over a distribution's terms stops."""
 MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
-"""Largest number of terms of a sum over all counts, and largest mean for which the sum can start at the probability of 0."""
+"""Largest number of terms of a sum over counts, and largest mean for which the sum can start at the probability of 0."""
 
 
 class CountFamily(Family):
@@ -71,8 +71,8 @@ class CountFamily(Family):
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\sum_k (F(k) - [k \ge y])^2$ of the mixture, up to a tail of 1e-12, if all means are below 500: [B, O].
 
-        Otherwise it is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of this sum, and
-        long pieces are integrated, with a relative error of 1e-4.
+        For larger means, the score is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of
+        this sum, and long pieces are integrated, with a relative error of 1e-4.
         """
         wide, y = tuple(widened(part) for part in parameters), widened(y)
         if not self._few(*wide):
@@ -181,7 +181,7 @@ class NegativeBinomialFamily(CountFamily):
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\log \frac{\Gamma(y + r)}{\Gamma(r)\,y!} - r \log(1 + \alpha \mu) + y (\log \alpha \mu - \log(1 + \alpha \mu))$.
 
-        It is computed in float64, because the gamma functions cancel.
+        Computed in float64, because the difference of the gamma functions loses digits.
         """
         log_mean, dispersion = (widened(part) for part in parameters)
         y, number = widened(y), 1 / dispersion
@@ -206,7 +206,7 @@ class NegativeBinomialFamily(CountFamily):
         return (k + 1 / dispersion) / (k + 1) * torch.sigmoid(log_mean + dispersion.log())
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$y (2 F(y) - 1) + \mu (1 - 2 F_{r + 1}(y - 1))$, $F_{r + 1}$ with one more success and the same p."""
+        r"""$y (2 F(y) - 1) + \mu (1 - 2 F_{r + 1}(y - 1))$, where $F_{r + 1}$ has $r + 1$ instead of r and the same p."""
         log_mean, dispersion = (widened(part) for part in parameters)
         y = widened(y)
         before = self._smooth_cdf((y - 1).clamp_min(0), log_mean, dispersion, 1 / dispersion + 1)

@@ -35,14 +35,14 @@ class StudentTFamily(Family):
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, to the left of the location.
 
-        For many values at once it is read from a table, with an error of 1e-10.
+        For many values at once, the function is read from a table, with an error of 1e-10.
         """
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y). It is never read from the table, because the table's error is absolute."""
+        """log P(Y <= y), never read from the table, because the table's error is absolute."""
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
