@@ -73,7 +73,9 @@ def test_the_whole_batch_goes_through_at_once(name: str) -> None:
 
 def test_a_network_that_cannot_take_a_part_of_the_batch_says_so() -> None:
     bnn = bayesify.bayesianize(Graph(), "mean_field", likelihood=likelihoods.Gaussian(0.1))
-    with pytest.raises(ValueError, match=r"accepts the whole batch of 12 rows but not the first 4 rows.*split_batch=False"):
+    with pytest.raises(
+        ValueError, match=r"accepts the whole batch of 12 rows but not the first 4 rows.*split_batch=False"
+    ):
         bnn.predict(inputs("graph"))
 
 
