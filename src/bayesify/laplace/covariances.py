@@ -47,7 +47,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def diagonalize(self) -> bool:
-        """Diagonalize the curvature once for all factors on the prior precisions, and return `False` if it is too large."""
+        """Diagonalize the curvature once for all factors on the prior precisions. Return `False` if it is too large."""
 
     @property
     def held(self) -> int:
@@ -67,8 +67,8 @@ class WeightCovariance(ABC):
         r"""$J_b \Sigma J_b^\top$ for each example, the covariance of its outputs.
 
         Args:
-            gradients: K vectors' gradients over B examples.
-            factors: Values of c; the own one by default.
+            gradients: Gradients of K vectors over B examples.
+            factors: Values of c; by default the object's own factor.
 
         Returns:
             [B, K, K], or [C, B, K, K] for C factors.
@@ -80,7 +80,7 @@ class WeightCovariance(ABC):
 
         Args:
             a: Inputs of the layer at T positions of B examples, with a one for a bias: [B, T, D].
-            factors: Values of c; the own one by default.
+            factors: Values of c; by default the object's own factor.
 
         Returns:
             B T rows for each factor.
@@ -145,7 +145,7 @@ class FullCovariance(WeightCovariance):
 
     @property
     def has_low_rank(self) -> bool:
-        """Whether H has so few independent rows that its eigenvectors take O(S^2 R) operations; see `low_rank_eigh`."""
+        """Whether the rank of H is low enough to compute its eigenvectors by `low_rank_eigh`."""
         return self.rank is not None and 3 * self.rank <= len(self.prior)
 
     @property
@@ -234,7 +234,7 @@ class FullCovariance(WeightCovariance):
         return torch.stack([(turned / (self._eigen[0] + factor)) @ columns for factor in factors])
 
     def _rows(self, gradients: Gradients) -> Tensor:
-        """Gradients with respect to the weights that the curvature is of: [K, B, S]."""
+        """Gradients with respect to the weights that the curvature covers: [K, B, S]."""
         return self.subset.rows(gradients).detach()
 
     def _whitened(self, gradients: Gradients) -> Tensor:
@@ -278,8 +278,8 @@ class FullCovariance(WeightCovariance):
 def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues [S] and eigenvectors [S, S] of a matrix of at most rank R, in O(S^2 R) operations.
 
-    Products with R random vectors span the range of the matrix (Halko et al. 2011), and a QR decomposition completes the basis by
-    vectors of eigenvalue 0. The results equal those of `stable_eigh` up to rounding and the order of the eigenvalues.
+    Products with R random vectors span the range of the matrix (Halko et al. 2011). A QR decomposition adds vectors with eigenvalue
+    0 to complete the basis. The results equal those of `stable_eigh` up to rounding and the order of the eigenvalues.
     """
     wide = widened(matrix)
     generator = torch.Generator(matrix.device).manual_seed(0)
@@ -292,13 +292,13 @@ def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]
 
 
 class MarginalCovariance(FullCovariance):
-    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11).
+    r"""$[(H + c\delta)^{-1}]_{SS}$, the block for a subset S of the covariance over all weights (Daxberger et al. 2021, eq. 11).
 
     Its evidence is the evidence of the whole model.
 
     Args:
         subset: The weights.
-        curved: The weights that the curvature is of, including the subset.
+        curved: The weights that the curvature covers, including the subset.
         curvature: H over `curved`.
         prior: $\delta$ over `curved`.
     """
@@ -310,7 +310,7 @@ class MarginalCovariance(FullCovariance):
 
     @property
     def curved(self) -> Subset:
-        """Weights that the curvature is of."""
+        """The weights that the curvature covers."""
         return self._curved
 
     def _rows(self, gradients: Gradients) -> Tensor:
@@ -356,10 +356,10 @@ def _diagonalized(block: KroneckerBlock) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class KroneckerCovariance(WeightCovariance):
-    r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, independent weights for everything else.
+    r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, and independent Gaussians for all other weights.
 
     Args:
-        subset: The weights. Weights of a linear map must be whole.
+        subset: The weights. Each weight of a linear map must be chosen as a whole.
         curvature: A and G of each linear map, and the diagonals of the other weights; see `kronecker_curvature`.
         prior: [S], one value per linear map.
 
@@ -399,7 +399,7 @@ class KroneckerCovariance(WeightCovariance):
         return [_diagonalized(block) for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """Variances of a weight [n] by its name, or in the eigenbasis of a block [d_out, d_in] by its place."""
+        """Variances of a weight [n], given its name, or of a block in its eigenbasis [d_out, d_in], given its index."""
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
@@ -418,7 +418,7 @@ class KroneckerCovariance(WeightCovariance):
             )
         for index, (_, out_vectors, in_vectors) in enumerate(self._eigen):
             layer = self.blocks[index].layer
-            if not has_factors(layer, gradients):  # it did not see all examples
+            if not has_factors(layer, gradients):  # the layer did not see all examples
                 each = {weight.name: gradients.dense(weight.name).detach() for weight in layer.weights}
                 turned = out_vectors.T @ layer.to_matrix(each).to(out_vectors) @ in_vectors
                 yield index, turned.movedim(1, 0).flatten(2)
@@ -465,9 +465,9 @@ class KroneckerCovariance(WeightCovariance):
         return total[0] if factors is None else total
 
     def _last_layer(self, a: Tensor, factors: list[float] | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and variances of `[W b]` in both for each factor.
+        """Inputs of the last layer in A's eigenbasis, the eigenvectors of G, and variances of `[W b]` in both bases per factor.
 
-        A layer of independent weights is its own eigenbasis.
+        For a layer of independent weights, the eigenbasis is the identity.
         """
         chosen = factors or [self.factor]
         if self.blocks:
@@ -508,7 +508,7 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise in each eigenbasis, turned back."""
+        """Noise in each eigenbasis, rotated back to the weights."""
         noise = self.subset.split(self.noise(num_draws, len(self.prior), generator=generator))
         found = {name: noise[name] * self._spread(name).sqrt() for name in self.diagonal}
         for index, block in enumerate(self.blocks):
@@ -520,8 +520,8 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def keep_eigenvectors(self, device: torch.device) -> Self:
-        """This object without the factors, after they are diagonalized on a device. It takes half of the memory, and cannot be
-        stored.
+        """This object without the Kronecker factors, after their diagonalization on `device`. It takes half the memory and cannot
+        be saved.
 
         The eigenvectors stay on the device of the factors. On a host with a GPU they are in pinned memory.
         """
@@ -536,7 +536,7 @@ class KroneckerCovariance(WeightCovariance):
         return self
 
     def times(self, vectors: Tensor, device: torch.device) -> Tensor:
-        r"""$\Sigma v$ for vectors [n, S] on any device, computed layer by layer on another: [n, S]."""
+        r"""$\Sigma v$ for vectors [n, S] on any device, computed layer by layer on `device`: [n, S]."""
         here, parts = vectors.device, self.subset.split(vectors)
         found = {name: parts[name] * self._spread(name).to(here) for name in self.diagonal}
         for index, block in enumerate(self.blocks):

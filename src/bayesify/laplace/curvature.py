@@ -1,4 +1,4 @@
-"""Curvature of a network's loss: sums over the data of products of Jacobians, in pieces that fit into memory."""
+"""Curvature of a network's loss: sums of products of Jacobians over the data, in pieces that fit into memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Structure = Literal["full", "diagonal", "kronecker", "sampled"]
 
 MAX_DIAGONALIZED_WEIGHTS = 8192
 """Largest subset whose full curvature is diagonalized once, in float64, for all prior precisions. For a larger subset, each
-precision takes a factorization in the network's type."""
+precision needs its own factorization, in the network's type."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
@@ -45,13 +45,13 @@ def first_batch(loader: Iterable[Any]) -> Any:
 
 @dataclass
 class OutputCurvature:
-    """The curvature $H_n$ of the loss by an example's outputs, as vectors whose products add up to it.
+    """The curvature $H_n$ of the loss with respect to an example's outputs, as vectors whose outer products sum to $H_n$.
 
     Args:
         likelihood: The likelihood p(y | outputs).
         kind: `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
             `"empirical"` is the product of the gradient at the observed target with itself.
-        num_samples: Number of random vectors per example, in place of one per output. Their products have the Fisher matrix as
+        num_samples: Number of random vectors per example, instead of one per output. Their outer products have the Fisher matrix as
             expectation.
         seed: Seed of the random vectors.
     """
@@ -109,7 +109,7 @@ class DataTerm:
         self._waiting: Tensor | None = None
 
     def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
-        """Count one piece. Its sums stay on the device until `sum_over_processes`, so that the host does not wait for it."""
+        """Add one piece. The sums stay on the device until `sum_over_processes`, so that the host does not wait."""
         log_prob = likelihood.log_prob(outputs.detach(), batch.y, has_draws=False).double()
         weights = batch.weights.to(log_prob) if batch.weights is not None else torch.ones_like(log_prob)
         sums = [(weights * log_prob).sum(), weights.sum()]
@@ -156,7 +156,7 @@ class Pieces:
         num_examples: Number of examples after which to stop.
         one_by_one: Whether vectors are pulled back one after the other.
         progress: Called with the number of examples after each piece.
-        store: Device on which Kronecker factors are added up; that of the network by default.
+        store: Device on which Kronecker factors are added up; by default the network's device.
     """
 
     loader: Iterable[Any]
@@ -183,7 +183,7 @@ class Pieces:
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
-        """The same pass by the inputs of the network's last layer, without derivatives.
+        """The same pass with the inputs of the network's last layer instead of derivatives.
 
         Raises:
             FeaturesEnd: If the network's outputs are not those of its last layer in some batch, here or in another process.
@@ -245,7 +245,7 @@ class Pieces:
 
     @contextmanager
     def shown(self, title: str, show: bool) -> Iterator[None]:
-        """Show the number of finished examples on a terminal with `rich`; nothing elsewhere."""
+        """Show the number of finished examples if there is a terminal and `rich` is installed."""
         dataset: Any = getattr(self.loader, "dataset", None)
         total = len(dataset) if hasattr(dataset, "__len__") else None
         if self.num_examples is not None:
@@ -258,7 +258,7 @@ class Pieces:
 
 
 class FeaturesEnd(Exception):
-    """The outputs of the network are not the outputs of its last layer, so that derivatives have to be computed."""
+    """The network's outputs are not those of its last layer, so derivatives have to be computed."""
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
@@ -319,12 +319,12 @@ def _add_squares(
 
 
 def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    r"""Kronecker-factored curvature $A \otimes G$ of linear maps and convolutions, and the diagonal of everything else.
+    r"""Kronecker-factored curvature $A \otimes G$ of linear maps and convolutions, and the diagonal for all other weights.
 
     $A = \frac{1}{N T} \sum_{n,t} \omega_n a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} \omega_n g_{ntk} g_{ntk}^\top$ over
     examples n of weight $\omega_n$ with $N = \sum_n \omega_n$, the positions t at which a layer is applied, and the vectors k of
-    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). Exact for one example and one position. A
-    layer that does not see every example of every batch (routing, masks) gets the diagonal, by a second pass over the data.
+    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). The curvature is exact for one example and one position. A layer that does
+    not see every example of every batch (routing, masks) gets the diagonal, by a second pass over the data.
 
     Returns:
         For each linear map or convolution without groups `inputs/<layer>`, A over $[W\ b]$, and `slopes/<layer>`, G. For each
@@ -339,7 +339,7 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     squares: dict[str, Tensor] = {}
     missed: set[str] = set()
     for point, vectors, weights in pieces:
-        gradients = point.pull(vectors)  # with the roots of the weights, which the vectors hold
+        gradients = point.pull(vectors)  # the vectors include the roots of the example weights
         total = float(len(point.outputs) if weights is None else weights.double().sum())
         _add_squares(squares, apart, gradients, subset, pieces.memory)
         missed |= {layer.name for layer in layers if not has_factors(layer, gradients)}
@@ -347,7 +347,7 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
             if layer.name not in missed:
                 counts[layer.name] += total * _add_factors(sums, layer, gradients, weights, pieces.store)
         del point, gradients
-    # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
+    # A layer that did not see all examples of some batch, in any process, has no factors.
     bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
     chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
     found: dict[str, Tensor] = {}
@@ -389,7 +389,7 @@ CURVATURES: dict[Structure, Callable[[Pieces, Subset], dict[str, Tensor]]] = {
     "diagonal": diagonal_curvature,
     "kronecker": kronecker_curvature,
 }
-"""Functions to the tensors of a curvature, as `covariances.from_curvature` takes them, by the structure of the covariance."""
+"""Functions that compute the tensors of a curvature for `covariances.from_curvature`, by the structure of the covariance."""
 
 
 def has_factors(layer: Layer, gradients: Gradients) -> bool:

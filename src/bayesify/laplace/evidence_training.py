@@ -1,4 +1,4 @@
-"""Training to the maximum a posteriori under layerwise prior precisions that the evidence chooses on the way."""
+"""Training to the maximum a posteriori while the evidence chooses the prior precision of each layer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bayesify.training.fitting import fit
 from bayesify.weights.catalog import Weight, catalog, group_layers
 
 NUM_FIXED_POINT_STEPS = 5
-"""Updates of the precisions for each curvature. The next curvature continues them."""
+"""Number of updates of the precisions for each curvature. The next curvature starts from the last update."""
 PRECISION_RANGE = 1e-4, 1e8
 """Smallest and largest precision. The precision of a layer that the data do not need grows without a bound."""
 MIN_NOISE_SHARE = 0.05
-"""Smallest share of the targets that counts as not fitted by the weights, for the noise."""
+"""Lower bound, in the noise estimate, on the share of targets that the weights do not fit."""
 
 
 class LayerwiseGaussian(Prior):
     r"""$p(w) = \mathcal{N}(0, 1 / \delta_w)$ with a precision for each weight, which may change between calls of `fit`.
 
     Args:
-        precisions: $\delta$ by the name of the weight. The prior keeps this mapping and not a copy.
+        precisions: $\delta$ by the name of the weight. The prior refers to this mapping and does not copy it.
     """
 
     name = "layerwise_gaussian"
@@ -60,9 +60,9 @@ def fit_with_evidence(
     read_batch: BatchReader | None = None,
     progress: bool = False,
 ) -> Laplace:
-    r"""Train a network, and choose one prior precision per layer by the Laplace evidence on the way, without validation data.
+    r"""Train a network, and during training choose one prior precision per layer by the Laplace evidence, without validation data.
 
-    Every few epochs, a Laplace approximation around the present weights gives the evidence, and its maximum the precisions:
+    Every few epochs, a Laplace approximation around the current weights gives the evidence. The precisions maximize it:
 
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
@@ -110,10 +110,10 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Set the precisions of all layers, in place, to larger evidence under the curvature of a fitted approximation.
+    """Update the precisions of all layers, in place, to increase the evidence under the curvature of a fitted approximation.
 
     Returns:
-        The variance of a Gaussian noise with larger evidence.
+        The variance of a Gaussian noise that increases the evidence.
     """
     subset, posterior = laplace.fitted()
     structure, curvature = laplace.covariance, posterior.tensors()

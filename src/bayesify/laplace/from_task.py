@@ -18,7 +18,7 @@ from bayesify.weights.catalog import catalog
 
 
 def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over all weights, Kronecker-factored where that is too large."""
+    """A full covariance over all weights, or a Kronecker-factored covariance if the full one is too large."""
     trained = train_point(task)
     around, likelihood = trained.mean_network().eval(), trained.likelihood or task.likelihood
     return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)
@@ -44,9 +44,9 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network, in evaluation mode, under a prior that is not bound to it yet.
+    """The posterior around a trained network, in evaluation mode, under a prior that is not bound to the network yet.
 
-    With more than `most` weights the covariance over all is Kronecker-factored; by default where a full one exceeds the memory.
+    With more than `most` weights, the covariance over all weights is Kronecker-factored. `most` defaults to what fits into memory.
     """
     weights = catalog(net).trainable
     total = sum(weight.numel for weight in weights.values())

@@ -112,15 +112,15 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
 PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
-"""Passes of a convolutional network that the curvature takes for each vector of an example. A diagonal needs squares of gradients,
-which are formed example by example (H200, ResNet-50: 14 passes; two CPU cores, ResNet-18: 7)."""
+"""Number of passes of a convolutional network per vector of an example, for the curvature. A diagonal squares the gradients of each
+example separately (H200, ResNet-50: 14 passes; two CPU cores, ResNet-18: 7)."""
 
 MAX_QUIET_WEIGHTS = 3000
 """Largest full covariance that `fit` chooses by default without a warning, unless examples times outputs are at most a third of the
 weights. Diagonalizing the curvature of 4,810 weights takes 57 s of one ARM core."""
 
 MIN_RELATIVE_NOISE = 1e-12
-"""Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that meets every target has no
+"""Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that fits every target exactly has no
 residuals."""
 
 
@@ -168,25 +168,26 @@ class Laplace(Drawable):
         covariance: `"full"`, `"diagonal"`, `"kronecker"` (for linear maps and convolutions; other weights get a diagonal), or
             `"sampled"` (draws, with options as a `Sampled`). If a subset is given without a covariance, it is `"full"`.
         prior_precision: Prior precision $\lambda$: a number, a number by name or pattern, or `"size"`, the inverse mean square of
-            each layer's weights. The default is `default_precision`, from which `fit` moves as far as the data ask; the page on
-            Laplace has the rules. If `fit` finds the noise, the precision of the last layer is divided by the targets' variance,
-            so that predictions follow the targets' unit. For `"sampled"`, the default is a multiple of the curvature's diagonal,
-            and `fit` finds the multiple by the evidence.
+            each layer's weights. The default is `default_precision`, which `fit` adapts to the data; the page on Laplace has the
+            rules. If `fit` finds the noise, the precision of the last layer is divided by the targets' variance,
+            so that predictions scale with the targets' unit. For `"sampled"`, the default is a multiple of the curvature's
+            diagonal, and `fit` finds the multiple by the evidence.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
             The default is `"probit"` for one layer of several under a full covariance, otherwise `"mc"`. For all weights under a
             full covariance, `fit` takes the probit if it predicts left-out training rows better.
         temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
-        num_samples: Number K of random vectors per example that replace the matrix $H_n$ of its outputs. They are unbiased.
-            The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors of one layer have a larger error. By default
-            the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs and for the network's last layer. Otherwise it takes
-            `NUM_CURVATURE_SAMPLES` vectors, and predictions in closed form take `NUM_DIRECTIONS` draws, which gives their standard
-            deviations a relative error of one eighth. `"exact"` takes a backward pass for each output.
+        num_samples: Number K of random vectors per example that replace the matrix $H_n$ of its outputs. The resulting curvature is
+            unbiased. The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors of one layer have a larger error. By
+            default the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs and for the network's last layer. Otherwise it
+            takes `NUM_CURVATURE_SAMPLES` vectors, and predictions in closed form take `NUM_DIRECTIONS` draws, which gives their
+            standard deviations a relative error of one eighth. `"exact"` takes a backward pass for each output.
         seed: Seed of the random vectors and draws.
-        marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
-            (equation 11) instead of the inverse of the part. The network must be small enough for the whole matrix.
+        marginal: Whether the subset's covariance is the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
+            (equation 11) instead of the inverse of the block $H_{SS} + \lambda I$. The network must be small enough for the whole
+            matrix.
         memory: Memory budget for curvature, factors and Jacobians, such as `"1GiB"`, or a number of bytes.
-        output: Name or index of the output that the likelihood is about, if the network has several; see `bayesianize`.
+        output: Name or index of the output that the likelihood describes, if the network has several outputs; see `bayesianize`.
 
     Attributes:
         network: Copy of the network.
@@ -200,7 +201,7 @@ class Laplace(Drawable):
         remarks: Notes on the choice of the weights and on sampling errors, after `fit`.
 
     Raises:
-        ValueError: If an argument has no such value, a chosen weight is frozen or missing, or dropout or batch normalization
+        ValueError: If an argument has an invalid value, a chosen weight is frozen or missing, or dropout or batch normalization
             is in training mode.
     """
 
@@ -278,7 +279,7 @@ class Laplace(Drawable):
         progress: bool = False,
         checkpoint: str | Path | None = None,
     ) -> Self:
-        """Choose the weights, add up the curvature over the data, and settle noise and prior precision that were not given.
+        """Choose the weights, sum the curvature over the data, and find the noise and the prior precision if they were not given.
 
         The curvature takes one pass over the data. The choice of the weights, the noise and the precision may take one more each.
 
@@ -342,9 +343,9 @@ class Laplace(Drawable):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:
-        """Find the noise, and for all weights the factor on a default precision, after the curvature is known."""
+        """Find the noise and, if all weights are chosen, the factor on a default precision, given the curvature."""
         subset, posterior = self.fitted()
-        if not self.data.squared_error > 0:  # a perfect network keeps the floor that it starts at
+        if not self.data.squared_error > 0:  # without residuals, the noise stays at its lower bound
             return
         if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
             batches = self._whole_rows(loader, precisions.MAX_SETTLING_ROWS, read_batch)
@@ -359,7 +360,7 @@ class Laplace(Drawable):
         return subset.size == Subset.trained(self.network, self.weights).size
 
     def _whole_rows(self, loader: Iterable[Any], count: int, read_batch: BatchReader | None) -> list[Batch]:
-        """About `count` rows from all over the data, or none if a weight is below 1: such a row cannot be left out once."""
+        """About `count` rows from all over the data; none if a weight is below 1, because its row cannot be left out once."""
         batches = [batch.to(self.device).weighed() for batch in batches_all_over(loader, count, read_batch)]
         parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
         if float(sum_over_processes(parts.sum())) > 0:
@@ -370,7 +371,7 @@ class Laplace(Drawable):
     def _leave_rows_out(
         self, loader: Iterable[Any], read_batch: BatchReader | None, batches: Iterable[Batch], default: bool
     ) -> None:
-        """Choose the noise, and the factor on a default precision, by training rows that are left out; see `LeftOutRows`."""
+        """Choose the noise and the factor on a default precision by left-out training rows; see `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(loader, read_batch, noise, self.data.squared_error)
         training, ratio = model.training_penalty()
@@ -395,7 +396,7 @@ class Laplace(Drawable):
         self.set_prior_factor(factor)
 
     def _score(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
-        """Gradient of the log-likelihood by the chosen weights, in a pass over the data: [S]."""
+        """Gradient of the log-likelihood with respect to the chosen weights, in a pass over the data: [S]."""
         subset, _ = self.fitted()
         given = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         total = torch.zeros(subset.size, dtype=torch.float64, device=self.device)
@@ -419,7 +420,7 @@ class Laplace(Drawable):
     def _linear_model(
         self, loader: Iterable[Any], read_batch: BatchReader | None, noise: float, loss: float
     ) -> LinearModel:
-        """The linearized network whose squared error, in units of the noise, is twice its negative log-likelihood."""
+        """The linearized network as a regression whose squared error in units of the noise is twice its negative log-likelihood."""
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
         mean = posterior.prior * subset.take(self.values).to(self.dtype)
@@ -455,7 +456,7 @@ class Laplace(Drawable):
     def _fit_covariance(
         self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool
     ) -> None:
-        """Add up the curvature of the chosen weights, and settle the precision if none was given."""
+        """Sum the curvature of the chosen weights over the data, and find the precision if none was given."""
         assert self.subset is not None
         found, self.data = self._curvature(
             self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
@@ -469,7 +470,7 @@ class Laplace(Drawable):
                 stacklevel=5,
             )
         if self.covariance == "kronecker":
-            self.posterior.diagonalize()  # here, so that the first prediction is as fast as the others
+            self.posterior.diagonalize()  # so that the first prediction is as fast as later ones
         if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
         elif default:
@@ -477,7 +478,7 @@ class Laplace(Drawable):
             self._leave_labels_out(loader, read_batch)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
-        """Raise `ValueError` for a checkpoint without draws, or draws in several processes."""
+        """Raise `ValueError` for a checkpoint without `covariance="sampled"`, or for draws in several processes."""
         if checkpoint is not None and self.covariance != "sampled":
             raise ValueError("Laplace.fit: checkpoint is for covariance='sampled'; leave it out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
@@ -562,7 +563,7 @@ class Laplace(Drawable):
         advance: Callable[[], None] | None = None,
         most: int | None = None,
     ) -> Equations:
-        """The equations of the draws, over all data or, under conjugate gradients, over at most this many examples."""
+        """The equations of the draws, over all data, or with conjugate gradients over at most `most` examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(loader, self._jacobians(subset.names), loss, memory, 0, read_batch)
@@ -574,7 +575,7 @@ class Laplace(Drawable):
         return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance, minibatch=minibatch)
 
     def _draws_home(self, subset: Subset) -> torch.device:
-        """Device that holds the draws and the factors they are solved with."""
+        """Device that holds the draws and the factors of their solver."""
         return torch.device("cpu") if self.sampling.stays_on_host(subset.size) else self.device
 
     def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
@@ -597,7 +598,7 @@ class Laplace(Drawable):
             few,
             subset.take(self.values).to(self.dtype),
             self._num_outputs,
-            -(-self.sampling.iterations // 2),  # each value of the precision starts from the solution of another
+            -(-self.sampling.iterations // 2),  # each precision starts from a previous solution
             self.sampling.tolerance,
             finds_noise=self._finds_noise,
             excess=excess,
@@ -607,7 +608,7 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """Nats that predictions of training rows lose against the network's own, under factors on the covariance of draws."""
+        """Nats by which predictions of training rows are worse than the network's own, for factors on the covariance of draws."""
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
@@ -664,7 +665,7 @@ class Laplace(Drawable):
         return named | {"network": self.fingerprint(), "prior_precision": self.base_precision}
 
     def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
-        """Choose all weights or the last layer, as the budget allows, and return a remark with the reason; see `subset`."""
+        """Choose all weights, or the last layer if the budget requires it, and return a remark with the reason; see `subset`."""
         self.selector, self.covariance = as_selector("all"), "full"
         needed = full_bytes(candidates.free, self.dtype)
         if needed <= self.memory:
@@ -719,9 +720,9 @@ class Laplace(Drawable):
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
-        """The default precision in the unit of the targets. The last layer's default is meant for outputs of variance 1.
+        """The default precision in the unit of the targets. The last layer's default assumes outputs of variance 1.
 
-        Weights without a number of inputs keep their precision: it comes from their own size, which has the unit already.
+        Weights without a number of inputs keep their precision, because it comes from their own size, which already has the unit.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -735,7 +736,7 @@ class Laplace(Drawable):
         progress: bool,
         last: Callable[[], Sequence[str]],
     ) -> Candidates:
-        """Facts that the selector may look at. Facts that need a pass over the data are computed on demand."""
+        """Facts that the selector may use. Facts that need a pass over the data are computed on demand."""
         every = Subset(self.weights, dict.fromkeys(self.weights))
 
         def curvatures(num_examples: int | None) -> dict[str, Tensor]:
@@ -762,7 +763,7 @@ class Laplace(Drawable):
         )
 
     def _check_whole(self, subset: Subset) -> None:
-        """Raise `ValueError` if only some entries of a weight are chosen: these have no Kronecker factors."""
+        """Raise `ValueError` if only some entries of a weight are chosen, because Kronecker factors need whole weights."""
         everything = Subset.trained(self.network, self.weights)
         for name in subset.names:
             if subset.count(name) < everything.count(name):
@@ -782,7 +783,7 @@ class Laplace(Drawable):
         progress: bool,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples.
+        """The curvature over some weights with a given structure, and the data term, in a pass over all or the first examples.
 
         The curvature of the network's last layer comes exactly from the layer's inputs; see `last_layer_curvature`.
         """
@@ -826,7 +827,7 @@ class Laplace(Drawable):
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether the network has so many outputs that samples replace them, and `num_samples` is not `"exact"`."""
+        """Whether samples replace the outputs, because there are many and `num_samples` is not `"exact"`."""
         return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
@@ -880,21 +881,21 @@ class Laplace(Drawable):
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives with respect to some weights. They are kept, because the first batch pays for a comparison with autograd."""
+        """Derivatives with respect to some weights. They are cached, because the first batch is compared with autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}
         return known
 
     def _settle_precision(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """For classes, lower or raise the default precision by the evidence and by training rows.
+        """For classes, adapt the default precision to the evidence and to predictions of training rows.
 
-        The evidence knows the scale of a layer's features; the default does not. With few rows for the weights, however, the
-        evidence asks for so wide a prior that the Gaussian leaves the region where the log-likelihood is quadratic. Predictions
-        are then less sure than the network even on training rows. One layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights
+        The evidence takes the scale of a layer's features into account; the default does not. With few rows per weight, however,
+        the evidence prefers a prior so wide that the Gaussian leaves the region where the log-likelihood is quadratic. Predictions
+        are then less confident than the network even on training rows. One layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights
         therefore gets the smallest precision, between the evidence's and the default, that costs training rows at most
-        `MAX_TRAINING_LOSS_RISE` nats a label. For several layers, whose spread normalization layers amplify, the precision rises
-        from the default until the cost is no more than that.
+        `MAX_TRAINING_LOSS_RISE` nats a label. For several layers, normalization layers amplify the spread, so the precision rises
+        from the default until the cost is within the same limit.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -918,11 +919,11 @@ class Laplace(Drawable):
         self.set_prior_factor(bearable[0] if bearable else factors[-1])
 
     def _leave_labels_out(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
-        """Move the settled precision of all weights, for classes, if training rows are then predicted better when left out.
+        """For classes, change the precision of all weights if left-out training rows are then predicted better.
 
-        The same rows choose the link, if none was given: the probit where it is better by more than `MAX_DENSITY_LOSS`.
+        The same rows choose the link, if none was given. The probit must be better by more than `MAX_DENSITY_LOSS`.
 
-        Training rows alone do not show that a network is too sure of new rows. With their own effect on the network taken out
+        Training rows alone do not show that a network is overconfident on new rows. Without their own effect on the network
         (`leave_out`), they do.
         """
         subset, posterior = self.fitted()
@@ -955,7 +956,7 @@ class Laplace(Drawable):
         self.set_prior_factor(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """Nats that predictions of training rows lose against the network's own, under factors on the precision."""
+        """Nats by which predictions of training rows are worse than the network's own, for factors on the precision."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [
             count,
@@ -967,7 +968,7 @@ class Laplace(Drawable):
 
     @property
     def prior_precision(self) -> precisions.Precision:
-        """The present prior precision, after any tuning: a number, or one per name."""
+        """The current prior precision, after any tuning: a number, or one number per name."""
         factor = 1.0 if self.posterior is None else self.posterior.factor
         return precisions.scaled(self.base_precision, factor)
 
@@ -983,7 +984,7 @@ class Laplace(Drawable):
 
     @property
     def _is_one_layer(self) -> bool:
-        """Whether the posterior is a dense Gaussian over one linear map of several, or weights of it."""
+        """Whether the posterior is a dense Gaussian over weights of a single linear map, in a network with several."""
         dense = self.covariance == "full" and not self.marginal
         return self.subset is not None and dense and precisions.stands_alone(self.weights, self.subset.names)
 
@@ -1014,13 +1015,13 @@ class Laplace(Drawable):
         r"""The predictive distribution of a batch of any size; see `Predictor.predict` for `x` and `generator`.
 
         `"closed_form"`: the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
-        $\mathcal{N}(f, J \Sigma J^\top)$; exact for Gaussian noise, by the link for classes.
+        $\mathcal{N}(f, J \Sigma J^\top)$. The prediction is exact for Gaussian noise, and uses the link for classes.
         `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
 
         Args:
             num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
             memory: Budget for Jacobians and stored outputs; by default the budget of this object.
-            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. `False` is for `"network_mc"` only, because
+            split_batch: Whether the batch may be split; see `BayesianNetwork.predict`. `False` is for `"network_mc"` only, because
                 rows of the linearized network do not depend on each other.
         """
         budget = self.memory if memory is None else parse_bytes(memory)
@@ -1036,7 +1037,7 @@ class Laplace(Drawable):
             _, posterior = self.fitted()
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
             return self.likelihood.predictive(Outputs(kept=self._linearized().moved(x, budget, offsets)))
-        # Draws are made on demand from this seed, so that they are the same each time.
+        # Draws are made on demand from this seed, so that every use gets the same draws.
         seed = _seed_of(generator)
         mean, covariance = self._output_gaussian(x, budget)
         return self._closed_form(mean, covariance, seed)
@@ -1072,12 +1073,12 @@ class Laplace(Drawable):
         return torch.cat([mean for mean, _ in found]), joined
 
     def _linearized(self) -> LinearizedNetwork:
-        """The network as a linear function of the chosen weights, where every linearized prediction starts."""
+        """The network as a linear function of the chosen weights, used by every linearized prediction."""
         subset, posterior = self.fitted()
         return LinearizedNetwork(self._jacobians(subset.names), posterior, self.likelihood, self.dtype)
 
     def _is_sampled(self, x: Any) -> bool:
-        """Whether draws replace the exact covariance of a batch's outputs."""
+        """Whether draws approximate the covariance of a batch's outputs."""
         if self.covariance == "sampled":
             return True
         return self._samples_outputs and self._linearized().feature_cost(x) is None
@@ -1124,7 +1125,7 @@ class Laplace(Drawable):
             generator: Source of randomness.
 
         Returns:
-            The draws. Each has the KL of the Gaussian to its prior, NaN for `covariance="sampled"`.
+            The draws. Their `kl` is the KL of the Gaussian to its prior, NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
         drawn = posterior.draw(num_draws, generator).to(self.device)
@@ -1200,7 +1201,8 @@ class Laplace(Drawable):
             loader: Validation data, for `method="validation"`.
             method: Criterion: `"validation"` is the mean log predictive density of the loader's data, `"evidence"` is
                 `log_evidence()`. The default is `"validation"` if there is a loader, otherwise `"evidence"`.
-            grid: Prior precisions to try. If each layer has its own precision, as by default, these are factors on all of them.
+            grid: Prior precisions to try. If each layer has its own precision, as by default, these are factors on the precisions
+                of all layers.
             fine: Whether to search a finer grid around the best value.
             noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
             prediction: Kind of prediction to score: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
@@ -1409,5 +1411,5 @@ class Laplace(Drawable):
 
 
 def _seed_of(generator: torch.Generator | None) -> int:
-    """Seed for draws: drawn from a generator if given, otherwise the same in every call under one seed of torch."""
+    """Seed for draws: drawn from a generator if given, otherwise fixed by torch's global seed."""
     return torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)

@@ -30,12 +30,12 @@ def layer_of(subset: Subset) -> Layer | None:
 
 @dataclass(frozen=True)
 class Piece:
-    r"""Inputs of the layer and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its outputs, for N positions of examples.
+    r"""Inputs of the layer and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its outputs, for N positions.
 
     Args:
         inputs: a, [N, D], with a one for a bias.
         diagonal: h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
-        products: q, [R, N, K]: one for each group of classes that the layer outputs at a position; R may be 0.
+        products: q, [R, N, K], one vector for each group of classes at a position; R may be 0.
         weights: Example weight of each position, [N]; `None` for 1 each.
     """
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: Batch) -> Piece:
-    """The curvature of the loss by the layer's outputs.
+    """The curvature of the loss with respect to the layer's outputs.
 
     Raises:
         FeaturesEnd: If classes are spread over several positions of the layer.
@@ -85,7 +85,7 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 
 
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
-    """The curvature of a layer in a structure, with the keys of `CURVATURES`, by a plain pass over the data.
+    """The curvature of a layer with a given structure, with the keys of `CURVATURES`, by a forward pass over the data.
 
     The results equal those from the Jacobian, for Kronecker factors too.
 

@@ -1,4 +1,4 @@
-r"""Noise and prior precision of a regression by the density of training rows that are left out, without fitting again.
+r"""Noise and prior precision of a regression, chosen by the density of left-out training rows, without fitting again.
 
 The network is taken as a linear model in the eigenbasis of its curvature, whitened by the prior: eigenvalues s of $J^\top J$,
 weights w, residuals e. A ridge regression with penalty t has the leverages $h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$.
@@ -19,14 +19,14 @@ from bayesify.likelihoods import Likelihood
 MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
 """Range of penalties, relative to the largest eigenvalue. Below it, eigenvalues of a float32 curvature are rounding errors."""
 MAX_DENSITY_LOSS = 2.0
-"""Nats, summed over rows, by which the chosen factor may be worse than the best one. The default stays where it is this good."""
+"""Nats, summed over rows, by which a factor may be worse than the best one. The default factor stays if it is within this limit."""
 MIN_LEFT_SHARE = 1e-4
 """Smallest 1 - h of a row, a few times the rounding error of h in float32."""
 MAX_JOINT_OUTPUTS = 32
-"""Most outputs of a row that are left out together. With more outputs, each output is left out by itself, which is wrong if outputs
-are correlated: it would take an eigendecomposition of every row for each penalty."""
+"""Most outputs of a row that are left out together. With more outputs, each output is left out separately, because leaving out
+whole rows would need an eigendecomposition of every row for each penalty. This is wrong if outputs are correlated."""
 NUM_LEFT_OUT_ROWS = 1000
-"""Training rows of a classifier that are left out, one at a time."""
+"""Number of training rows of a classifier that are left out, one at a time."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class LinearModel:
     def training_penalty(self) -> tuple[float, float]:
         """The penalty of the ridge regression that has the network's squared error.
 
-        It measures how far training went: it is the weight decay for a linear model trained to the end, and larger for a network
-        whose training stopped early.
+        The penalty measures how far training went. It equals the weight decay for a linear model trained to convergence, and is
+        larger if training stopped early.
 
         Returns:
-            The penalty, and the ridge regression's squared error relative to the network's. The error is above 1 where the network
-            is closer to its rows than any penalty of the range.
+            The penalty, and the ridge regression's squared error relative to the network's. The ratio is above 1 if the network
+            fits its rows more closely than any penalty of the range.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
         if self.squared_error_at(math.exp(low)) >= self.squared_error:
@@ -85,11 +85,11 @@ class LinearModel:
 class LeftOutRows:
     r"""Sums over training rows, each predicted as if it had been left out with all its O outputs.
 
-    A row with weight w is left out once, so w is at least 1. With leverages $H_n(t)$ [O, O], the network's residual is then
-    $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of the training, and the posterior's covariance of $y_n$ is
-    $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise under a penalty is
-    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a
-    constant,
+    A row with weight w counts as w rows, of which one is left out, so w is at least 1. With leverages $H_n(t)$ [O, O], the
+    network's residual is then $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of `training_penalty`, and the posterior's
+    covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise
+    under a penalty is $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows
+    is, up to a constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
 
@@ -104,7 +104,7 @@ class LeftOutRows:
         self.count = torch.zeros((), dtype=torch.float64)
 
     def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Iterable[Tensor], counts: Tensor) -> None:
-        """Count some rows.
+        """Add some rows to the sums.
 
         Args:
             residuals: e, [n, O].
@@ -123,8 +123,7 @@ class LeftOutRows:
     def choose(self, *, moves: bool) -> tuple[float, float]:
         """Noise and factor on the prior precisions.
 
-        The factor stays 1 unless the rows ask for another one: it is the value nearest to 1 whose density is within
-        `MAX_DENSITY_LOSS` of the best.
+        The factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density.
 
         Args:
             moves: Whether the factor may differ from 1.
@@ -150,7 +149,7 @@ class LeftOutRows:
 
     @staticmethod
     def _noise_of_default(logs: Tensor, noises: Tensor) -> float:
-        """The noise at the factor 1, interpolated; that of the nearest penalty outside of their range."""
+        """The noise at the factor 1, interpolated between penalties; outside their range, the noise at the nearest penalty."""
         right = int(torch.searchsorted(logs, torch.zeros((), dtype=logs.dtype)))
         if right in (0, len(logs)):
             return float(noises[min(right, len(logs) - 1)])
@@ -186,7 +185,7 @@ def leave_out(
         likelihood: p(y | outputs).
         outputs: [B, O].
         y: Targets, [B, ...].
-        spreads: Covariances [B, O, O]. The first one is under the penalty of the training and gives the change of the outputs.
+        spreads: Covariances [B, O, O]. The first one is under the training penalty and gives the change of the outputs.
 
     Yields:
         [B, O] and [B, O, O] for each covariance but the first.
@@ -208,6 +207,6 @@ def leave_out(
 
 
 def nearest_good(factors: Sequence[float], densities: Sequence[float], default: float) -> float:
-    """The factor nearest to a default among those within `MAX_DENSITY_LOSS` of the largest density."""
+    """The factor nearest to a default among the factors within `MAX_DENSITY_LOSS` of the largest density."""
     good = [factor for factor, own in zip(factors, densities, strict=True) if own >= max(densities) - MAX_DENSITY_LOSS]
     return min(good, key=lambda factor: abs(math.log(factor / default)))

@@ -1,4 +1,4 @@
-"""Gaussians over the outputs of a network that is linear in chosen weights, by the cheapest exact or sampled way."""
+"""Gaussians over the outputs of a network linearized in chosen weights, by the cheapest exact or sampled computation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_i
 
 MAX_EXACT_OUTPUTS = 128
 """Largest number of outputs of an example with exact curvature and predictive covariance by default, if each output takes a
-backward pass. Above it, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace the outputs. The last layer is always
+backward pass. With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace them. The last layer is always
 exact."""
 
 NUM_CURVATURE_SAMPLES = 16
@@ -34,11 +34,11 @@ r"""Number n of draws of the weights for the covariance of more than `MAX_EXACT_
 with R the effects of the draws on the outputs. The relative error of a variance is $\sqrt{2 / n}$, a quarter."""
 
 MAX_PULLED_WEIGHTS = 2**17
-"""Largest number of weights whose derivatives are formed to move outputs by draws. More weights take a forward derivative per
-draw."""
+"""Largest number of weights whose Jacobian is formed to compute the effect of draws on outputs. For more weights, each draw takes a
+forward derivative."""
 
 MAX_QUIET_PASSES = 300
-"""Number of passes over the data above which a call announces their number."""
+"""Number of passes over the data above which a call warns with their number."""
 
 Found = TypeVar("Found")
 Covariance = Tensor | Spread
@@ -56,7 +56,7 @@ class LinearizedNetwork:
     The last layer needs only its inputs (`Features`). Every other subset needs derivatives of the outputs (`Gradients`).
 
     Args:
-        jacobians: Derivatives of the network by the chosen weights.
+        jacobians: Derivatives of the network with respect to the chosen weights.
         posterior: The Gaussian over the chosen weights.
         likelihood: The likelihood p(y | outputs).
         dtype: Type of the results.
@@ -76,7 +76,7 @@ class LinearizedNetwork:
         return not formless and layer_of(self.posterior.subset) is not None
 
     def feature_cost(self, x: Any) -> FeatureCost | None:
-        """Cost of an example by the inputs of the last layer; `None` if derivatives are needed."""
+        """Cost of an example if only the last layer's inputs are needed; `None` if derivatives are needed."""
         return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
 
     def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
@@ -147,7 +147,7 @@ class LinearizedNetwork:
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
     ) -> list[Covariance]:
-        """Covariances over the outputs at each position if a prediction needs no more, otherwise over all outputs of an example."""
+        """Covariances over the outputs at each position if a prediction needs only these, otherwise over an example's outputs."""
         a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
         order = None if axis is None else features.class_order(axis)
         in_rows = features.place is None if axis is None else order is not None

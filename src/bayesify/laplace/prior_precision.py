@@ -43,8 +43,8 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
 
 
 FACTOR_PER_LAYER = 3.0
-"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These posteriors leave out correlations
-between layers, so that the layers' contributions to the variance of the outputs add up: the more layers, the narrower each must be.
+"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These posteriors ignore correlations
+between layers, so the layers' contributions to the output variance add up. The more layers there are, the narrower each must be.
 A single layer of a deeper network gets the factor under a full covariance too. Its inputs are trained features, whose mean square
 exceeds the 1 that Neal's prior assumes (0.5 to 22 in the suite of defaults). For classes `Laplace.fit` then lowers the precision.
 The factor was chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
@@ -53,7 +53,7 @@ The factor was chosen on trained networks (`benchmarks/laplace_defaults.py`, `be
 SETTLING_FACTORS = tuple(10.0 ** (power / 8) for power in range(-24, 1))
 """Factors on the default precision of one layer that `Laplace.fit` chooses from, ascending to 1."""
 MAX_TRAINING_LOSS_RISE = 0.005
-"""Nats by which the mean negative log density of training rows may exceed the network's own, under a chosen factor."""
+"""Nats by which the mean negative log density of training rows may exceed the network's own, with the chosen factor."""
 MAX_SETTLING_ROWS = 2000
 """Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for one layer."""
 WIDE_FACTORS = tuple(10.0 ** (power / 4) for power in range(17))
@@ -67,7 +67,7 @@ POINT_FACTOR = 1e12
 
 
 def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
-    """Whether the chosen weights belong to one linear map of several."""
+    """Whether the chosen weights belong to a single linear map, in a network with several."""
     return _depth(weights, chosen) == 1 < _depth(weights, weights)
 
 
@@ -98,7 +98,7 @@ def default_precision(
 
 
 def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> dict[str, float]:
-    """Precisions with one value for the weights of all linear maps, whose mean prior variance stays as it is."""
+    """Precisions with one value for the weights of all linear maps, chosen to keep their mean prior variance."""
     inputs = [weight for weight in weights.values() if weight.fan_in]
     variance = sum(weight.numel / precision[weight.name] for weight in inputs)
     shared = sum(weight.numel for weight in inputs) / variance if inputs else 1.0

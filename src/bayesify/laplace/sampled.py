@@ -32,18 +32,18 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 NUM_EVIDENCE_STEPS = 12
 """Largest number of updates of the prior precision."""
 MAX_EVIDENCE_EXAMPLES = 1000
-"""Largest number of examples that choose the prior precision. From more data, this many stand for all."""
+"""Largest number of examples that choose the prior precision. From larger data, this many examples are sampled."""
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
-"""Largest number of weights for which several draws are solved at a time by default, and for the evidence."""
+"""Largest number of weights for which, by default and for the evidence, several draws are solved at a time."""
 MAX_DRAW_ERROR = 0.5
-"""Largest relative error of draws that count as converged. It is an upper estimate: on a residual network with 11,420 weights and
-200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
+"""Largest relative error of draws that count as converged. The error is an upper estimate: on a residual network with 11,420
+weights and 200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
 LOG_PRECISION_STEP = math.log(4.0)
-"""Largest decrease of the logarithm of the prior precision in one update. The draws of one precision start those of the next."""
+"""Largest decrease of the logarithm of the prior precision in one update. Each precision starts from the previous draws."""
 LOG_PRECISION_RISE = math.log(16.0)
 """Increase of the logarithm of the prior precision if draws do not converge."""
 MAX_LOG_PRECISION_RISE = math.log(256.0)
-"""Largest increase of the logarithm of the prior precision in one update if training rows are predicted too badly."""
+"""Largest increase of the logarithm of the prior precision in one update, if training rows are predicted too badly."""
 CHUNK_WEIGHTS = 1_000_000
 """Number of weights whose differences are computed at a time."""
 MOMENTUM = 0.9
@@ -51,7 +51,7 @@ MOMENTUM = 0.9
 RELATIVE_RATE = 0.2
 """Learning rate of the minibatch solver times the largest eigenvalue of a minibatch's preconditioned equations."""
 NUM_POWER_ITERATIONS = 10
-"""Number of products with a minibatch that estimate this eigenvalue."""
+"""Number of products with a minibatch that estimate its largest eigenvalue."""
 MAX_GROWTH = 3.0
 """If the norm of the solution exceeds this multiple of its start, the learning rate is too large."""
 STEPS_BETWEEN_CHECKS = 50
@@ -59,9 +59,9 @@ STEPS_BETWEEN_CHECKS = 50
 MIN_EVIDENCE_CHANGE = 0.02
 """The updates of the prior precision end when its logarithm changes by less than this."""
 MIN_PRECISION_GAP = 0.35
-"""The updates also end when the logarithms of a good and of a refused precision are this close."""
+"""The updates also end when the logarithms of an accepted and a rejected precision are this close."""
 MIN_RELATIVE_SCALE = 0.01
-"""Smallest entry of the g-prior's scale, relative to the mean of its layer. It bounds weights that the data hardly constrain."""
+"""Smallest entry of the g-prior's scale, relative to its layer's mean. It bounds weights that the data hardly constrain."""
 NUM_SCALE_SAMPLES = 2
 """Number of vectors per example for the scale of the prior and for the preconditioner."""
 MIN_SECONDS_BETWEEN_WRITES = 30.0
@@ -85,18 +85,18 @@ class Sampled:
         at_once: Number of draws that are solved at a time. The default is 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights.
             With 1, a GPU holds two copies of the weights under conjugate gradients, and two and a half under the minibatch solver.
             Everything else stays in the memory of the CPU.
-        tolerance: Relative error at which conjugate gradients end early: the norm of what a draw is off by, relative to the norm
-            of the draw, both by their effect on the outputs of the examples.
+        tolerance: Relative error at which conjugate gradients end early: the norm of a draw's error relative to the norm of the
+            draw. Both norms measure effects on the outputs of the examples.
         settle: Whether to raise the prior precision, and then to scale the covariance down, until the mean log predictive density
             of training rows is at most 0.005 nats below the network's own. It applies to classes if `fit` finds the prior
-            precision. The evidence alone often asks for so wide a prior that the linearization no longer holds.
+            precision. The evidence alone often prefers a prior so wide that the linearization no longer holds.
         solver: `"conjugate_gradients"`, or `"minibatch"`: stochastic gradient descent with Nesterov's momentum and a learning rate
             that falls to zero in the second half. `"auto"` is conjugate gradients.
         steps: Number of steps of the minibatch solver for each draw.
-        batch: Largest number of examples of a step. Batches of the loader are cut to it.
-        examples: Largest number of examples under conjugate gradients. From more data, this many are chosen to stand for all; see
-            `choose_examples`. With K of them, draws that follow $\gamma$ effective parameters are too wide by about
-            $\gamma / (3 K O)$ of themselves for O outputs.
+        batch: Largest number of examples of a step. Larger batches of the loader are split.
+        examples: Largest number of examples under conjugate gradients. From larger data, this many examples are sampled to
+            represent all; see `choose_examples`. With K examples, O outputs and $\gamma$ effective parameters, draws are too wide
+            by a relative error of about $\gamma / (3 K O)$.
     """
 
     num_draws: Count = 16
@@ -129,14 +129,14 @@ class Sampled:
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
         """Memory of the draws over `size` weights.
 
-        It is one copy of the weights per draw, six more per draw while it is solved, and two for all draws. It is three copies if
-        the rest stays on the CPU.
+        One copy of the weights per draw, six more for each draw being solved, and two for all draws together. If the rest stays on
+        the CPU, it is three copies.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
 
     def count_passes(self, size: int, num_data: int) -> int:
-        """Largest number of passes over the data that `fit` takes, without the passes that find the prior precision."""
+        """Largest number of passes over the data in `fit`, not counting the passes that find the prior precision."""
         each = self.num_groups(size) * (4 * self.group(size) + 2)
         if self.takes_minibatches:
             return math.ceil(each * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
@@ -184,8 +184,8 @@ class SampledCovariance(WeightCovariance):
         subset: The weights.
         draws: Deviations from the mean, [n, S].
         prior: $\delta$, [S].
-        factor: Factor c that the draws were made for.
-        narrowed: Factor that the covariance was multiplied by.
+        factor: Factor c of the prior precision under which the draws were made.
+        narrowed: Factor by which the covariance was multiplied.
     """
 
     def __init__(self, subset: Subset, draws: Tensor, prior: Tensor, factor: float, narrowed: float = 1.0) -> None:
@@ -217,11 +217,11 @@ class SampledCovariance(WeightCovariance):
         return found if factors is None else torch.stack([found for factor in factors if self.rescaled(factor)])
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Not by the inputs of a layer."""
+        """Not available for draws."""
         raise NotImplementedError("Laplace: draws have no form by the inputs of a layer")
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Not by the inputs of a layer."""
+        """Not available for draws."""
         raise NotImplementedError("Laplace: draws have no form by the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
@@ -236,7 +236,7 @@ class SampledCovariance(WeightCovariance):
         return self.draws
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """A random choice of the draws. If more are asked for than there are, random sums of the draws, with the same
+        """A random choice of the stored draws. If more are requested than stored, random sums of the draws with the same
         covariance."""
         count = len(self.draws)
         if num_draws <= count:
@@ -311,12 +311,12 @@ class OutputHessian:
 
 
 def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
-    r"""About `count` examples that stand for all, with weights under which sums over the data are unbiased.
+    r"""About `count` examples that represent all data, with weights that make sums over the data unbiased.
 
     Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} +
-    \frac{t_n}{\sum t})\big)$ for its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr} H_n$, and then weighs
-    $\omega_n / \pi_n$. Examples that a network is sure of have nearly no curvature, so that few examples hold most of it. Takes two
-    plain passes over the data. The chosen examples are in the memory of the CPU.
+    \frac{t_n}{\sum t})\big)$ for its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr} H_n$,
+    and then has the weight $\omega_n / \pi_n$. Examples with confident predictions have nearly no curvature, so few examples
+    hold most of the curvature. The choice takes two forward passes over the data. The chosen examples are in CPU memory.
     """
     likelihood, jacobians = pieces.loss.likelihood, pieces.jacobians
 
@@ -341,7 +341,7 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
 
 
 def _joined(batches: list[Batch], size: int) -> list[Batch]:
-    """Batches of a size, where inputs are tensors of one shape; otherwise the batches themselves."""
+    """Batches of the given size if inputs are tensors of one shape; otherwise the batches themselves."""
     if any(not isinstance(batch.x, Tensor) or batch.x.shape[1:] != batches[0].x.shape[1:] for batch in batches):
         return batches
     whole = Batch(*(torch.cat([getattr(one, key) for one in batches]) for key in ("x", "y", "weights")))
@@ -355,7 +355,7 @@ def whiten(
 
     Without a given prior, $\delta$ is the g-prior (Antorán et al. 2023, section 5): the diagonal of K. The data then constrain all
     weights equally in units of the prior, and weights before a normalization layer may have any size. All results stay on the
-    device of the curvature; `device` computes the eigenvectors.
+    device of the curvature. The eigenvectors are computed on `device`.
     """
     given = {} if prior is None else subset.split(prior)
     scale: dict[str, Tensor] = {}
@@ -412,24 +412,25 @@ class Equations:
 
     $$ z = \operatorname*{argmin} \tfrac12 \sum_n \|J_n z - \epsilon_n\|^2_{H_n} + \tfrac{c}{2} \|z - \theta\|^2_\delta $$
 
-    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the law
-    $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models, with
-    application to linearised Laplace"). Every solver starts at $z = \theta$, which the solution equals in directions without data;
-    a start at zero takes about twice the iterations. The paper descends by minibatches with Nesterov's momentum; here the steps are
-    preconditioned by Kronecker factors. Conjugate gradients solve the same equations over all or chosen examples. Products
-    $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once, and no Jacobian is formed.
+    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the
+    distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models,
+    with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions without data the solution
+    equals $\theta$. A start at zero takes about twice the iterations. The paper descends by minibatches with Nesterov's momentum;
+    here the steps are preconditioned by Kronecker factors. Conjugate gradients solve the same equations over all or chosen
+    examples. Products $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once, and no
+    Jacobian is formed.
 
     Args:
         pieces: The data; every pass has to yield the same examples.
         subset: The weights.
         prior: $\delta$, [S].
         preconditioner: See `whiten`.
-        at_once: g, equations that are solved at a time.
+        at_once: g, the number of equations that are solved at a time.
         seed: Seed of the draws.
         factor: c.
-        noise_ratio: Variance of a Gaussian noise at the time of the preconditioner, relative to the present one.
+        noise_ratio: Gaussian noise variance for which the preconditioner was computed, relative to the current variance.
         advance: Called after each pass, or each step.
-        minibatch: Most examples of a step of the minibatch solver; `None`: conjugate gradients.
+        minibatch: Largest number of examples in a step of the minibatch solver; `None` for conjugate gradients.
     """
 
     pieces: Pieces
@@ -475,7 +476,7 @@ class Equations:
         return self.restart(group)
 
     def restart(self, group: Group) -> Group:
-        """Begin again from the present solution."""
+        """Restart the solver from the current solution."""
         group.iteration = 0
         if self.minibatch:
             group.direction.zero_()
@@ -518,7 +519,7 @@ class Equations:
         $r^\top M^{-1} r$ estimates the error in the norm of the equations, which bounds its effect on the outputs of the examples.
         $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
         """
-        # Differences come before the sums: for large c, both products exceed their difference by more than float32 resolves.
+        # Subtract before summing: for large c, both sums are so large that float32 cannot resolve their difference.
         parts = zip(
             *(one.split(CHUNK_WEIGHTS, 1) for one in (group.solution, group.target, group.residual)), strict=True
         )
@@ -528,7 +529,7 @@ class Equations:
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
         r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
 
-        The iterate is $z = \delta^{-1/2} u$, so that the network is pushed along it without a copy. The target is that of all data
+        The iterate is $z = \delta^{-1/2} u$, so that Jacobian products need no copy of it. The target belongs to all data
         (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
@@ -560,7 +561,7 @@ class Equations:
                 after()
 
     def _slope(self, z: Tensor, batch: list[tuple[Batch, Inputs]]) -> Tensor:
-        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for iterates [g, S], $H_b$ the curvature of a minibatch times their number."""
+        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for iterates [g, S]; $H_b$ is a minibatch's curvature scaled to all data."""
         jacobians, total = self.pieces.jacobians, torch.zeros(())
         for piece, inputs in batch:
             outputs, changes = jacobians.push(*inputs, self.subset.spread(z))
@@ -611,7 +612,7 @@ class Equations:
         along = self.root * vectors
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            # A copy from the CPU for each piece, which is gone before gradients of the same size are made.
+            # Each piece copies from the CPU, and frees the copy before gradients of the same size are made.
             found, changes = self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
             return found, self._hessian(found, piece).times(changes)
 
@@ -652,7 +653,7 @@ class Equations:
     def _pulled(
         self, vectors_at: Callable[[Callable[[], Tensor], Batch, Inputs], tuple[Tensor, Tensor]], count: int
     ) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors that a function gives with the outputs of each piece.
+        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors that a function computes from the outputs of each piece.
 
         Raises:
             ValueError: If the loader gives different examples in each pass.
@@ -682,12 +683,12 @@ class Equations:
         return total.mul_(self.root)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Examples whose activations and their changes fit into the budget."""
+        """Number of examples whose activations and their changes fit into the budget."""
         held = (4 * self.at_once + 2) * self.pieces.jacobians.cost(args, kwargs).activations
         return max(1, int(self.pieces.memory // held))
 
     def set_noise(self, variance: float) -> float:
-        """Set the variance of a Gaussian noise, and return the ratio of the former variance to it."""
+        """Set the variance of a Gaussian noise, and return the ratio of the former to the new variance."""
         assert isinstance(self.likelihood, Gaussian)
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)
@@ -708,14 +709,14 @@ def find_factor(
 ) -> None:
     r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
 
-    There $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992) for the mode $\theta^*$ of the linearized model, which is not $w^*$
-    (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"), and the effective dimension
-    $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$, which a group of draws estimates. The
-    noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
+    At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992) for the mode $\theta^*$ of the linearized model, which is not
+    $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"), and the effective
+    dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$, which a group of draws estimates.
+    The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
     The search descends from a large c, where the equations are easy, and the solver starts each c from the draws of
-    the previous c. The search ends above every c whose draws do not converge or predict training rows too badly. The loss of
-    training rows falls about like 1 / c, which tells how far c has to rise.
+    the previous c. The final c is larger than every c whose draws do not converge or predict training rows too badly. The loss of
+    training rows falls about like 1 / c, which determines how far c has to rise.
 
     Args:
         equations: The equations, over some or all of the data.
@@ -723,7 +724,7 @@ def find_factor(
         num_outputs: N O, of all data.
         iterations: Iterations for each value of c.
         tolerance: See `Sampled`.
-        finds_noise: Whether the noise is to be found.
+        finds_noise: Whether to find the noise.
         excess: Loss of training rows under draws [g, S], in multiples of the largest allowed loss.
     """
     most = min(len(mean), num_outputs)
@@ -767,7 +768,7 @@ def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Gr
 
 
 def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
-    """Move draws, whose last row is the mode, from a prior precision to another, and to another ratio of the noise."""
+    """Adapt draws, whose last row is the mode, to another prior precision and another noise ratio."""
     (former, now), goals = factors, group.target[:-1]
     goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # what the data have of it
     goals.add_(noise, alpha=math.sqrt(now))
@@ -787,8 +788,8 @@ class DrawSolver:
 
     Args:
         equations: The equations, over all data, under the final prior precision.
-        options: How many draws, how exact.
-        checkpoint: Called with facts and tensors of the draws so far, every now and then.
+        options: Number and accuracy of the draws.
+        checkpoint: Function that is called from time to time with facts and tensors of the draws so far.
 
     Attributes:
         draws: Deviations from the mean, [n, S].
@@ -815,7 +816,7 @@ class DrawSolver:
             group = self._group = self._group or equations.start(self._done, count)
             most = options.steps if equations.minibatch else options.iterations
             left = equations.solve(group, most, options.tolerance, self._write)
-            if math.isnan(left):  # the error of one draw stands for all
+            if math.isnan(left):  # the error of one draw represents all draws
                 left = self.error or equations.error(group)
             self.error = max(self.error, left)
             self.draws[self._done : self._done + count] = equations.root * group.solution
@@ -855,5 +856,5 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of rows, [g, 1], without a copy of them."""
+    """Inner products of rows, [g, 1], without copying the rows."""
     return (left.unsqueeze(1) @ right.unsqueeze(2)).squeeze(2)

@@ -26,7 +26,7 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
-        """Subset from indices into all weights laid end to end, in any order, without repeats."""
+        """Subset from indices into the concatenated weights, in any order, without repeats."""
         if not bool(
             (index[1:] > index[:-1]).all()
         ):  # sorting millions of indices takes longer than a pass of the network
@@ -70,7 +70,7 @@ class Subset:
         return sum(weight.numel for weight in self.weights.values())
 
     def flat(self) -> Tensor:
-        """Indices of the chosen entries into all weights laid end to end: [S]."""
+        """Indices of the chosen entries in the concatenated weights: [S]."""
         parts, start = [], 0
         for name, weight in self.weights.items():
             if name in self.entries:
@@ -80,7 +80,7 @@ class Subset:
         return torch.cat(parts)
 
     def take(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Chosen entries of weights by name, laid end to end: [S]."""
+        """Chosen entries of weights by name, concatenated: [S]."""
         return torch.cat([self.pick(name, values[name].reshape(-1)) for name in self.entries])
 
     def pick(self, name: str, flat: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Subset:
         return moved
 
     def spread(self, offsets: Tensor) -> dict[str, Tensor]:
-        """Offsets [n, S] by name, [n, *shape], zero elsewhere. They are views if all entries of a weight are chosen."""
+        """Offsets [n, S] by name, [n, *shape], 0 for entries that are not chosen. Offsets of whole weights are views."""
         found = {}
         for name, part in self.split(offsets).items():
             shape, index = self.weights[name].shape, self.entries[name]
@@ -121,7 +121,7 @@ class Subset:
         return found
 
     def gather(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Chosen entries of [n, *shape] by name, laid end to end: [n, S]."""
+        """Chosen entries of [n, *shape] by name, concatenated: [n, S]."""
         return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,9 +13,9 @@ Score = Callable[[list[float]], list[float]]
 DEFAULT_GRID = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 MAX_ADDED_VALUES = 4
-"""Number of values that extend the default grid beyond an end while the best value is there."""
+"""Number of values by which the default grid is extended while its best value is at an end."""
 NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
-"""Number of values in the second grid, between the neighbors of the first grid's best value. More evidences cost almost nothing."""
+"""Number of values in the second grid, around the first grid's best value. Computing more evidences costs almost nothing."""
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:

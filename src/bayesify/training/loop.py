@@ -280,7 +280,7 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Add to an error in a step where it happened, and that the steps before it are kept."""
+        """Add to an error in a step where the error happened, and that the steps before it are kept."""
         try:
             yield
         except BatchError as failure:

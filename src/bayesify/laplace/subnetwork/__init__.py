@@ -1,4 +1,4 @@
-"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+"""Subnetworks of `Laplace`: the weights of a trained network that get a posterior."""
 
 from bayesify.laplace.subnetwork.gap import posterior_gap
 from bayesify.laplace.subnetwork.selectors import (

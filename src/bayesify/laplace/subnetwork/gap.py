@@ -1,4 +1,4 @@
-"""How far the posterior of a subnetwork is from that of the whole network."""
+"""Distance between the posteriors of a subnetwork and of the whole network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 
     (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the roots of the
-    product's eigenvalues, which are those of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
+    product's eigenvalues. They equal the eigenvalues of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
 
     Args:
         covariance: $\Sigma$, [P, P].

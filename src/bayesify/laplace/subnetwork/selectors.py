@@ -1,4 +1,4 @@
-"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+"""Selectors of subnetworks for `Laplace`: the weights of a trained network that get a posterior."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class SgdOptions(TypedDict):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Facts about a network that a selector may look at.
+    """Facts about a network that a selector may use.
 
     Args:
         weights: The trainable weights by name, in the order of `named_parameters()`.
         values: Point estimates of the weights.
         frozen: Names of weights that are not trained.
-        curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
+        curvatures: Function that computes the curvature's diagonal by name, in a pass over all data or the first examples.
         precisions: Prior precisions by name.
-        last: Computes the names of the weights of the layer that runs last.
-        iterates: Computes the variance of each weight over the iterates of SGD by name, given arguments of `SWAG.fit`.
-        fixed: Flat indices of entries that cannot be chosen: rows of embeddings that stand for padding.
+        last: Function that returns the names of the weights of the layer that runs last.
+        iterates: Function that computes each weight's variance over the iterates of SGD by name, given arguments of `SWAG.fit`.
+        fixed: Flat indices of entries that cannot be chosen: padding rows of embeddings.
         remarks: Notes on the choice, to which a selector appends.
     """
 
@@ -66,7 +66,7 @@ class Candidates:
         return self.total - len(self.fixed)
 
     def without_fixed(self, index: Tensor) -> Tensor:
-        """The given indices, without those of weights that cannot be chosen."""
+        """The given indices, without the entries that cannot be chosen."""
         return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
 
     def scored(self, scores: Tensor, count: int) -> Tensor:
@@ -76,7 +76,7 @@ class Candidates:
         return scores.topk(count).indices
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Tensors by name laid end to end."""
+        """Tensors by name, concatenated."""
         return torch.cat([values[name].reshape(-1) for name in self.weights])
 
 
@@ -88,7 +88,7 @@ class Selector(ABC):
         """Number of entries that the selector will choose, without a pass over the data.
 
         Raises:
-            ValueError: If the network does not have the weights that the selector asks for.
+            ValueError: If the network lacks weights that the selector needs.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """A number or a share of the weights, chosen by a function of the candidates and the number."""
+    """Selector of a number or a share of the weights, by a function of the candidates and the number."""
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
@@ -108,7 +108,7 @@ class _OfSize(Selector):
         self.choose = choose
 
     def count(self, candidates: Candidates) -> int:
-        """`size`, or that share of the weights, at least one."""
+        """`size`, or if it is a share, that share of the weights, at least one."""
         total = candidates.free
         if isinstance(self.size, float):
             return max(1, round(self.size * total))
@@ -140,7 +140,9 @@ def _by_variance(candidates: Candidates, count: int, num_examples: int | None, s
         )
     if curved < len(curvature):
         candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
-    last = torch.where(curvature > 0, curvature / precision - 1, -2.0)  # below every variance, the flattest at the end
+    last = torch.where(
+        curvature > 0, curvature / precision - 1, -2.0
+    )  # scores of nearly flat weights, below every variance
     return candidates.scored(
         torch.where(curvature >= MIN_CURVATURE_RATIO * precision, variances, last), min(count, curved)
     )
@@ -160,7 +162,7 @@ def _at_random(candidates: Candidates, count: int, seed: int) -> Tensor:
 
 
 class _Whole(Selector):
-    """Whole weights, with names from a function of the candidates."""
+    """Selector of whole weights, with names from a function of the candidates."""
 
     def __init__(self, find: Callable[[Candidates], Collection[str]]) -> None:
         self.find = find
@@ -290,11 +292,11 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
-        num_examples: How many of the first examples are used for the variances; all by default.
+        num_examples: Number of examples, from the start of the data, for the variances; all by default.
         skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example activates. The
             fitted posterior's `repr` shows their share. Weights whose curvature is below `MIN_CURVATURE_RATIO` of the prior
-            precision are then chosen only if no others are left. All these weights have about the prior's variance, the largest
-            of all, but change no prediction near the data. The paper's formula chooses them first.
+            precision are then chosen only if no others are left. All these weights have about the prior's variance, which is the
+            largest, but do not change predictions near the data. The paper's formula chooses them first.
 
     Raises:
         ValueError: If the size is not positive, or a share is above 1.
@@ -315,8 +317,9 @@ def largest_swag_variance(
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
-    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without gradient do not move, and are not
-    chosen. The rule costs a training run: a copy of the network trains on for the given epochs, and each epoch gives an iterate.
+    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without gradient do not move and are not
+    chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and each epoch gives an
+    iterate.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -399,8 +402,8 @@ def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
     """Weights where a mask is true.
 
     Args:
-        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. A missing name
-            chooses nothing of that parameter.
+        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. If a name is
+            missing, nothing of that parameter is chosen.
     """
     return _Mask(mask)
 
