@@ -35,8 +35,8 @@ def batch_bald(
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
     \tfrac1S \sum_s H[p_s(y_n)]$. Hypothetical labels of the chosen examples weight the draws by $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
-    `num_configurations`. Otherwise this number of configurations is sampled, an equal number from each draw. A copy of a chosen
-    example adds nothing if each draw is certain of its label, whereas `bald` scores the copy as high as the original.
+    `num_configurations`. Otherwise this number of configurations is sampled, an equal number from each draw. If each draw is
+    certain of a chosen example's label, a copy of the example adds nothing, whereas `bald` scores the copy as high as the original.
 
     Args:
         draws: S functions that return logits of C classes.
@@ -52,7 +52,7 @@ def batch_bald(
         Indices of the chosen examples in the order of their choice, [q], and the information up to each example in nats, [q].
 
     Raises:
-        TypeError: If the likelihood is not one of classes.
+        TypeError: If the likelihood is not a likelihood of classes.
         ValueError: If an example has several labels, there is only one class, or there are fewer examples than `size`.
     """
     args, kwargs = checked_inputs(x)

@@ -39,7 +39,7 @@ class PoolRun:
     rounds: list[dict[str, float]]
 
     def labels_to_reach(self, name: str, value: float) -> int | None:
-        """The smallest number of labels with which a score was at least `value`; `None` if it never was.
+        """The smallest number of labels with which a score was at least `value`; `None` if no round reached it.
 
         Raises:
             ValueError: If `evaluate` returned no score of this name.
@@ -69,7 +69,7 @@ def label_pool(
     """Label a pool in rounds: train on the known labels, choose more examples, and ask for their labels.
 
     Labels are stored as soon as `ask` returns them. The same call with the same `path` continues from the stored labels, so that no
-    label is requested twice. If `train` and `choose` follow their seeds, the result equals that of an uninterrupted run.
+    label is requested twice. If `train` and `choose` are deterministic given their seeds, an interruption does not change the result.
 
     Args:
         train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.

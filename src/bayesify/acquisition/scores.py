@@ -1,4 +1,4 @@
-"""Scores of single examples: how informative their label would be."""
+"""Scores of single examples, which measure how informative their labels would be."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def to_inference_data(
 
     The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. With `x`, the
     group `posterior_predictive` has the network's outputs as `outputs` [chain, draw, B, ...]. With `y` too, there are the groups
-    `observed_data` and `log_likelihood`, with `y` [chain, draw, B], from which `arviz.loo` estimates the predictive density of
-    unseen data.
+    `observed_data` and `log_likelihood`, with `y` [chain, draw, B]. From these groups, `arviz.loo` estimates the predictive density
+    of unseen data.
 
     Args:
         model: A model with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of the same length.
@@ -78,6 +78,6 @@ def to_inference_data(
 
 
 def _together(chains: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
-    """Each variable as [chain, draw, ...]; bfloat16 becomes float32, because numpy lacks it."""
+    """Each variable as [chain, draw, ...]; bfloat16 becomes float32, because numpy has no bfloat16."""
     joined = {name: torch.stack([chain[name] for chain in chains]).detach().cpu() for name in chains[0]}
     return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in joined.items()}

@@ -33,7 +33,7 @@ _Deterministic: Any = _load("botorch.models.deterministic").GenericDeterministic
 _Ensemble: Any = _load("botorch.posteriors.ensemble").EnsemblePosterior
 _Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
 _GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
-_load("torch._decomp.decompositions_for_jvp")  # otherwise torch loads it at the first derivative, with a warning
+_load("torch._decomp.decompositions_for_jvp")  # otherwise loaded at the first derivative, with a warning
 
 DEFAULT_NUM_DRAWS = 128
 """Number of functions for a model with infinitely many draws."""
@@ -71,8 +71,8 @@ class BoTorchModel(_Model):
 
     The value of a function at x is the mean of y under the likelihood given the draw's outputs, in the targets' units:
     $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable with respect to
-    x, and computed in float64, whatever the network's type. For a `Laplace`, the functions are those of its predictions, the
-    linearized network $f(x; w^*) + J(x) (w_s - w^*)$.
+    x, and computed in float64, whatever the network's type. For a `Laplace`, the functions are linearized networks, $f(x; w^*) +
+    J(x) (w_s - w^*)$, as in its predictions.
 
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
@@ -80,7 +80,7 @@ class BoTorchModel(_Model):
         inputs: Differentiable function from points of the search to inputs of the network, such as BoTorch's `Normalize`.
         targets: Transform of the targets with which the network was trained, if any.
         data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
-        num_outputs: Number of outputs O; by default that of `data`, or 1 without `data`.
+        num_outputs: Number of outputs O; by default the number in `data`, or 1 without `data`.
         likelihood: Likelihood of numbers; the model's by default. For `Draws` without a likelihood, outputs are values.
         output: Name or index of the network's output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
@@ -89,7 +89,7 @@ class BoTorchModel(_Model):
         draws: The draws that define the functions.
 
     Raises:
-        TypeError: If the model cannot draw, or its likelihood is not one of numbers.
+        TypeError: If the model cannot draw, or its likelihood is not a likelihood of numbers.
         ValueError: If the shapes of `data` do not fit.
     """
 
@@ -280,7 +280,7 @@ class BoTorchModel(_Model):
 
 
 def _precise(draws: Draws) -> Draws:
-    """Detached draws as the same functions in evaluation mode and in float64, because line searches fail on float32 rounding."""
+    """The same draws, detached, in evaluation mode and in float64, because line searches fail on float32 rounding."""
 
     def widen(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.double() if value.is_floating_point() else value for name, value in values.items()}

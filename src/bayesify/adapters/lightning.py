@@ -42,7 +42,7 @@ class BayesianModule(_Module):
         num_draws: Number of draws S per step; by default the posterior's recommendation.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
-        prediction_draws: Number of draws for validation, test and prediction; by default as in `predict`.
+        prediction_draws: Number of draws for validation, test and prediction; by default the default of `predict`.
         prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
         read_batch: Function from an item of the loader to inputs and targets, for loaders with other items.
 
@@ -148,7 +148,7 @@ class BayesianModule(_Module):
 class PredictiveScores(_Callback):
     """A callback that logs the scores of `metrics.evaluate` over all validation and test batches.
 
-    It uses the predictions that `validation_step` and `test_step` return; they must return a `Predictive`, as in `BayesianModule`.
+    `validation_step` and `test_step` must return a `Predictive`, as in `BayesianModule`.
     Scores are logged under their name with the prefix `val_` or `test_`, such as `val_ece` or `test_crps`.
 
     Args:

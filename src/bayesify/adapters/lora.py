@@ -19,8 +19,8 @@ from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B. An update drawn from this prior, divided by alpha / r, has the square of this
-scale, relative to a linear map that preserves the scale of activations. It was chosen in `benchmarks/lora.py`, on files outside its
-table."""
+scale, relative to a linear map that preserves the scale of activations. Chosen by `benchmarks/lora.py` on other files than it
+reports."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
 """Parts of the names of the factor that starts at 0 in peft: B, but A for embeddings."""
@@ -39,14 +39,14 @@ def bayesianize_lora(
 ) -> BayesianNetwork:
     r"""A model in which only the low-rank updates are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, and W fixed.
 
-    Weights are found by name, so that they can come from peft, which calls them `lora_A` and `lora_B`, or from your own module.
+    Weights are found by name. They can come from peft, which calls them `lora_A` and `lora_B`, or from your own module.
     Frozen weights stay frozen and are shared with the model, not copied. Other weights, such as a new head, stay trainable point
     estimates unless `names` includes them.
 
-    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, with r the adapter's rank. It starts at the current
-    adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an $r \times d$ matrix. In an ensemble, the first
-    member starts at the current adapter, and the others start like fresh adapters: A at random and B, which is recognized by its
-    name, at 0 (for embeddings the other way round).
+    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, with r the adapter's rank. This posterior starts at
+    the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an $r \times d$ matrix. In an ensemble,
+    the first member starts at the current adapter. The others start like fresh adapters, with a random A and with B = 0 (for
+    embeddings the other way round); B is recognized by its name.
 
     Args:
         model: The result of `peft.get_peft_model`, or any module with low-rank weights, fresh or trained.

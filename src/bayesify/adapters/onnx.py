@@ -45,8 +45,8 @@ class Exported:
             file makes its own draws.
         outputs: Names of the graph's outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
         num_draws: Number of draws S in the file.
-        largest_difference: Largest difference between an output and torch's on the example inputs, relative to 1 + its absolute
-            value.
+        largest_difference: Largest difference between the outputs of the file and of torch on the example inputs, relative to 1 +
+            the absolute value.
         noise_size: Number of normal numbers K per draw, if the file makes its own draws.
     """
 
@@ -133,12 +133,12 @@ def export_onnx(
     the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph
     predicts by the network at draws of its weights, not by the linearized network.
 
-    Before the file gets its name, ONNX Runtime runs it on `x`, on one example and on one more than `x`, and compares with torch.
+    Before the file gets its name, its outputs on `x`, on one example, and on `x` plus one example are compared with torch.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. It
-    has as many numbers as the posterior, so that the file of an inducing posterior is smaller than the network's. Each run draws S
-    networks from normal numbers, which it computes from the input `seed` by integer operations (see `onnx_sampling.normals`). The
-    same seed gives the same prediction on every machine, up to rounding; different seeds give different predictions.
+    has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
+    networks from normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same seed gives
+    the same prediction on every machine, up to rounding; different seeds give different predictions.
 
     Args:
         model: A model with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
@@ -218,7 +218,7 @@ def _export_sampling(
     together = [torch.stack(found) for found in drawn]
     axes = (None, tuple({0: BATCH_AXIS} for _ in inputs))
     one = _exported(graph, (noise[0], *inputs), (NOISE_INPUT, *names), ("result",), axes, optimize=False)
-    # Fold only small constants, which determine shapes; folding large ones would store transposed or repeated matrices again.
+    # Fold only small constants, which determine shapes. Folding large constants would store transposed or repeated matrices again.
     optimizer = package("onnxscript.optimizer")
     optimizer.inline(one.model)
     optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)

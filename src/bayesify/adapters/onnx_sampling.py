@@ -40,7 +40,7 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 
 class GivenNoise(NoiseSource):
-    """Noise from given normal numbers, in order; uniform numbers are their normal distribution function.
+    """Noise from given normal numbers, in order; the normal distribution function turns them into uniform numbers.
 
     Args:
         values: The normal numbers, [K]; `None` to count how many a draw needs.

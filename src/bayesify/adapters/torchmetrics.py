@@ -23,7 +23,7 @@ class PredictiveScore(Metric):
     """Base of scores that are a mean over predictions.
 
     `update(prediction, y)` takes the result of `predict`; for a classification it also takes class probabilities [B, ..., C]. Sums
-    are in float64, so that the order of batches does not change the result in float32. They are added over processes.
+    are in float64, so that the order of batches does not change the result in float32. Sums are added over processes.
 
     A subclass implements `terms`.
     """
@@ -124,7 +124,7 @@ class BrierScore(PredictiveScore):
 class CalibrationError(PredictiveScore):
     r"""Expected calibration error of the most probable class: $\sum_k \frac{n_k}{n} |\text{accuracy}_k - \text{confidence}_k|$.
 
-    The metric keeps the sums of each bin, so that the result over batches equals that over all predictions together.
+    The metric keeps the sums of each bin, so the result over batches equals the result over all predictions together.
 
     Args:
         num_bins: Number of bins K, of equal width.
@@ -178,7 +178,7 @@ class CRPS(PredictiveScore):
 
 
 class Coverage(PredictiveScore):
-    """Share of targets in the central interval of a level; for a calibrated prediction it equals the level.
+    """Share of targets in the central interval of a level; for a calibrated prediction this share equals the level.
 
     Args:
         level: Probability of the central interval.
@@ -202,7 +202,7 @@ class Coverage(PredictiveScore):
 
 
 class IntervalWidth(Coverage):
-    """Mean width of the central interval of a level, in y's unit; the arguments are those of `Coverage`."""
+    """Mean width of the central interval of a level, in y's unit; the arguments are the same as for `Coverage`."""
 
     higher_is_better = False
 

@@ -1,4 +1,4 @@
-"""One check of argument types and ranges, by annotation, for every public call.
+"""The check of argument types and ranges against annotations, for every public call.
 
 `@checked` on a function, a method or a class (its `__init__`) compares the arguments with the annotations. A wrong argument raises
 an error such as `InducingWeights: rows=0; give at least 1`. Annotations carry ranges: `Positive`, `Count` and the other names
@@ -100,7 +100,7 @@ Level = Annotated[float, Range(above=0, below=1)]
 Count = Annotated[int, Range(least=1, most=MAX_COUNT)]
 CountOrZero = Annotated[int, Range(least=0, most=MAX_COUNT)]
 DataCount = Annotated[int, Range(least=1)]
-"""Number of examples. It has no upper limit because examples need not be in memory."""
+"""Number of examples, without an upper limit, because examples need not be in memory."""
 Memory = Annotated[int, lambda value: None if value >= 1 else "a positive number of bytes"]
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Axis = Annotated[int, Range(least=-8, most=8)]

@@ -1,4 +1,4 @@
-"""The one warning for names and arguments that will be removed."""
+"""The warning for names and arguments that will be removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = str(Path(__file__).parents[1])
 def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
     """Warn that a public name or argument will be removed, at the line of the caller outside of bayesify.
 
-    The warning is a `FutureWarning`: unlike a `DeprecationWarning`, Python shows it to everybody by default. The old name
+    The warning is a `FutureWarning`, which, unlike a `DeprecationWarning`, Python shows to all users by default. The old name
     keeps working until `removed_in`. A test fails when that version is reached and the call is still there.
 
     Args:

@@ -1,4 +1,4 @@
-"""The one sentence that says how to install an optional package."""
+"""Advice on how to install an optional package."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def how_to_install(extra: str) -> str:
     """A pip command for the packages of an extra that are not installed, as the remedy of an error message.
 
     The command names the packages and their versions instead of `bayesify[extra]`, so that it also works for a wheel, a
-    checkout or a copy of the source. If all packages are installed, an import failed for another reason, and the command names
-    all of them, so that pip replaces versions that are too old.
+    checkout or a copy of the source. If all packages are installed, an import failed for another reason. The command then names all
+    packages, so that pip replaces outdated versions.
 
     Args:
         extra: Extra of `pyproject.toml`, such as `"report"`.

@@ -29,5 +29,5 @@ def plugins() -> tuple[tuple[str, Any], ...]:
 
 
 def plain_name(name: str) -> str:
-    """The spelling by which names and aliases are compared."""
+    """A normalized spelling, by which names and aliases are compared."""
     return name.lower().replace("-", "_")

@@ -1,4 +1,4 @@
-"""Cross-conformal prediction of numbers: every row serves for both training and calibration."""
+"""Cross-conformal prediction of numbers, in which every row is used for both training and calibration."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class CrossIntervals:
             level: Coverage level, strictly between 0 and 1.
 
         Raises:
-            ValueError: If `fit` was not called, the number of models differs from that in `fit`, or the level is not strictly
+            ValueError: If `fit` was not called, the number of models differs from the number in `fit`, or the level is not strictly
                 between 0 and 1.
         """
         if len(predictions) != len(self._folds):
             raise ValueError(
                 f"conformal.CrossIntervals: {len(predictions)} predictions for {len(self._folds)} models; call fit first, and "
-                "give one prediction of each of its models"
+                "give one prediction per model"
             )
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]

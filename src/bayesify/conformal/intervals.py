@@ -29,7 +29,7 @@ class Intervals(Rule):
     | `absolute` | $\lvert y - \mu \rvert$ | $\mu \pm q$: one width for all rows (Papadopoulos et al. 2002) |
     | `scaled` | $\lvert y - \mu \rvert / \sigma$ | $\mu \pm q \sigma$ (Lei et al. 2018) |
     | `quantiles` | $\max(l - y, y - u)$, with l and u the predictive's ends | $[l - q, u + q]$ (Romano et al. 2019, CQR) |
-    | `centrality` | level of the smallest central interval with y | the predictive's of level q (Chernozhukov et al. 2021) |
+    | `centrality` | level of the smallest central interval with y | its interval of level q (Chernozhukov et al. 2021) |
 
     **Guarantee.** If the n calibration rows and a new row are exchangeable, the new row's interval contains its target with a
     probability of at least the level. If scores have no ties, the probability is at most level + 1 / (n + 1). Both bounds hold on
@@ -39,7 +39,7 @@ class Intervals(Rule):
 
     With too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support: intervals of
     positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that the centrality of
-    targets rounds to 1, `centrality` gives the whole line; use `scaled` then. Each output is calibrated separately.
+    targets rounds to 1, `centrality` gives the whole line. In this case use `scaled`. Each output is calibrated separately.
 
     Args:
         score: Score of a calibration row; see the table.
@@ -64,7 +64,7 @@ class Intervals(Rule):
 
         Raises:
             ValueError: If the targets or groups do not fit the prediction.
-            TypeError: If the prediction is not one of numbers, or lacks a quantity that the score needs.
+            TypeError: If the prediction is not a prediction of numbers, or lacks a quantity that the score needs.
         """
         known, targets = as_calibration(prediction, y, self.score)
         by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
@@ -143,7 +143,7 @@ def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor,
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)
     for level in q.unique().tolist():
-        if level > 1 - 2 * margin:  # beyond what a distribution function resolves
+        if level > 1 - 2 * margin:  # too close to 1 for the precision of a distribution function
             continue
         here = q.expand_as(lower) == level
         ends = prediction.interval(max(level + margin, 1e-6))

@@ -77,7 +77,7 @@ class Conformal(Predictor):
         memory: int | str | None = None,
         **options: Any,
     ) -> Predictive:
-        """What the model predicts; see its `predict`."""
+        """The model's own prediction; see its `predict`."""
         return self.model.predict(x, num_draws, generator=generator, memory=memory, **options)
 
     @checked
@@ -130,7 +130,7 @@ class Conformal(Predictor):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The model over a copy of the network, calibrated as it was."""
+        """The model over a copy of the network, with the stored calibration."""
         model = STORED_CLASSES[config["type"]].restore(net, config["model"], below("model", state))
         kept = config["rule"]
         rule = None if kept is None else RULES[kept["name"]](**kept["options"])

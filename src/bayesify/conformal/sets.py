@@ -30,7 +30,7 @@ class Sets(Rule):
       between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
       Without `randomized`, u = 1 and coverage is above the level.
 
-    The number u of a row is a function of the seed and of the row's probabilities, the same for calibration rows and new rows; see
+    The number u of a row depends only on the seed and on the row's probabilities, for calibration rows and new rows; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
     **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. It is at most
@@ -40,8 +40,8 @@ class Sets(Rule):
 
     The lower bound holds for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities
     have the same u and the same set. If many rows are alike, as with a constant classifier, scores have ties and coverage lies
-    above the level. Coverage then varies with the seed and the calibration rows. Averaged over calibration rows, it is never below
-    the level.
+    above the level. Coverage then varies with the seed and the calibration rows. Averaged over calibration rows, coverage is never
+    below the level.
 
     Args:
         score: Score of a class; see the list.
@@ -80,7 +80,7 @@ class Sets(Rule):
 
         Raises:
             ValueError: If the labels or groups do not fit the prediction.
-            TypeError: If the prediction is not one of classes.
+            TypeError: If the prediction is not a prediction of classes.
         """
         probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):

@@ -1,4 +1,4 @@
-"""The step that all conformal methods share: a quantile of the calibration scores, corrected for the new row."""
+"""A quantile of the calibration scores, corrected for the new row, which all conformal methods use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def threshold(scores: Tensor, level: float) -> Tensor:
     r"""Threshold that the score of a new row does not exceed with a probability of at least `level`: [...] from scores [n, ...].
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
-    fewer. A level therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n rows and the new
-    row are exchangeable: the model has seen none of them, and their order carries no information. Then the new score is at most the
-    threshold with a probability of at least `level`, and of at most level + 1 / (n + 1) if scores have no ties (Vovk et al. 2005).
+    fewer scores. A level therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n rows and
+    the new row are exchangeable (their order carries no information), and that the model has seen none of them. Then the new score
+    is at most the threshold with a probability of at least `level`, at most level + 1 / (n + 1) without ties (Vovk et al. 2005).
 
     Args:
         scores: Scores of the calibration rows; a larger score means a worse prediction.

@@ -18,8 +18,8 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
     "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
 }
-"""The constant of each corruption at severities 1 to 5: a standard deviation, photons at full brightness, a share of
-entries, a width in pixels, a factor, an addend. These are six of the nineteen published kinds."""
+"""The constant of each corruption at severities 1 to 5. In order, the constants are a standard deviation, photons at full
+brightness, a share of entries, a width in pixels, a factor, and an addend. These are six of the nineteen published kinds."""
 
 
 @checked
@@ -54,7 +54,7 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns; the kernel ends at four widths, and border pixels are repeated beyond the border."""
+    """Blur rows, then columns. The kernel is cut at four widths, and border pixels are repeated beyond the border."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()

@@ -1,4 +1,4 @@
-"""Places of data files, and the download of missing ones."""
+"""Locations of data files, and the download of missing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHE_VARIABLE = "BAYESIFY_CACHE"
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60
-"""Number of bytes that are read at a time, and maximum silence of a server."""
+"""Number of bytes that are read at a time, and seconds to wait for a server."""
 
 MAX_BYTES = 1 << 30
 """Maximum size of a download, and of a file's unpacked arrays. The largest set, SVHN, has 310 million bytes."""
@@ -61,13 +61,13 @@ def obtain(
     Args:
         owner: Name of the caller, for messages.
         file: Name of the file, with its folder below the data folder.
-        folder: If given, the only place to look, whose file is not verified; otherwise the folder that `BAYESIFY_DATA` names,
-            then the cache.
-        make: Function that downloads: from a folder for the downloaded files to the arrays. By default nothing is downloaded.
-        check: Check of all arrays except those of a given folder. A file in the cache that fails is removed and downloaded again.
+        folder: The only folder to search, without verification of its file. By default, the folder that `BAYESIFY_DATA` names and
+            then the cache are searched.
+        make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
+        check: Check of arrays that do not come from `folder`. A file in the cache that fails is removed and downloaded again.
 
     Raises:
-        FileNotFoundError: If the file is nowhere and cannot be downloaded; the message gives the reason.
+        FileNotFoundError: If the file is in no folder and cannot be downloaded; the message gives the reason.
         ValueError: If the arrays are not the expected ones; such a download is not kept.
     """
     if folder is not None:
@@ -156,7 +156,7 @@ def fetch(
     check: Callable[[Path], object] | None = None,
     progress: bool = True,
 ) -> Path:
-    """Download a file; the path then holds the whole file or nothing. An existing file that passes the checks is kept.
+    """Download a file completely or not at all. An existing file that passes the checks is kept.
 
     Args:
         sources: Addresses of the same file, tried in order: `https://`, `http://` or `file://`.
@@ -166,7 +166,7 @@ def fetch(
         progress: Whether to show a bar on a terminal.
 
     Raises:
-        OSError: If no address answers; the message gives all answers.
+        OSError: If no address works; the message gives the error of each address.
         ValueError: If the last downloaded file fails the checks; it is not kept.
     """
     with suppress(OSError, ValueError):

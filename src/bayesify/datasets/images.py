@@ -13,7 +13,7 @@ from bayesify.datasets import image_sources
 from bayesify.datasets.download import obtain
 
 FILES: dict[str, str] = {name: entry["file"] for name, entry in image_sources.KNOWN_IMAGES.items()}
-"""File of each set; its arrays are `train_images`, `train_labels`, `test_images` and `test_labels`, uint8."""
+"""File of each set, with the uint8 arrays `train_images`, `train_labels`, `test_images` and `test_labels`."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     """Read a set of images.
 
     The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder). A set that is in neither is downloaded from its public source and kept in the
-    cache. All files except those of a given folder are verified, by the sha256 of all values if it is known.
+    (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded from its public source and kept in
+    the cache. All files outside a given folder are verified, by the sha256 of all values if it is known.
 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine

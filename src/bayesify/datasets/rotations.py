@@ -17,7 +17,7 @@ IMAGES_PER_CHUNK = 1000
 
 @checked
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
-    """Rotate images counterclockwise about their center, bilinearly, black beyond the border; exact at multiples of 90 degrees.
+    """Rotate images counterclockwise about their center with bilinear interpolation; exact at multiples of 90 degrees.
 
     Args:
         images: Images, uint8, [N, C, H, H].

@@ -124,7 +124,7 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
     in [0.5, 1].
 
     Args:
-        num_data: Number of training examples; if it is odd, the right cluster has one more.
+        num_data: Number of training examples; for an odd number, the right cluster has one more.
         num_test: Number of test examples, from the same two clusters.
         seed: Seed of the data.
 
@@ -168,7 +168,7 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
 
 @checked
 def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Regression:
-    r"""A noisy wavy function on [0, 6], similar to the data of Snelson & Ghahramani (2006), but not these data.
+    r"""A noisy wavy function on [0, 6], similar to the data of Snelson & Ghahramani (2006).
 
     $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$, x uniform in [0, 6].
 

@@ -81,8 +81,8 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     """Read a UCI data set.
 
     The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder). A set that is in neither is downloaded and kept in the cache. All files except
-    those of a given folder are verified by the sha256 of all values.
+    (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded and kept in the cache. All files
+    outside a given folder are verified by the sha256 of all values.
 
     Regressions have the splits of Hernández-Lobato & Adams (2015), 20 splits of 90 and 10 % (5 for protein), and the gap splits of
     Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.

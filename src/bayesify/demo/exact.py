@@ -19,11 +19,11 @@ SEED = 0
 """Seed of the data whose answers are stored."""
 METHOD = Method("exact", "Exact posterior", "long Markov chains", "")
 DISTANCE_WORDS = ((0.25, "nearly exact"), (0.5, "close"), (1.0, "rough"), (float("inf"), "far off"))
-"""Words for a distance, by its upper limit in standard deviations of the exact answer (curve) or in tenths (probabilities)."""
+"""Upper limits of distances, and a word for each: in standard deviations of the exact curve, or in tenths of a probability."""
 
 
 def exact_outcomes(seed: int) -> dict[str, Outcome]:
-    """The exact answer to each problem by its name; empty for data other than the stored ones."""
+    """The exact answer to each problem by name; empty for a seed without stored answers."""
     if seed != SEED or not EXACT_PATH.exists():
         return {}
     found: dict[str, Outcome] = {}
@@ -41,7 +41,7 @@ def exact_outcomes(seed: int) -> dict[str, Outcome]:
 
 
 def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
-    r"""Distance of an outcome from the exact one, as a plain phrase.
+    r"""Distance of an outcome from the exact outcome, in words.
 
     For a curve, the distance is the mean over the grid of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, the 2-Wasserstein
     distance of Gaussians with the means and epistemic standard deviations of both. For classes, it is the mean difference of

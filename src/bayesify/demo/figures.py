@@ -15,7 +15,7 @@ MEAN_COLOR, EPISTEMIC_COLOR, TOTAL_COLOR = "#1b3a5c", "#4a90c4", "#c3dcee"
 DATA_COLOR, TRUTH_COLOR = "#222222", "#c2571a"
 CLASS_COLORS = ("#f2c14e", "#ffffff")
 PANEL_INCHES = (3.0, 2.2)
-"""Width and height of a panel in inches; at this size, its type matches the page's."""
+"""Width and height of a panel in inches; at this size, its text is as large as the page's text."""
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:

@@ -104,8 +104,8 @@ def render_demo(
 ) -> str:
     """The demonstration's page: self-contained HTML.
 
-    It names the seed, the command that makes it again, the titles of methods that did not finish, and whether training was too
-    brief to converge.
+    The page states the seed, the command that reproduces it, the titles of methods that did not finish, and whether training was
+    too brief to converge.
     """
     from jinja2 import Environment, StrictUndefined
 

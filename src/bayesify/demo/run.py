@@ -31,7 +31,7 @@ from bayesify.weights.catalog import count_parameters
 HIDDEN_UNITS = 32
 """Hidden units of the demonstration's networks, one layer with tanh.
 
-With 20 hidden units, one of eight starts of Walsh-Hadamard weights separates the two moons by a line; with 32, none of eight.
+With 20 hidden units, one of eight runs of Walsh-Hadamard weights separates the moons by a straight line; with 32, none does.
 """
 PRIOR_SCALE = 4.0
 """Scale of the `Neal` prior, as in the inducing weights paper's toy regression."""
@@ -61,7 +61,7 @@ class ToyProblem:
         likelihood: Likelihood of the targets.
         num_inputs: Inputs of the network.
         num_outputs: Outputs of the network.
-        effort: Share of the epochs that the problem needs.
+        effort: Factor on the number of epochs for this problem.
     """
 
     name: str
@@ -144,8 +144,8 @@ def run(
 ) -> Outcome:
     """Train one method on one problem and score it; an error becomes the outcome's note.
 
-    The variational phase has `epochs`, before the problem's `effort`, after a quarter as many MAP epochs. Training stops after
-    `budget` seconds, but a method with its own training function is not interrupted.
+    A MAP phase of a quarter of `epochs` comes first, then a variational phase of `epochs`, both multiplied by the problem's
+    `effort`. Training stops after `budget` seconds, but a method with its own training function is not interrupted.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()
@@ -175,9 +175,9 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes of `run`, both problems of a method together, so that an interrupted run keeps its finished methods."""
+    """Outcomes of `run`, method by method with both problems, so that an interrupted run keeps the methods that are finished."""
     made = problems(seed)
-    with own_generators():  # warm up, so that torch's first use counts as no method's training time
+    with own_generators():  # warm up, so that torch's slow first use is not in any method's time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)
     for method in methods:
         for problem in made:
@@ -248,7 +248,7 @@ def _score(model: Predictor, problem: ToyProblem, seed: int) -> tuple[dict[str, 
     def predict(x: Tensor) -> Predictive:
         distinct = model.num_distinct_draws
         draws = PREDICTION_DRAWS if distinct is None else min(distinct, PREDICTION_DRAWS)
-        return model.predict(x, draws, generator=torch.Generator().manual_seed(seed))  # the same functions for every x
+        return model.predict(x, draws, generator=torch.Generator().manual_seed(seed))  # the same draws for every x
 
     scores = metrics.evaluate(predict(problem.data.x_test), problem.data.y_test)
     for name, value in scores.items():

@@ -1,4 +1,4 @@
-"""How much of its training rows a network has memorized: the effective number of its weights."""
+"""The effective number of a network's weights, which measures how much of the training rows it has memorized."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bayesify.weights.catalog import Weight, group_layers
 MAX_NUMBERS, MIN_NUMBERS = 1024, 32
 """Largest number of scalar outputs in the kernel, and the smallest number that gives an estimate."""
 MAX_ENTRIES = 2**25
-"""Largest number of entries in the Jacobian of these outputs, 128 MiB."""
+"""Largest number of entries in the Jacobian of the outputs in the kernel, 128 MiB."""
 ROWS_AT_ONCE = 64
 LEARNED_SHARE = 0.9
-"""Share of the effective weights that counts. A training run that ends before the optimum has memorized less than its evidence
-says. This share fits the test errors of six trained networks best (three regressions, two seeds)."""
+"""Factor on the effective number of weights. A training run that ends before the optimum has memorized less than the formula says.
+This factor fits the test errors of six trained networks best (three regressions, two seeds)."""
 
 
 @torch.no_grad()
@@ -39,9 +39,9 @@ def held_out_ratio(
 
     $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
 
-    J are the derivatives of the outputs by all weights. D are the mean squares of the layers' weights, so that units do not matter.
-    $\alpha$ and the noise $\sigma^2$ are MacKay's fixed point (1992). If K has fewer rows than N, each row counts several times,
-    and $\gamma$ is too small. A row of weight w counts as w rows.
+    J are the derivatives of the outputs by all weights. D are the mean squares of the layers' weights, which make the result
+    independent of units. $\alpha$ and the noise $\sigma^2$ are MacKay's fixed point (1992). If K has fewer than N rows, each row
+    counts several times, and $\gamma$ is underestimated. A row of weight w counts as w rows.
 
     On three regressions of 1,000 rows (2,901 to 28,945 weights) the ratio was 1.06, 1.7 to 1.9 and 2.4. Test rows had 1.03,
     1.6 to 2.1 and 2.4 to 2.5 times the error of training rows.
@@ -49,14 +49,14 @@ def held_out_ratio(
     Args:
         runner: The network, in evaluation mode.
         weights: Trainable weights of the network by name.
-        inputs: Inputs of training rows, batch by batch. Only the first ones are read.
+        inputs: Inputs of training rows, batch by batch. Only the first batches are read.
         residual: Mean squared error of the training rows.
         num_data: Number N of training rows, or the sum of their weights.
         output: Name or index of the output, if there are several.
         counts: Example weights of each batch, [B]; 1 each by default.
 
     Returns:
-        The ratio; 1 if there are too few rows, or so many weights that only too few rows fit into memory.
+        The ratio; 1 if there are too few rows, or if there are so many weights that too few rows fit into memory.
     """
     size = sum(weight.numel for weight in weights.values())
     scale = _scales(weights, {name: runner.network.get_parameter(name).detach() for name in weights})

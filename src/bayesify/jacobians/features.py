@@ -1,4 +1,4 @@
-"""Inputs of the linear map at the end of a network. Derivatives with respect to its weights need nothing else."""
+"""Inputs of the linear map at the end of a network. They are sufficient for the derivatives with respect to its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Features:
         outputs: Outputs of the network, [B, ...], with T K numbers for each example.
         inputs: a, [B, T, d_in], in float32 at least.
         channels: Number K of rows of W.
-        place: Flat index in an example's outputs of each position and row of W, [T K]; `None` if they are in this order.
+        place: Flat index in an example's outputs of each position and row of W, [T K]; `None` if the outputs are in this order.
     """
 
     outputs: Tensor
@@ -111,7 +111,7 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
 
 
 def _version(tensor: Tensor) -> int:
-    """Number of in-place changes of a tensor. A tensor made in inference mode cannot be changed outside of it, and has 0."""
+    """Number of in-place changes of a tensor; 0 for a tensor from inference mode, which cannot be changed outside that mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 

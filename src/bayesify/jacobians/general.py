@@ -26,7 +26,7 @@ def example_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of `sum(vectors[k, b] * f(x_b))` by weights, for each k and b, by running one example at a time: [K, B, *shape].
 
-    `vmap` runs the examples together where it can. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
+    `vmap` runs the examples together if possible. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
     loop.
 
     Args:

@@ -36,14 +36,13 @@ from bayesify.running.runner import FILTERS, Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 
 RULE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
-"""Largest difference between a layer's rule and automatic differentiation, relative to the largest entry. It allows for
-rounding."""
+"""Largest difference, due to rounding, between a layer's rule and automatic differentiation, relative to the largest entry."""
 
 Uses = dict[str, list[Use]]
 """Rules of weights by first name, one rule per name of a weight."""
 
 NUM_WITNESSES = 6
-"""Examples of the first batch of several on which rules are compared with automatic differentiation."""
+"""Number of examples on which rules are compared with automatic differentiation, from the first batch with several examples."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Jacobians:
         self._ending: dict[bool, Uses] = {}
         self._costs: dict[Any, Cost] = {}
         self._feature_costs: dict[Any, FeatureCost] = {}
-        self._may_end = True  # with the layer of the weights, as far as is known
+        self._may_end = True  # whether the layer of the weights may be the end of the network
         self._candidates: Uses = {}
         rules: dict[nn.Module, Rule | None] = {}
         for name in names:
@@ -131,7 +130,7 @@ class Jacobians:
 
     @contextmanager
     def held(self) -> Iterator[Jacobians]:
-        """The same Jacobians over one private copy of the network. Without it, each pass makes its own copy."""
+        """The same Jacobians over one private copy of the network. Without this context, each pass makes its own copy."""
         with self.runner.alone() as alone:
             held = copy.copy(self)
             held.runner = alone
@@ -167,7 +166,7 @@ class Jacobians:
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
-        """The rules that hold, found with the first batch of one example and the first batch of several."""
+        """The valid rules, found with the first batch of one example and the first batch of several examples."""
         # One example does not show whether the network reorders or mixes examples.
         several = batch_size(args, kwargs) > 1
         if several not in self._certified:
@@ -175,9 +174,9 @@ class Jacobians:
         return self._certified[several]
 
     def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: Tensor | None = None) -> Uses:
-        """The rules that hold for a layer whose outputs are the network's. They are compared in one order of the examples only.
-
-        A second order would reveal a network that sorts its examples, but the outputs of such a network are not those of the layer.
+        """The valid rules for a layer whose outputs are the network's outputs. One order of the examples is enough for the
+        comparison. A second order would reveal a network that sorts its examples, but then the network's outputs are not the
+        layer's outputs.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -198,7 +197,7 @@ class Jacobians:
         return self._features_by(self._known_end(args, kwargs), args, kwargs)
 
     def _features_by(self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
-        """`features` by some rules, `None` if they are not those of one layer."""
+        """`features` by some rules; `None` if the rules do not belong to one layer."""
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
@@ -211,7 +210,7 @@ class Jacobians:
         if not self._may_end:
             return None
         if key not in self._feature_costs:
-            # One pass measures the cost and shows what the first witness of `_agreeing` gives without the others.
+            # One pass measures the cost and gives the output of the first example alone, for `_agreeing`.
             first = next(split_rows(*spread_rows(args, kwargs, NUM_WITNESSES), 1))
             with full_float32() if torch.cuda.is_available() else nullcontext(), CountBytes() as counter:
                 found = self._features_by(self._candidates, *first)
@@ -294,7 +293,7 @@ class Jacobians:
     def _call(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
-        """Function that runs a network, by kernels that can be differentiated `twice` or by the network's own."""
+        """Function that runs a network, with kernels that can be differentiated `twice` or with the network's own kernels."""
 
         def call(runner: Runner) -> Tensor:
             kernels = twice_differentiable(runner.network) if twice else nullcontext()
@@ -304,14 +303,14 @@ class Jacobians:
         return call
 
     def value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """Value of a weight: the given one, otherwise the network's own."""
+        """Value of a weight: the value in `values`, otherwise the network's own."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
     def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
         """The rules that agree with automatic differentiation on some examples, in two orders.
 
-        The examples are spread over the batch, because a row of zeros shows little. A network that sorts its examples cannot be
-        detected on sorted ones, so they are also compared in reverse order.
+        The examples are spread over the batch, because a single row may be all zeros. A network that sorts its examples cannot be
+        detected on sorted examples, so the comparison is repeated in reverse order.
         """
         args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
         with full_float32() if torch.cuda.is_available() else nullcontext():
@@ -393,7 +392,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
 
 
 class Linearization:
-    """A network's outputs on a batch and, by the rules that hold for this batch, its derivatives there."""
+    """A network's outputs on a batch, and its derivatives there by the rules that are valid for this batch."""
 
     def __init__(
         self,
@@ -503,7 +502,7 @@ class Gradients:
 
 @cache
 def _load_forward_rules() -> None:
-    """Load what torch would load with the first forward derivative, with a warning that is not the user's concern."""
+    """Load the module that torch would load, with an irrelevant warning, at the first forward derivative."""
     with FILTERS, warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", DeprecationWarning)
         import_module("torch._decomp.decompositions_for_jvp")
@@ -520,15 +519,15 @@ def _watched(uses: Uses) -> dict[nn.Module, Rule]:
 
 
 def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
-    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, in evaluation mode if asked for."""
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, with `evaluate` in evaluation mode."""
     for name, module in network.named_modules():
         training = module.training and not evaluate
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
             raise ValueError(
-                f"layer {name!r}: batch normalization uses the statistics of the batch, so that examples mix; "
+                f"layer {name!r}: batch normalization uses the statistics of the batch, which mixes examples; "
                 "call net.eval() first, and use layers with track_running_stats=True"
             )
         random = isinstance(module, _DropoutNd) and module.p > 0
         random |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
         if random and training:
-            raise ValueError(f"layer {name!r}: dropout is active, so that outputs are random; call net.eval() first")
+            raise ValueError(f"layer {name!r}: dropout is active, so outputs are random; call net.eval() first")

@@ -50,7 +50,7 @@ class Rule(ABC):
         return self.dense(leaf, kept, g).flatten(2)[..., index]
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map applied at T positions, if it is one."""
+        """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map at T positions; `None` for other layers."""
         return None
 
     def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class ConvRule(Rule):
 
 
 class TransposedConvRule(ConvRule):
-    """A transposed convolution: windows move over the gradient, and the inputs weight them."""
+    """A transposed convolution, whose windows move over the gradient and are weighted by the inputs."""
 
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -236,7 +236,7 @@ class LookupRule(Rule):
         return torch.cat(parts, dim=-1)
 
     def without_padding(self, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradients [K, B, T, D] with those at the padding index set to 0."""
+        """Gradients [K, B, T, D], set to 0 at the padding index."""
         g = as_float(g).reshape(*g.shape[:2], -1, g.shape[-1])
         if self.module.padding_idx is None:
             return g
@@ -263,7 +263,7 @@ class NormRule(Rule):
         return F.rms_norm(x, module.normalized_shape, None, module.eps)
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Summed over the positions that share a scale."""
+        """Gradients summed over the positions that share a scale."""
         g = as_float(g)
         product = g if leaf == "bias" else g * kept
         if isinstance(self.module, (_BatchNorm, nn.GroupNorm)):
@@ -276,7 +276,7 @@ RULES: tuple[type[Rule], ...] = (LinearRule, ConvRule, TransposedConvRule, Looku
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The rule of a layer; `None` if there is none."""
+    """The rule of a layer; `None` if the layer has no rule."""
     for rule in RULES:
         if isinstance(module, rule.kinds):
             return rule(module)

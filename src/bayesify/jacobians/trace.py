@@ -18,7 +18,7 @@ from bayesify.running.runner import Runner, SlowVmap, Vmaps
 
 @dataclass(frozen=True)
 class Use:
-    """A weight as one module uses it."""
+    """The use of a weight by one module."""
 
     rule: Rule
     leaf: str
@@ -105,11 +105,11 @@ class Trace:
         together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
         if together and "gradients" not in self._vmaps.refused:
             try:
-                # Not `is_grads_batched`, which loops inside over most backward kernels.
+                # `is_grads_batched` would loop internally over most backward kernels.
                 run = torch.func.vmap(lambda vector: once(vector, True))
                 found: Sequence[Tensor | None] = self._vmaps.run(lambda: run(vectors), "gradients")
                 return found
-            except (RuntimeError, SlowVmap) as refusal:  # an operation without a batching rule
+            except (RuntimeError, SlowVmap) as refusal:  # an operation has no batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
                 self._vmaps.refused.add("gradients")
@@ -120,7 +120,7 @@ class Trace:
 class Pulled:
     """K gradients [K, B, ...] at every call of a traced layer, of all or some examples.
 
-    Gradients with respect to weights follow from them.
+    Gradients with respect to weights follow from these gradients.
     """
 
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
@@ -138,7 +138,7 @@ class Pulled:
         )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:
-        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if the outputs do not depend on it."""
+        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if it does not affect the outputs."""
         return self._sum(uses, lambda use, kept, g: use.rule.dense(use.leaf, kept, g))
 
     def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:

@@ -71,7 +71,7 @@ class CalibrationCurve:
 
     Args:
         expected: Levels of the intervals, [K].
-        observed: Share of targets inside the intervals, [K]. Where it is above `expected`, the intervals are too wide; where it is
+        observed: Share of targets inside the intervals, [K]. If a share is above `expected`, the intervals are too wide; if it is
             below, they are too narrow.
     """
 

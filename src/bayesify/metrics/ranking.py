@@ -18,8 +18,8 @@ def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
 
     Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`.
     Each is summed over the labels or positions of an example. Regression: `epistemic` and `variance`, summed over outputs.
-    Values of `mutual_information` and `epistemic` below their rounding error count as 0, so that a single function is equally
-    certain everywhere.
+    Values of `mutual_information` and `epistemic` below their rounding error count as 0, so that a model with a single draw is
+    equally certain everywhere.
 
     Raises:
         TypeError: If `predictive` is neither a classification nor a regression.

@@ -57,7 +57,7 @@ def rejection_curve(
 
     Raises:
         ValueError: If the labels do not fit the prediction, `by` is unknown, or `num_points` is below 1.
-        TypeError: If a prediction is not one of classes.
+        TypeError: If a prediction is not a prediction of classes.
     """
     scores = uncertainties(predictive)
     if by not in scores:

@@ -10,7 +10,7 @@ from bayesify.arguments.checks import Count, checked
 
 IMAGE_SIDE = 32
 CHANNEL_MULTIPLES, POOLED_LAYERS = (1, 3, 6, 4, 4), (1, 2, 5)
-"""Channels of the convolutions as multiples of the width, and the convolutions, counted from 1, before a pooling layer."""
+"""Channels of the convolutions as multiples of the width, and the indices, from 1, of the convolutions before a pooling layer."""
 
 
 class AlexNet(nn.Module):

@@ -22,7 +22,7 @@ class _Block(nn.Module):
 
 
 class _Pool(nn.Module):
-    """Means of 2 x 2 positions. It replaces `nn.AvgPool2d(2)`, whose gradient is slower on a GPU than that of a convolution."""
+    """Means of 2 x 2 positions, instead of `nn.AvgPool2d(2)`, whose gradient is slower on a GPU than a convolution's gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(-3, -1)

@@ -18,7 +18,7 @@ class VGG16(nn.Module):
     Args:
         num_classes: Number of outputs.
         in_channels: Number of channels of the images.
-        width: Number of channels of the first stage, 32 in the paper, half of the original's.
+        width: Number of channels of the first stage; 32 in the paper, half as many as in the original VGG16.
         batch_norm: Whether batch normalization follows every convolution. The paper's table has none, but without good initial
             weights thirteen layers are hard to train.
 

@@ -1,8 +1,8 @@
 """The engines that run jobs: processes of this machine, Dask, Ray.
 
-Each engine has three verbs: submit, wait, result. Everything else is the same for all engines. Dask and Ray are called directly,
-because joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result before
-the last one.
+Each engine implements `submit`, `wait` and `result`; everything else is the same for all engines. Dask and Ray are called directly:
+joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result before all jobs
+are finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bayesify.scale_out.workers import Finished, begin_worker
 
 Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
-"""Function from a call and the arguments of each job, its name first, to the results, each as soon as it is available."""
+"""Function that takes a call and the arguments of each job (its name first), and yields each result when it is available."""
 
 PACKAGES_AND_EXTRAS = {"local": ("joblib", "scale"), "dask": ("distributed", "dask"), "ray": ("ray", "ray")}
 """The package that each engine needs, and the extra that installs it."""
@@ -67,7 +67,7 @@ class Engine(ABC):
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
-    """Results as they arrive. No job is submitted before it can run, so that a dead worker takes no waiting job with it."""
+    """Results as they arrive. No job is submitted before it can run, so a worker that dies loses no waiting job."""
     queue = deque(arguments)
     running: dict[Any, str] = {}
     try:
@@ -89,7 +89,7 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
 class Processes(Engine):
     """Processes of joblib's loky.
 
-    The processes are asked to end, so that they release their resources; only processes with an abandoned job are killed.
+    Processes are asked to end, which releases their resources; only processes with an abandoned job are killed.
     """
 
     _abandoned = False

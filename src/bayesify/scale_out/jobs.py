@@ -61,16 +61,16 @@ def run_jobs(
 
     As soon as a job ends, its result and the job itself are written to `folder/jobs/NAME.json`, atomically. A later call with an
     equal job of this name reads the file instead of running the job, unless the file was changed. A job that raises, or whose
-    worker dies, is run again. A job whose worker died is then run alone, so that it cannot take other jobs with it.
+    worker dies, is run again. A job whose worker died is run again alone, so that it cannot make other jobs fail.
 
     Results do not depend on the engine or on the number of workers. Each job starts with the global generators of Python,
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
-        function: Function from a job to its result, a dictionary that JSON can hold, defined at the top of a module. Bind
-            settings that do not affect the result, such as the place of a file, by `functools.partial`.
-        jobs: Jobs by name: anything that JSON can hold, or a dataclass of it. A name is a file name, or several separated by `/`.
-            If later jobs depend on results, give a plan, which is called again whenever all its jobs are finished.
+        function: Function from a job to its result, a dictionary that JSON can hold, defined at the top of a module. Use
+            `functools.partial` to bind settings that do not affect the result, such as the path of a file.
+        jobs: Jobs by name. A job is anything that JSON can hold, or a dataclass of such data. A name is a file name, or several
+            file names separated by `/`. If later jobs depend on results, give a plan, which is called again whenever its jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
             `DASK_SCHEDULER_ADDRESS`, otherwise a new one on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.

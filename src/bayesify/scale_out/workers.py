@@ -37,7 +37,7 @@ class Finished:
 
 
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
-    """Run one job, and write its result if the folder exists on this machine; `plain` is the job as JSON holds it.
+    """Run one job, and write its result if the folder exists on this machine; `plain` is the job as JSON data.
 
     On a machine of a cluster that does not share the folder, the result is only returned.
     """
@@ -53,7 +53,7 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
     except Exception:
         return Finished(name, reason=traceback.format_exc())
     if (here / "jobs").is_dir():
-        with suppress(OSError):  # the caller writes it too, and reports an error
+        with suppress(OSError):  # the caller also writes the result, and reports errors
             write_result(here, name, plain, result)
     return Finished(name, result)
 
@@ -62,9 +62,9 @@ def begin_worker(parent: int) -> None:
     """Prepare a new process as a worker.
 
     The worker ends within a second or two of its parent, even if the parent was killed. Otherwise a leftover worker would
-    continue its job next to the worker of a later call. Progress bars of tqdm get a lock of threads instead of processes, because
-    Python would report the named semaphore of the latter as leaked when the worker is killed. Ctrl-C at a terminal reaches every
-    process there, so workers ignore it and leave the decision to the parent.
+    continue its job next to the worker of a later call. tqdm's progress bars get a thread lock instead of a process lock, because
+    Python would report the process lock as leaked when the worker is killed. Ctrl-C at a terminal reaches every process there, so
+    workers ignore it and leave the decision to the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):

@@ -1,4 +1,4 @@
-"""The model card: what the model predicts, how well, from what, and what it is not for."""
+"""The model card: what the model predicts, how well, from which columns, and what it is not for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from bayesify.tables.written_numbers import shown, significant
 MAX_TEXTS = 5
 """Maximum number of texts of a column that the page lists."""
 METRIC_WORDS = {
-    "crps": "CRPS, the absolute error of a whole predicted distribution (too wide and too narrow ones cost more), in the "
-    "target's unit (lower is better)",
+    "crps": "CRPS, the absolute error of the whole predicted distribution, in the target's unit (lower is better)",
     "log_loss": "log-loss, the mean of -ln(probability given to the true class); 0 is perfect (lower is better)",
     "rmse": "typical error (root mean squared error), in the target's unit (lower is better)",
     "accuracy": "share of rows whose predicted class is right",
@@ -25,9 +24,9 @@ WORDS_OF_LEVEL = {
 
 EXPLANATIONS = {
     "regression": "The 90 % interval of a row is the range that should contain the row's true value with probability 90 %, so "
-    "that about 0.90 of all rows should be inside.",
+    "about 0.90 of all rows should be inside.",
     "classification": "The 90 % set of a row is the shortest list of its most probable classes whose probabilities add up to "
-    "90 %, so that at least about 0.90 of all rows should have their true class in it.",
+    "90 %, so at least about 0.90 of all rows should have their true class in it.",
 }
 """What intervals and sets are, said once above the scores."""
 FIGURES = {
@@ -63,13 +62,13 @@ def words_of(score: str) -> str:
 
 
 def render_card(about: About, figure: str = "") -> str:
-    """The model card in Markdown, with the figures of a file if its name is given."""
+    """The model card in Markdown. `figure` is the name of a file with figures; empty for none."""
     target = about.target_column
     lines = [
         f"# {_text(about.target)}, predicted from {_text(about.table)}",
         "",
         f"A {about.task} model by bayesify {about.version}: {_method(about)}. It was trained on {about.num_rows:,} rows "
-        f"(`{about.fingerprint}` is the fingerprint of their contents) with seed {about.seed} of its random numbers.",
+        f"(fingerprint `{about.fingerprint}`) with the random seed {about.seed}.",
         "",
         f"The target {_holds(target)}.",
         "",
@@ -99,10 +98,10 @@ def render_card(about: About, figure: str = "") -> str:
         "",
         "- Rows unlike the training rows: values outside the ranges above, texts that are not listed, another place or time. "
         "Predictions mark such rows as `unusual`, but a row without this mark may still be unusual.",
-        "- Cause and effect: the model knows which values occur together in these rows, not what happens if you change a column.",
+        "- Cause and effect: the model knows which values occur together, not what happens if you change a value.",
         "- Guarantees for each group: intervals contain their share of rows on average over rows like the training rows, "
-        "not in every group of rows.",
-        "- Decisions about people for which no person is accountable.",
+        "but not necessarily in every group.",
+        "- Decisions about people without a person who is accountable for them.",
         "",
         "## Use",
         "",

@@ -25,7 +25,7 @@ MAX_WHOLE_BYTES = 4 << 20
 class Parts:
     """Parts of a table in order; they can be read several times.
 
-    Iterating gives, for each part, the number of rows before it, its rows with a running index, and the notes.
+    Iterating yields for each part the number of rows before it, its rows with a running index, and the notes.
 
     Args:
         path: Path of the file.
@@ -47,13 +47,13 @@ class Parts:
 
 
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
-    """Read a table in parts; joined, the parts are the table that `read_table` gives.
+    """Read a table in parts, which together equal the table from `read_table`.
 
-    The whole file decides about encoding, separator and style of numbers. CSV is read several times, and Parquet by its row
-    groups, so that memory holds one part; other files are read as a whole. Nothing is written.
+    Encoding, separator and style of numbers are detected from the whole file. CSV is read several times and Parquet by row groups,
+    so that memory holds one part. Other files are read as a whole. Nothing is written.
 
     Raises:
-        InputError: The errors of `read_table`, with the same messages; or if the file changes while it is read.
+        InputError: If `read_table` would raise it, with the same message, or if the file changes while it is read.
     """
     reading = reading or Reading()
     if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:

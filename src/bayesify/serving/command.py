@@ -137,7 +137,7 @@ def fit(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other updates of a folder out. Of two updates at once, the second would be trained without the rows of the first."""
+    """Lock a folder against other updates. Otherwise, the second of two simultaneous updates would lose the rows of the first."""
     from bayesify.storage.locks import locked  # imports torch, so only for an update
 
     with locked(folder / LOCK) if folder.is_dir() else nullcontext():
@@ -154,7 +154,7 @@ def _check_free(folder: Path, force: bool) -> None:
 def _train(
     table: str, target: str, reading: Reading, check: Callable[[], None], *, task: Task | None, **options: Any
 ) -> ModelFolder:
-    """Train a model on a table; `check` is called once the target is known, so that a misspelled target is reported first."""
+    """Train a model on a table. `check` is called after the target is found, so that a misspelled target is reported first."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 HELD_OUT_FRACTION = 5
-"""One row in this many is held out to score a method that was chosen by name."""
+"""To score a method that was chosen by name, one row in this many is held out."""
 MIN_ROWS = 20
 OUT_OF_FOLD = "all rows, each predicted by a network that had not seen it"
 MAX_TEXTS = 20
@@ -71,7 +71,7 @@ def fit_table(
     """Train an estimator on a table.
 
     The default method scores itself, because each of its members holds out different rows. A method that is chosen by name
-    and has no known scores is trained twice: first without a fifth of the rows, to be scored on them, then on all rows.
+    and has no known scores is trained twice: first without a fifth of the rows, which are used to score it, then on all rows.
 
     Args:
         frame: The table.
@@ -132,7 +132,7 @@ def _describe(
 
 
 def _identifies(column: Series) -> bool:
-    """Whether no cell is empty, all cells differ, and none is a fraction or a long text."""
+    """Whether a column identifies rows: no cell is empty, all cells differ, and none is a fraction or a long text."""
     texts = column.astype(str)
     if not (column.notna().all() and texts.is_unique and texts.str.len().max() <= MAX_TEXT_CHARACTERS):
         return False
@@ -171,7 +171,7 @@ def read_rows(
 def _hold_out(
     estimator: BayesianRegressor | BayesianClassifier, cells: DataFrame, values: np.ndarray, seed: int
 ) -> Scored:
-    """Scores of a first training run that leaves out some rows, on these rows."""
+    """Scores, on held-out rows, of a first training run without these rows."""
     held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])
     if isinstance(estimator, BayesianClassifier):
@@ -190,9 +190,8 @@ def _hold_out(
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
-    """A frame whose columns may hold anything later.
-
-    Estimators treat a frame of finite numbers as an array of numbers, which new rows with an empty cell would not fit.
+    """A frame whose columns accept any kind of cell in new rows. Estimators treat a frame of finite numbers as an array, and new
+    rows with an empty cell would not fit this array.
     """
     from pandas.api import types
 
@@ -222,7 +221,7 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
-    """A hash of rows and target that shows whether a model was made from the same data; 1 and 1.0 count as the same."""
+    """A hash of rows and target. Equal hashes mean that models were made from the same data; 1 and 1.0 count as the same."""
     from pandas.api import types
     from pandas.util import hash_pandas_object
 

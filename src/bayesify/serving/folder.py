@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.json.gz"
-"""Names of the files: the estimator with preparation and recalibration, the facts about it, the model card, its figures, and the
-training rows, if they are kept."""
+"""Names of the files: the estimator with preparation and recalibration, the facts about the model, the model card, its figures, and
+the training rows, if they are kept."""
 OLD_ROWS = "rows.csv.gz"
 """Name of the file of training rows that earlier versions wrote."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
@@ -41,7 +41,7 @@ class ModelFolder:
     Args:
         estimator: Estimator that was trained on a data frame.
         about: Facts about the model.
-        remarks: Sentences that a user should read about a folder that was read.
+        remarks: Warnings about a folder that was read, as sentences.
         figure: Figures of the model card, as SVG; empty for none, and in a folder that was read.
         rows: Training rows to store in the folder; `None` for none, and in a folder that was read.
     """
@@ -125,12 +125,12 @@ def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str
 
 
 def read_about(folder: Path) -> About:
-    """The facts in a folder, without its model; the errors are those of `ModelFolder.read`."""
+    """The facts in a folder, without its model; raises the same errors as `ModelFolder.read`."""
     return _read_together(folder, lambda about, model: _read_facts(folder, about)[1])
 
 
 def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
-    """The training rows of a folder with these facts; `None` if it holds none. Rows of another model raise `InputError`."""
+    """The training rows of a folder with these facts; `None` if it stores no rows. Rows of another model raise `InputError`."""
     if not about.rows_sha256:
         return None
 
@@ -149,7 +149,7 @@ def _read_old_rows(path: Path, about: About) -> DataFrame:
 
 
 def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
-    """The result of a function of the paths of `model.json` and `model.safetensors`, which belong to one model."""
+    """The result of a function that reads `model.json` and `model.safetensors`, which must belong to the same model."""
     if not folder.is_dir():
         what = "this is a file; give the folder that bayesify fit wrote"
         raise InputError(f"{folder}: {what if folder.exists() else 'there is no such folder'}")

@@ -1,4 +1,4 @@
-"""Training rows in a folder: every cell is read back as it was, also texts that a table would read as empty or as a number."""
+"""Training rows in a folder. Every cell is read back exactly, even a text that looks empty or like a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pack_rows(frame: DataFrame) -> bytes:
-    """Rows as compressed JSON: the list of names, and then a list of cells for each row, one list on each line.
+    """Rows as compressed JSON, one list per line: the column names, and then the cells of each row.
 
     Numbers are exact and empty cells are `null`. Dates and other objects are texts.
     """
@@ -27,7 +27,7 @@ def unpack_rows(content: bytes) -> DataFrame:
 
     names, *rows = (json.loads(line) for line in gzip.decompress(content).decode().split("\n")[:-1])
     cells = zip(*rows, strict=True) if rows else ([] for _ in names)
-    filled = [[math.nan if cell is None else cell for cell in column] for column in cells]  # as tables are read
+    filled = [[math.nan if cell is None else cell for cell in column] for column in cells]  # as in other tables
     return pandas.DataFrame({name: pandas.Series(column) for name, column in zip(names, filled, strict=True)})
 
 

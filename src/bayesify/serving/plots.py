@@ -153,7 +153,7 @@ def _label(value: float, percent: bool) -> str:
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:
     """Means and standard errors of many methods in a column, best on top, as an SVG element.
 
-    A row is a title, a mean, its standard error, and whether it is indistinguishable from the best. `baseline` is a dashed line.
+    A row is a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is a dashed line.
     """
     row_height, left, right, bottom = 22, 174, 26, 42
     height, width = row_height * len(rows) + bottom + 8, 440

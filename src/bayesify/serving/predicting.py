@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """Characters that begin a cell which a spreadsheet would run as a formula."""
 UNUSUAL_SHARE = 0.01
-"""Share of the training rows that would be called unusual."""
+"""Share of the training rows that would be marked as unusual."""
 MAX_TYPICAL_CELLS = 10
 """Maximum number of cells of the typical row that are printed."""
 _Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
@@ -75,10 +75,10 @@ def predict_table(
     """Predict the rows of a table and write them, in order, as CSV.
 
     A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification has `prediction`, one
-    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds come after them. Before them come the columns of
-    the table that identified the training rows, such as customer numbers, or otherwise `row`, which counts from 1. The file has
-    the separator and the decimal mark of the table. Texts that a spreadsheet would run as a formula begin with an apostrophe.
-    Memory holds one part of the table at a time. The file appears once it is complete.
+    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds follow. The first columns are the identifiers of
+    the table, such as customer numbers, or otherwise `row`, which counts from 1. The file has the separator and the decimal mark of
+    the table. Texts that a spreadsheet would run as a formula begin with an apostrophe. Memory holds one part of the table at a
+    time. The file gets its name only when it is complete.
 
     Args:
         model: The model, from `ModelFolder.read`.
@@ -91,7 +91,7 @@ def predict_table(
 
     Raises:
         InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty
-            cell in training, or holds other kinds of cells than the training rows. The message does not depend on the parts.
+            cell in training, or holds other kinds of cells than the training rows. The message does not depend on `rows`.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
@@ -124,7 +124,7 @@ def predict_table(
 
 @contextmanager
 def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
-    """Errors about a table, in the command's words."""
+    """Context that rewords errors about a table for the command line."""
     try:
         yield
     except ValueError as error:
@@ -165,7 +165,7 @@ class _Predicted:
         for name, (count, text) in _unseen(self._model, frame).items():
             before, example = self._unseen.get(name, (0, text))
             self._unseen[name] = before + count, example
-        with catch_warnings(record=True) as told:  # the outcome reports them
+        with catch_warnings(record=True) as told:  # reported in the outcome
             simplefilter("always")
             columns, part = self._predict(inputs, frame)
         owner = f"{type(self._model.estimator).__name__}: "
@@ -252,8 +252,8 @@ class _Predicted:
         found = [value for name in extra if not name.startswith("quantile_") for value in extra[name]]
         if found and (min(found) < least or max(found) > 1 - least):
             self.notes[
-                f"Read a probability below {least:.2g} as less than {least:.2g}, and one above {1 - least:.6g} as more than that: "
-                f"{rows:,} training rows cannot show more."
+                f"Read probabilities below {least:.2g} as less than {least:.2g}, and probabilities above {1 - least:.6g} as more "
+                f"than {1 - least:.6g}: {rows:,} training rows cannot show more."
             ] = None
 
 
@@ -262,7 +262,7 @@ def _labels(estimator: Any) -> list[str]:
 
 
 def _typical(found: Explanation, classes: bool) -> str:
-    """A sentence about the typical row that reasons compare with."""
+    """A sentence about the typical row with which reasons compare each row."""
     cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
     more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
     told = f"Reasons compare each row with a typical row ({cells}{more})"
@@ -302,8 +302,8 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
                 near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
                 hint = f"; the table has {near[0]!r}, so rename it" if near else ""
                 raise InputError(
-                    f"column {column.name!r} is missing, and it had no empty cell in training, so the model cannot predict "
-                    f"without it; add the column, with empty cells where the value is unknown{hint}"
+                    f"column {column.name!r} is missing, and the model cannot predict without it, because it had no empty cell "
+                    f"in training; add the column, with empty cells where the value is unknown{hint}"
                 )
             cells = Series(np.nan, index=frame.index)
             warnings.append(
@@ -334,7 +334,7 @@ def _others(model: ModelFolder, frame: DataFrame) -> list[str]:
 
 
 def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Columns that tell to which row a prediction belongs: the identifiers of the table, or otherwise the row number."""
+    """Columns that identify the row of a prediction: the identifiers of the table, or otherwise the row number."""
     names = [name for name in about.identifiers if name in frame.columns and _cell(name) not in columns]
     found: dict[str, Sequence[Any]] = {
         _cell(name): [_cell("" if cell is None else label_of(cell)) for cell in cells_of(frame[name])] for name in names
@@ -343,7 +343,7 @@ def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) 
 
 
 def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
-    """Separator and decimal mark of the file: those of the table, and a comma if columns write it as the training target did."""
+    """Separator and decimal mark of the file, as in the table; a comma if the table and the training target have decimal commas."""
     separator, decimal = frame.attrs.get(DIALECT, (",", "."))
     written_alike = DIALECT in frame.attrs and frame.attrs.get(DECIMAL_COMMAS) and about.target in about.commas
     return separator, "," if written_alike else decimal

@@ -1,4 +1,4 @@
-"""More questions about a prediction: quantiles, probabilities of limits, decisions, reasons."""
+"""More questions about a prediction: quantiles, probabilities of exceeding limits, decisions, reasons."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Questions:
 
 
 def _possible(probability: Tensor) -> Tensor:
-    """Probabilities without 0 and 1: far from the data, a model cannot be certain."""
+    """Probabilities kept away from 0 and 1, because a model cannot be certain far from the data."""
     return probability.double().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 

@@ -1,4 +1,4 @@
-"""Updating a model in a folder: a new model, trained on the old and the new rows together, replaces it."""
+"""Updating a model in a folder. A new model, trained on the old and the new rows together, replaces the old model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
 
 
 def like_training(about: About, reading: Reading) -> Reading:
-    """How to read a second table: the training table decides about cells that can be read in several ways."""
+    """How to read a second table: ambiguous cells are read as in the training table."""
     texts = [*about.identifiers, *(column.name for column in about.columns if column.kind == "text")]
     if about.task == "classification" and any(map(_only_text, about.target_column.texts)):
         texts.append(about.target)
@@ -49,17 +49,17 @@ def update_table(
 ) -> ModelFolder:
     """Train the method of a folder again, on its rows and the rows of a table, with the folder's target, columns and seed.
 
-    The result is the model that `fit_table` makes of all rows. New texts and new classes are allowed. The folder itself is not
+    The result equals the model from `fit_table` on all rows. New texts and new classes are allowed. The folder itself is not
     changed: `ModelFolder.write` replaces it once the new model is complete.
 
     Args:
         folder: Folder that `bayesify fit` wrote. If it stores its rows (`--keep-rows`), the table holds only new rows.
             Otherwise the table begins with the rows that the model was trained on.
-        frame: The table, read as `like_training` says.
+        frame: The table, read with the result of `like_training`.
         name: Name of the table.
         notes: Sentences about how the table was read.
         missing: More texts that stand for empty cells.
-        keep_rows: Whether the folder stores its rows from now on. A folder that already stores them continues to do so.
+        keep_rows: Whether the folder stores its rows from now on. A folder that already stores its rows continues to do so.
         verbose: Whether to show progress.
 
     Raises:

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
-"""Bytes of one operation, and number of operations, that are allowed for a file of any size."""
+"""Number of bytes of one operation, and number of operations, that are always allowed."""
 ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
-"""Allowed bytes of one operation, and of all operations together, relative to the bytes of the file and the network."""
+"""Allowed bytes of one operation, and of all operations together, as multiples of the bytes of the file and the network."""
 CALLS_PER_NUMBER = 20
 """Allowed operations per number in the file and the network."""
 

@@ -27,9 +27,9 @@ T = TypeVar("T")
 def write_atomically(path: str | Path) -> Iterator[Path]:
     """A temporary path in the file's folder; the temporary file replaces the file at the end of the `with` block.
 
-    A reader sees the old file or the complete new one, even after a crash, because the new file and its name are flushed to disk.
-    After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so that several
-    threads can write to one path; one complete file stays.
+    A reader sees the old file or the complete new file, even after a crash, because the new file and its name are flushed to disk.
+    After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so several threads
+    can write to one path; one of their files stays, complete.
 
     Args:
         path: Path of the file; its folder must exist.
@@ -46,7 +46,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:  # raised by the block, such as a broken connection to the source
+        if error.errno not in DISK_ERRORS:  # raised inside the `with` block, such as a broken connection
             raise
         raise OSError(
             error.errno,
@@ -64,8 +64,8 @@ def write_together(folder: Path) -> Iterator[Path]:
     """A draft folder. At the end of the `with` block, either all its files move into `folder`, or none.
 
     The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
-    by one. `read_together` reads a file from `.next` as long as it is there, so that it finds all old files or all new files, even
-    after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are. Several
+    by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or all new files,
+    even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are. Several
     writers need no lock: each writer first moves up the files that another one has committed, and the files of the last writer
     stay. Other files in the folder are not touched.
 
@@ -93,7 +93,7 @@ def write_together(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         if new:
-            with suppress(OSError):  # not empty: it holds the new files, or files of another process
+            with suppress(OSError):  # not empty, because it holds the new files or files of another process
                 folder.rmdir()
     with suppress(OSError):  # the rename has already committed the new files
         _move_up(folder)
@@ -120,7 +120,7 @@ def _move_up(folder: Path) -> None:
         for name in os.listdir(decided):
             with suppress(FileNotFoundError):  # moved by another process
                 os.replace(decided / name, folder / name)
-        with suppress(OSError):  # gone, or full again
+        with suppress(OSError):  # removed or filled by another process
             decided.rmdir()
 
 

@@ -28,7 +28,7 @@ def locked(path: Path) -> Iterator[None]:
         path: Path of the lock file, in a folder that exists.
 
     Raises:
-        InUse: If another process, which the message names, or another thread of this process holds the lock.
+        InUse: If another process, or another thread of this process, holds the lock; the message names the process.
         OSError: If the file cannot be written.
     """
     if fcntl is None:

@@ -37,7 +37,7 @@ def save(model: Any, path: str | Path) -> None:
 
     Raises:
         TypeError: If this type cannot be stored, or its configuration is not plain data.
-        ValueError: If the path cannot be that of a file, or a parameter is not finite. Buffers may be infinite or NaN.
+        ValueError: If the path cannot be a file, or a parameter is not finite. Buffers may be infinite or NaN.
         OSError: If the file cannot be written.
     """
     tensor_files.write(path, "model", *contents_of(model))
@@ -79,8 +79,8 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     Args:
         path: Path of the file.
         net: The network that the stored model was made from, or a fresh network of the same architecture; its weights do not
-            matter. The network is copied, not changed. Omit it for a model that has no network of the user's, such as a `DeepGP` or
-            an estimator.
+            matter. The network is copied, not changed. Omit `net` for a model that was not made from your own network, such as a
+            `DeepGP` or an estimator.
         map_location: Device of the result; by default the device of `net`, or the CPU without `net`.
 
     Returns:
@@ -138,7 +138,7 @@ def restore(
 
 
 def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """The configuration and the model's own tensors. Checks that header and tensors are as `save` writes them."""
+    """The configuration and the model's own tensors, after checking that `save` could have written the header and tensors."""
     try:
         packed = header["config"]
         used = _references(packed)
@@ -152,7 +152,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
         wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:
         raise ValueError(
-            f"{path}: save does not write such a header ({_reason(error)}), so the file is damaged or was edited; use a copy"
+            f"{path}: the header is invalid ({_reason(error)}), so the file is damaged or was edited; use a copy"
         ) from error
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite; use an earlier copy of the file")

@@ -17,7 +17,7 @@ STORED_CLASSES: dict[str, type[Serializable]] = {}
 """Classes that `save` accepts, by their names in files."""
 MODULES_BY_KIND: dict[str, str] = {}
 """Modules that register classes with optional dependencies, by the name of the class in files. A module is imported when a file
-contains its class. `bayesify.public` fills this dictionary, because this layer may not import those modules."""
+contains its class. `bayesify.public` fills this dictionary, because `storage` may not import these modules."""
 
 Kind = TypeVar("Kind", bound=type[Serializable])
 
@@ -28,7 +28,7 @@ def register_predictor(kind: Kind) -> Kind:
     Subclasses are stored under the same name.
 
     Raises:
-        TypeError: If the class is not `Serializable`. Every `Predictor` is.
+        TypeError: If the class is not `Serializable`. Every `Predictor` is `Serializable`.
         ValueError: If the name is already registered.
     """
     if not (isinstance(kind, type) and issubclass(kind, Serializable)):
@@ -40,7 +40,7 @@ def register_predictor(kind: Kind) -> Kind:
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, or `None` if it is unknown. Packages with entry points are loaded only if needed.
+    """The class that a file names, or `None` if the class is unknown. Packages with entry points are loaded only if needed.
 
     Raises:
         ImportError: If the class needs a package that is not installed.

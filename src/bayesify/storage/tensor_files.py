@@ -41,7 +41,7 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, Tensor):
-            while path in tensors:  # the keys 1 and "1", or "a.b" and "b" inside "a", spell the same path
+            while path in tensors:  # keys such as 1 and "1", or "a.b" and "b" inside "a", give the same path
                 path += "'"
             tensors[path] = value
             return {"$tensor": path}
@@ -177,7 +177,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors (on the CPU) of a file that `write` made, checked to be complete and unchanged.
+    """Header and tensors (on the CPU) of a file from `write`, after checking that the file is complete and unchanged.
 
     Returns:
         The header, with the file's SHA-256 under `"sha256"`, and the tensors by name.
@@ -194,7 +194,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         raise FileNotFoundError(f"{path}: no such file; give the path of a file that bayesify wrote")
     try:
         with open(path, "rb"):
-            pass  # otherwise safetensors would report an unreadable file as missing
+            pass  # open the file first, because safetensors would report an unreadable file as missing
     except OSError as error:
         raise OSError(
             error.errno, f"{path}: cannot be read ({error.strerror}); change its permissions, or use a copy"

@@ -1,4 +1,4 @@
-"""Tables as people have them: reading files, kinds of columns, and their conversion to a network's inputs and targets."""
+"""Tables: reading files, detecting the kinds of columns, and converting columns to a network's inputs and targets."""
 
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError

@@ -24,7 +24,7 @@ MIN_FITTING_SHARE = 0.5
 MAX_SURE_LEVELS = 50
 """A column with more different texts may be free text or an identifier."""
 MAX_CHANCE_TEXTS = 10
-"""With at most this many texts, they may all differ by chance."""
+"""In a column of at most this many texts, all texts may differ by chance."""
 IDENTIFIERS = re.compile(
     r"^(id|index|uuid|guid|pk|key|nr|no|number|account|row|row_?(id|nr|no|number)|unnamed: \d+|.*[_ ](id|nr|no|key|number))$",
     re.IGNORECASE,
@@ -171,7 +171,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 def _add_numbers(
     source: str, made: Mapping[str, np.ndarray], numbers: dict[str, np.ndarray], sources: dict[str, str]
 ) -> None:
-    """Add the numbers that are made from a column, and refuse a name that a number of another column has."""
+    """Add the numbers that are made from a column, and refuse a name that is already used for another column's number."""
     for name, values in made.items():
         if name in numbers:
             column, date = (source, sources[name]) if name == source else (sources[name], source)
@@ -274,7 +274,7 @@ class Contents:
                     self.month_first = cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by the majority of the cells; other cells in numbers or dates are refused."""
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells. Other cells among numbers or dates are refused."""
         if self.dated:
             return "date"
         for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):
@@ -290,7 +290,7 @@ class Contents:
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column that is not of the first table's kind or order of day and month; return a note on how dates are read."""
+        """Refuse a column whose kind or order of day and month differs from the first table; return a note about dates."""
         if wanted == "text":
             return ""
         kind = self.kind()
@@ -301,10 +301,9 @@ class Contents:
         return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether dates such as 23/11/2020 write the day before the month, and a note about it; empty without such dates.
-
-        The order `known` of a first table decides; cells that contradict it, or each other, are refused. Without other evidence,
-        01/02/2020 is January 2, and 01.02.2020 is February 1.
+        """Whether dates such as 23/11/2020 write the day before the month, with a note; the note is empty without such dates. The
+        order `known` from a first table decides. Cells that contradict this order, or each other, are refused. Without other
+        evidence, 01/02/2020 is January 2, and 01.02.2020 is February 1.
         """
         if self.ordered is None:
             return bool(known), ""
@@ -411,7 +410,7 @@ def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = Fal
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
     parts = {f"{name}{DAYS}": days}
     present = times.dropna()
-    whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # their weekdays mean nothing
+    whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # weekdays mean nothing here
     for part, values, period in (
         ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
         *([] if whole_months and not every else [("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0)]),

@@ -1,4 +1,4 @@
-"""CSV in its dialects: encoding, separator and style of numbers are decided once per file, also if it is read in parts."""
+"""CSV in its dialects. Encoding, separator and style of numbers are detected once per file, even if the file is read in parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAGGED_ROW_PATTERN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)
 SEPARATORS = (",", ";", "\t", "|")
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
 START_BYTES, BLOCK_BYTES, MAX_HEADER_CHARS = 100_000, 1 << 20, 1 << 24
-"""Bytes that decide the encoding, bytes that are decoded at a time, and maximum number of characters of the header."""
+"""Number of bytes that decide the encoding, number of bytes decoded at a time, and maximum number of characters of the header."""
 KNOWN_BINARIES = {
     b"\xd0\xcf\x11\xe0": "this is an old spreadsheet; save the sheet as CSV",
     b"%PDF": "this is a PDF; give the table as CSV or Parquet",
@@ -51,7 +51,7 @@ class TextFile:
 
     @classmethod
     def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
-        """A text file whose bytes all fit its encoding, which may be given, and notes about it. Binary files are refused."""
+        """A text file whose bytes all fit the detected or `given` encoding, and notes about it. Binary files are refused."""
         with open_bytes() as file:
             start = file.read(START_BYTES)
         for known, what in KNOWN_BINARIES.items():
@@ -136,7 +136,7 @@ class CsvFile:
 
     @classmethod
     def of(cls, text: TextFile, missing: Sequence[str], texts: Sequence[str], commas: Sequence[str]) -> CsvFile:
-        """A file with the dialect that its beginning shows; two columns of one name are refused."""
+        """A file with the dialect detected from its beginning; two columns with the same name are refused."""
         names, separator = _header(text)
         check_names(text.where, [name.strip() for name in names if name.strip()])
         names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
@@ -167,7 +167,7 @@ class CsvFile:
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
         """A function that reads the table in parts of `rows` rows, with the errors of `read`, and notes about its numbers."""
         words, mixed = self._words(rows, ())
-        if mixed:  # texts in some parts make the whole column texts
+        if mixed:  # if some parts hold texts, the whole column holds texts
             words |= self._words(rows, mixed)[0]
         styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
         chosen = [name for name in words if words[name].count]
@@ -200,7 +200,7 @@ class CsvFile:
         return words, [name for name in words if name in numeric and words[name].count]
 
     def _kinds(self, frame: DataFrame) -> list[tuple[str, Any]]:
-        """The types of columns whose texts, if they hold any, may be numbers."""
+        """Names and types of columns that may hold texts to be read as numbers."""
         return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
 
     @property

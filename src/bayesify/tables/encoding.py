@@ -11,9 +11,9 @@ from bayesify.arguments.plain import Plain
 from bayesify.tables.errors import check_magnitude
 
 NUM_BINS, NUM_BINS_OF_MANY, MAX_ROWS_FOR_FEW_BINS = 8, 16, 1_500
-"""Number of pieces of a number's encoding: up to `MAX_ROWS_FOR_FEW_BINS` rows, and above."""
+"""Number of pieces of a number's encoding, for up to `MAX_ROWS_FOR_FEW_BINS` rows and for more rows."""
 SOFT_LIMIT_STD = 3.0
-"""Limit in standard deviations that numbers with a soft limit approach."""
+"""Soft limit of scaled numbers, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Encoding(Plain):
         std: Standard deviation of each input, [D]; 1 for a constant input.
         bounds: Sorted bounds of each input; empty for an input without a piecewise encoding.
         soft_limit: Whether scaled numbers have a soft limit.
-        left_out: Indices of inputs that are not used, because others replace them; if none is left, the network gets a single 0.
+        left_out: Indices of unused inputs, which other inputs replace. If no input is left, the network gets a single 0.
     """
 
     mean: np.ndarray

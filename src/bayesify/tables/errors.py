@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 LARGEST, SMALLEST_SPREAD = 1e150, 1e-150
-"""Limits within which float64 can hold the squares of numbers, and of their spreads."""
+"""Largest number, and smallest spread of numbers, whose square float64 can hold."""
 
 
 class InputError(ValueError):
     """Unusable data, options or folder; the message names the thing and the remedy.
 
-    `for_command` is the message with options of the command line, if the estimator's message has none.
+    `for_command` is the same message with command-line options; empty if both messages are the same.
     """
 
     for_command: str = ""
@@ -37,7 +37,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_magnitude(what: str, values: np.ndarray) -> None:
-    """Refuse numbers [N] beyond `LARGEST`, or that differ by less than `SMALLEST_SPREAD`: float64 cannot hold their variance.
+    """Refuse numbers [N] beyond `LARGEST` or with a spread below `SMALLEST_SPREAD`, because float64 cannot hold their variance.
 
     NaN and infinite values are ignored. `what` names the numbers in messages, such as `the target 'y'`.
     """

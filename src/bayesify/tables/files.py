@@ -34,7 +34,7 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Reading:
-    """Instructions for reading a file, where the file itself is ambiguous.
+    """Instructions for reading an ambiguous file.
 
     Args:
         sheet: Sheet of a spreadsheet (default: the first that is not empty).
@@ -67,14 +67,14 @@ class Reading:
 def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, list[str]]:
     """Read a table.
 
-    A text is read as JSON if it looks like JSON, a list of objects or one object per line. Otherwise it is read as CSV, whatever
-    its extension. CSV is separated by comma, semicolon, tab or bar, and in UTF-8 or otherwise Windows-1252; numbers have a decimal
+    A text file is read as JSON if it looks like JSON (a list of objects, or one object per line), otherwise as CSV, whatever its
+    extension. CSV is separated by comma, semicolon, tab or bar. It is in UTF-8 or otherwise Windows-1252. Numbers have a decimal
     point or, between semicolons, a decimal comma. Parquet and spreadsheets are recognized by their first bytes. Files that are
     compressed by gzip, bzip2, xz or zip are unpacked.
 
     Args:
         path: Path of the file; `-` for standard input.
-        reading: Instructions for what the file leaves open.
+        reading: Instructions for reading an ambiguous file.
 
     Returns:
         The table with one row per example, and notes about how it was read.

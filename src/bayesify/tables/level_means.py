@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 NUM_CROSS_FOLDS = 5
-"""Number of parts of the training rows; the rows of each part see the means of the other parts."""
+"""Number of parts of the training rows. The rows of each part use the means over the other parts."""
 MAX_ENCODED_CLASSES = 10
-"""Maximum number of classes whose shares become numbers; the most frequent classes are used."""
+"""Maximum number of classes whose shares become inputs; the most frequent classes are used."""
 
 
 def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -62,8 +62,8 @@ def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_
 def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
     """Means of each row's level over the rows of other folds, as for a new row: [N, K].
 
-    A network that is trained on means that include the row's own target would trust them too much (Micci-Barreca 2001;
-    scikit-learn's `TargetEncoder` does the same).
+    If the means included the row's own target, a network would trust them too much (Micci-Barreca 2001). scikit-learn's
+    `TargetEncoder` uses the same cross-fitting.
     """
     folds = np.random.default_rng(0).permutation(len(codes)) % NUM_CROSS_FOLDS
     found = np.zeros(scores.shape)

@@ -82,7 +82,7 @@ def read_workbook(
 ) -> tuple[DataFrame, list[str]]:
     """One sheet of a spreadsheet, whose first row holds the column names, and notes about the choice of the sheet.
 
-    Without a name, it is the first sheet that is not empty. See `Reading` for `missing` and `texts`.
+    Without a name, the first sheet that is not empty is read. See `Reading` for `missing` and `texts`.
     """
     import pandas
 

@@ -11,31 +11,30 @@ from bayesify.tables.columns import Features
 from bayesify.tables.level_means import cross_fitted, level_means
 
 MAX_FEW_LEVELS, MAX_LEVELS, MAX_LEVEL_CELLS = 20, 500, 2**24
-"""Limits on the levels of one category that get their own input: at most `MAX_LEVELS`, and no more than give `MAX_LEVEL_CELLS`
-numbers over all rows and categories, but `MAX_FEW_LEVELS` in any case. A category with more than `MAX_FEW_LEVELS` levels is also
-encoded by the means of its levels."""
+"""Limits on the levels of one category that get their own input. At most `MAX_LEVELS` levels do, and fewer if these inputs would
+exceed `MAX_LEVEL_CELLS` numbers over all rows and categories, but always up to `MAX_FEW_LEVELS`. A category with more than
+`MAX_FEW_LEVELS` levels is also encoded by the means of its levels."""
 MIN_LEVEL_ROWS = 3
 """Minimum number of training rows, by their weights, of a level with its own input; rarer levels share an input."""
 MAX_RANGES_OUTSIDE = 3.0
-"""A number may lie outside of the training range by this many ranges before it is clipped. Otherwise a typing error in one
-test cell could decide a whole score."""
+"""A number is clipped if it lies outside the training range by more than this multiple of the range. Otherwise a typing error in
+one test cell could dominate the score."""
 
 
 @dataclass(frozen=True)
 class Preparation(Plain):
-    """Rules that turn rows into inputs: medians and marks for missing numbers, one input per frequent level, means of many levels.
+    """Rules that turn rows into inputs: medians and marks for missing numbers, one input per frequent level, and level means.
 
     A level that is rare, or did not occur in the training rows, sets the input "other"; a missing category sets none of its inputs.
-    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`; 0
-    for a level that did not occur in the training rows.
-    Numbers are clipped at `MAX_RANGES_OUTSIDE` times the training range beyond that range. Inputs that are constant over the
-    training rows are left out. The estimators do the scaling.
+    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`.
+    These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped at `MAX_RANGES_OUTSIDE` ranges below
+    and above the training range. Inputs that are constant over the training rows are left out. The estimators do the scaling.
 
     Args:
         medians: Replacement of a missing number, [D].
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
-        marked: Indices of numbers with a mark that says whether they are missing.
+        marked: Indices of numbers with a further input that marks missing cells.
         full: Indices of categories without empty cells in the training rows.
         levels: For each category, the codes that have their own input.
         kept: Whether each input varies over the training rows.
@@ -162,7 +161,7 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that did not occur in training, or with an empty cell in a column that had none in training: [N]."""
+        """Rows with a text that did not occur in training, or with an empty cell in a column that had none before: [N]."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
@@ -181,7 +180,7 @@ class Preparation(Plain):
 
 
 def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """The median of values [N] in which each value counts as often as its weight says."""
+    """The weighted median of values [N]."""
     order = np.argsort(values, kind="stable")
     total = np.cumsum(weights[order])
     half = 0.5 * total[-1]

@@ -19,12 +19,12 @@ Task = Literal["regression", "classification"]
 MAX_CLASS_NUMBERS = 10
 """A target with at most this many different whole numbers may be classes."""
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
-"""Counts have at least this many different values, and the largest value has at most this share of the most frequent one's rows."""
+"""Counts have at least this many different values. The largest value is at most this share as frequent as the most frequent one."""
 MAX_CLASSES = 100
 MAX_SHOWN_LETTERS = 40
 """Maximum number of letters of a text that an error message quotes."""
 MIN_CLASS_ROWS = 5
-"""Minimum number of rows of a class, so that each part of a split can have some."""
+"""Minimum number of rows of a class, so that each part of a split can contain the class."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
     """Find the target's column.
 
     Raises:
-        InputError: If no name is given, or no column has it; the message suggests the nearest name.
+        InputError: If no name is given, or no column has this name; the message suggests the nearest name.
     """
     names = [str(column) for column in frame.columns]
     if name is None:
@@ -134,7 +134,7 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
 
 
 def _are_counts(numbers: np.ndarray) -> bool:
-    """Whether whole numbers are counts and not codes of classes: 0, 1, 2, ..., where large ones are rare."""
+    """Whether whole numbers 0, 1, 2, ... are counts and not codes of classes; large counts are rare."""
     values, counts = np.unique(numbers, return_counts=True)
     if len(values) < MIN_DIFFERENT_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
         return False
@@ -172,7 +172,7 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
 
 
 def _many_classes(known: np.ndarray, counts: np.ndarray) -> str:
-    """What a column with too many classes looks like, and what to do about it."""
+    """The probable kind of a column with too many classes, and the remedy."""
     rows, example = int(counts.sum()), str(known[counts.argmax()])
     once = int((counts == 1).sum())
     if all(is_number(label) for label in known.tolist()):

@@ -84,14 +84,14 @@ class Words:
 def decide_styles(
     words: Mapping[str, Words], decimal_comma: bool, commas: Collection[str]
 ) -> tuple[dict[str, re.Pattern[str]], list[str]]:
-    """The style of each column of written numbers, and a note for each that the file's decimal comma does not explain.
+    """The style of each column of written numbers, with a note for each column that the file's decimal comma does not explain.
 
     If a whole column can be read either way, as in `1,234`, the comma is a thousands separator.
 
     Args:
         words: Counts of the text columns.
         decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides ambiguous columns too.
-        commas: Columns that have a decimal comma in another table, and therefore here too; their cells must be texts.
+        commas: Columns that have a decimal comma in another table, and therefore in this table; their cells must be texts.
     """
     styles, notes = {}, []
     for name, found in words.items():
@@ -100,7 +100,7 @@ def decide_styles(
             styles[name] = style
         if style is not None and example is not None:
             if decimal_comma and style is EUROPEAN and "." not in example and is_number(example.replace(",", ".", 1)):
-                continue  # the note about the whole file says so
+                continue  # covered by the note about the whole file
             value = parse(example, style)
             notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
     return styles, notes

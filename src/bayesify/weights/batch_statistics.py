@@ -15,11 +15,11 @@ Items = TypeVar("Items", bound=Sized)
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
 """Treatment of running statistics while a posterior trains; see `bayesianize`. Names are the names of frozen layers."""
 MAX_INITIAL_SHARE = 0.05
-"""Statistics count as trained if their initial values (mean 0, variance 1) have less weight than this: after 29 batches at the
-usual momentum of 0.1. One or two forward passes of a fresh network in training mode do not make it a trained network."""
+"""Statistics count as trained if their initial values (mean 0, variance 1) have less weight than this, which takes 29 batches at
+the usual momentum of 0.1. One or two forward passes in training mode do not make a fresh network a trained one."""
 MIN_BATCHES = 20
-"""Smallest number of batches for trained statistics. It matters for plain averages (`momentum=None`), in which initial values have
-no weight, and for large momenta."""
+"""Smallest number of batches for trained statistics. This limit matters for plain averages (`momentum=None`), in which initial
+values have no weight, and for large momenta."""
 
 
 def tracking_layers(network: nn.Module) -> dict[str, _NormBase]:
@@ -61,7 +61,7 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
 def is_trained(layer: _NormBase) -> bool:
     """Whether a layer's statistics come from a training run.
 
-    They must have seen enough batches. Without a count of batches, they must differ from their initial values.
+    The statistics must have seen enough batches. Without a count of batches, they must differ from their initial values.
     """
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -111,8 +111,8 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 class KeptStatistics:
     """Running statistics of K draws from a seed, each computed with the draw's own weights.
 
-    The statistics are valid as long as no tensor changes that the draws and their passes depend on. A checksum detects changes.
-    The seed is for a generator on the CPU, whose numbers are the same for every device.
+    The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors behind them detects
+    changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
 
     Args:
         seed: Seed of the K draws.
@@ -137,7 +137,7 @@ class KeptStatistics:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """Buffers by name for each of the first draws. They are copies, because a pass in training mode changes them in place."""
+        """Copies of the buffers, by name, for each of the first draws. A pass in training mode changes buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 

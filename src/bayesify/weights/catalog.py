@@ -35,11 +35,11 @@ class Weight:
         is_bias: Whether the weight is the bias of its layer.
         groups: Number of groups of a convolution.
         transposed: Whether the weight is the kernel of a transposed convolution, which stores inputs first.
-        units: Number of the layer's inputs that the weight reads, or `None` if this has no meaning. The columns of its
+        units: Number of the layer's inputs that the weight reads, or `None` if there is no such number. The columns of the weight's
             matrix are `units` blocks of equal width, one for each input feature or channel.
         aliases: Other names of the same tensor (tied weights).
         position: Index of the weight's layer among the layers that are linear maps, in the order of `named_modules()`.
-        normalized: Whether a layer that normalizes by running statistics comes later in this order.
+        normalized: Whether a layer that normalizes by running statistics comes later in the order of `named_modules()`.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Layer:
     """The weights of one linear map that are under one posterior, viewed together as one matrix `[W b]`.
 
     Args:
-        name: Dotted name. If the module is a single linear map, it is the module's name.
+        name: Dotted name; the module's name if the module is a single linear map.
         weights: The weight, the bias, or both, in this order.
     """
 
@@ -179,7 +179,7 @@ def catalog(network: nn.Module) -> Catalog:
 
     Raises:
         ValueError: If a parameter is uninitialized (lazy modules), if the network has no parameters, or if the network holds a
-            function that runs one of its modules, because a copy would run the original's module.
+            function that runs one of its modules, because a copy would run the original module.
     """
     _check_functions(network)
     names: dict[int, list[str]] = {}
@@ -213,7 +213,7 @@ def catalog(network: nn.Module) -> Catalog:
 
 
 def _check_functions(network: nn.Module) -> None:
-    """Raise `ValueError` for functions that hold a module of the network, because in a copy they run the original's module."""
+    """Raise `ValueError` for functions that hold a module of the network, because in a copy they would run the original module."""
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
@@ -228,7 +228,7 @@ def _check_functions(network: nn.Module) -> None:
                 if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
                     raise ValueError(
                         f"bayesianize: {name} of {path or 'the network'} holds the function {function.__qualname__}, which runs "
-                        "a module of this network and would run the original module, with its old weights, in every copy; make "
+                        "a module of this network. In every copy, it would run the original module with its old weights; make "
                         "the function a method"
                     )
 

@@ -40,7 +40,7 @@ class NetworkLayout:
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
     def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
-        """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own, in place.
+        """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own weights, in place.
 
         Args:
             weights: Drawn weights by name.
@@ -58,7 +58,7 @@ class NetworkLayout:
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         if isinstance(weights, PlacedWeights):
             return weights
-        # Use the order of the weights: local weights draw noise here, and the order of a set differs between processes.
+        # Keep the order of the weights, because local weights draw noise here. The order of a set would differ between processes.
         for name in [name for name in weights if name in self.low_precision]:
             weights[name] = weights[name].to(self.low_precision[name])
             if name not in self.channels_last and not isinstance(weights[name], StructuredWeight):

@@ -22,7 +22,7 @@ class LocalGaussian(LocalWeight):
 
     The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. Layers with positions (sequences,
     convolutions), layers whose rows are not the batch's examples, and all other functions get one plain draw of the weight. A
-    layer that is called again raises `UsedAgain`, and the objective is then computed again with a plain draw.
+    second call of a layer raises `UsedAgain`, and the objective is then computed again with a plain draw.
 
     Shapes:
         mean, variance: the weight's shape, or with a leading axis of draws.
@@ -59,6 +59,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     bias_mean, bias_variance = bias.use() if isinstance(bias, LocalGaussian) else (bias, None)
     noise = weight.normal((len(x), mean.shape[0]), mean)
     output, spread = F.linear(x, mean, bias_mean), F.linear(x.square(), variance, bias_variance)
-    # Clamp the variance: if all inputs are 0, so is the variance, and its root has no gradient.
+    # Clamp the variance: if all inputs are 0, the variance is 0, and its square root has no gradient.
     std = spread.clamp_min(torch.finfo(spread.dtype).tiny).sqrt()
     return torch.addcmul(output, std, noise.to(output.dtype))

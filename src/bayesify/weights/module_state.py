@@ -62,7 +62,7 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
     """A copy of a network that shares nothing with the original, or only the frozen parameters.
 
     Raises:
-        ValueError: If a module holds a tensor that was computed from others, which cannot be copied.
+        ValueError: If a module holds a tensor that was computed from other tensors, because it cannot be copied.
     """
     try:
         frozen = [value for value in net.parameters() if share_frozen and not value.requires_grad]
@@ -107,7 +107,7 @@ def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Prune the parameters of a fresh module for which a state holds masks, and unpack the masks in the state."""
+    """Prune those parameters of a fresh module for which a state holds masks, and unpack the masks in the state."""
     for path, part in module.named_modules():
         if isinstance(part, NamedParameters):
             for name in part:

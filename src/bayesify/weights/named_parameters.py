@@ -100,7 +100,7 @@ def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
 
 
 def first_parameter(module: nn.Module) -> Tensor:
-    """The first parameter of a module. `next(module.parameters())` takes ten times as long."""
+    """The first parameter of a module, ten times as fast as `next(module.parameters())`."""
     waiting = [module]
     while waiting:
         part = waiting.pop()
@@ -118,7 +118,7 @@ MASK_SUFFIX = ":mask"
 
 def encode(name: str) -> str:
     """A dotted name as a key that torch allows."""
-    return name.replace(".", "/") or "/"  # names contain no slash; "/" is the empty name of a network that is one layer
+    return name.replace(".", "/") or "/"  # names contain no slash; a network that is one layer has the empty name
 
 
 def decode(key: str) -> str:

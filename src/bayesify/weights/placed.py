@@ -65,7 +65,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
         return self._places if self._is_whole else None
 
     def at(self, index: int) -> Mapping[str, Tensor]:
-        """One draw, [*shape] each. It is made once and must not be changed."""
+        """Weights of one draw, [*shape] each. They are made once and must not be changed."""
         if index in self._draws:
             return self._draws[index]
         if isinstance(self._given, Places):

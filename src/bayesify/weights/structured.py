@@ -35,7 +35,7 @@ class StructuredWeight(Tensor):
 
     rules: ClassVar[dict[Callable[..., Any], Rule]] = {}
     batchable: ClassVar[bool] = True
-    """Whether `vmap` may run over the axis of draws. It may not if a rule draws its own noise."""
+    """Whether `vmap` may run over the axis of draws; false if a rule draws its own noise."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,7 +56,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def rule(cls, *functions: Callable[..., Any]) -> Callable[[Own], Own]:
-        """Register a rule for torch functions. It is called with the function's own arguments."""
+        """Register a rule for torch functions. The rule is called with the function's own arguments."""
 
         def register(own: Own) -> Own:
             cls.rules |= dict.fromkeys(functions, own)
@@ -151,7 +151,7 @@ class LocalWeight(StructuredWeight):
     Attributes:
         examples_: Number of rows of the batch in this pass; 0 before the pass.
         used_: Whether a rule has drawn noise per example in this pass.
-        materialized_: The plain draw of the weight, or `None` before there is one.
+        materialized_: The plain draw of the weight; `None` before the first draw.
     """
 
     batchable = False

@@ -18,7 +18,7 @@ class WeightRow:
         shape: The weight's shape.
         treatment: The posterior that draws the weight, or "point estimate".
         before: Number of scalars in the network.
-        after: Number of trainable scalars that represent the weight now; `None` if they count with another weight of its layer.
+        after: Number of trainable scalars that represent the weight now; `None` if another weight of the layer includes them.
         remark: The reason why the weight has no posterior, or the names it is tied to.
     """
 
@@ -63,7 +63,7 @@ class Summary:
 
     Args:
         rows: One row per weight.
-        shared: Number of trainable scalars that belong to no single weight: the likelihood's, the prior's and shared scalars.
+        shared: Number of trainable scalars that belong to no single weight: of the likelihood, of the prior, or shared.
     """
 
     rows: tuple[WeightRow, ...]
