@@ -68,8 +68,8 @@ def label_pool(
 ) -> PoolRun:
     """Label a pool in rounds: train on the known labels, choose more examples, and ask for their labels.
 
-    Labels are stored as soon as `ask` returns them. The same call with the same `path` continues from the stored labels, so that no
-    label is requested twice. If `train` and `choose` are deterministic given their seeds, an interruption does not change the result.
+    Labels are stored as soon as `ask` returns them. The same call with the same `path` continues from the stored labels, so no
+    label is requested twice. If `train` and `choose` are deterministic given a seed, an interruption does not change the result.
 
     Args:
         train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.

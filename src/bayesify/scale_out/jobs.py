@@ -70,7 +70,7 @@ def run_jobs(
         function: Function from a job to its result, a dictionary that JSON can hold, defined at the top of a module. Use
             `functools.partial` to bind settings that do not affect the result, such as the path of a file.
         jobs: Jobs by name. A job is anything that JSON can hold, or a dataclass of such data. A name is a file name, or several
-            file names separated by `/`. If later jobs depend on results, give a plan, which is called again whenever its jobs are done.
+            file names separated by `/`. If later jobs depend on results, give a plan; it is called again when its jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
             `DASK_SCHEDULER_ADDRESS`, otherwise a new one on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
