@@ -648,21 +648,23 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
 
 def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings) -> _Trained:
     """A model with probabilities recalibrated on rows that members have not seen, and with the members as one network."""
-    y, atoms, folds = torch.from_numpy(rows.y), likelihood in UNSHIFTED_LIKELIHOODS, _folds(rows, settings)
-    plain, every = chosen.units.predictive(chosen.found), chosen.trained.every[chosen.group]
-    u = plain.cdf(y)
-    if atoms:  # a value of positive probability leaves an interval of u, from which u is drawn
-        generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
-        below = plain.below(y)
-        u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
-    recalibrated = y.shape[1] == 1 and settings.noise is None
-    recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
-    if recalibrated and not atoms and len(every) > 2:
-        places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
-        recalibration = Recalibration.of(places, rows.weights)
+    y, folds, every = torch.from_numpy(rows.y), _folds(rows, settings), chosen.trained.every[chosen.group]
     bounded = rows.y.min() >= 0 and y.shape[1] == 1
     floor, ceiling = (0.5 * float(rows.y.min()), MAX_MEAN_RATIO * float(rows.y.max())) if bounded else (None, None)
-    units = replace(chosen.units, recalibration=recalibration, floor=floor, ceiling=ceiling)
+    units = replace(chosen.units, floor=floor, ceiling=ceiling)
+    plain = units.predictive(chosen.found)
+    u, below = plain.cdf(y), plain.below(y)
+    # A value of positive probability (a count, or a zero at the floor) leaves an interval of u, from which u is drawn.
+    generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
+    ties = torch.rand(u.shape, generator=generator, dtype=u.dtype)
+    u = below + (u - below) * ties
+    recalibrated = y.shape[1] == 1 and settings.noise is None
+    recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
+    if recalibrated and likelihood not in UNSHIFTED_LIKELIHOODS and len(every) > 2:
+        places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
+        places = np.where(rows.y[:, 0] == floor, ties[:, 0].numpy(), 1.0) * places
+        recalibration = Recalibration.of(places, rows.weights)
+    units = replace(units, recalibration=recalibration)
     scores, judged = Scores(), list[HeldOut]()
     for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
         own, others = folds == fold, folds != fold
