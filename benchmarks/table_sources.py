@@ -45,7 +45,7 @@ class Source:
         order: Column by which rows are sorted and split. Test rows are later than all training rows.
         license: License of the original package of the table.
         sha256: Hash of the package's file; empty for tables that are not new.
-        numbered: Text columns whose levels are mostly numbers, such as `136` and `136A`. Their cells get the column's name in front.
+        numbered: Text columns whose levels are mostly numbers, such as `136` and `136A`. The column's name is put in front of them.
     """
 
     name: str

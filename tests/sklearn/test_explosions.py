@@ -50,7 +50,7 @@ def test_amounts_with_zeros_have_a_hurdle():
 
 
 def test_zeros_are_as_frequent_as_a_distribution_without_hurdle_says():
-    """P(Y <= y) minus a random share of P(Y = y) is at most 0.1 in a tenth of new rows: 600 rows fit the map, so 5 errors are 0.061.
+    """P(Y <= y) minus a random share of P(Y = y) is at most 0.1 in a tenth of new rows. 5 errors are 0.061: 600 rows fit the map.
 
     Without random shares in the out-of-fold probabilities of zeros, it would be in a quarter of the rows.
     """
