@@ -18,7 +18,7 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import below, prefixed
 
 MAX_R_HAT = 1.05
-"""Chains have not converged to the same distribution if the R-hat of a function is larger."""
+"""Largest R-hat of a function at which chains count as converged to the same distribution."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Diagnostics:
         median_effective_draws: Median of the effective sample sizes over functions.
         log_density_r_hat: Split R-hat of $\log p(w, y)$.
         log_density_effective_draws: Effective sample size of $\log p(w, y)$.
-        energy_error: Mean over chains of the root mean square error of the energy, in nats; see the sampler.
+        energy_error: Root mean square energy error in nats, averaged over chains; see the sampler.
         acceptance: Share of proposals that were accepted; 1 for a sampler without proposals.
     """
 

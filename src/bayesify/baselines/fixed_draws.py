@@ -22,7 +22,7 @@ from bayesify.weights.module_state import below, copy_network, describe, fingerp
 
 @register_predictor
 class FixedDraws(Drawable):
-    """A posterior that is a fixed list of draws, for example those of a Markov chain.
+    """A posterior that is a fixed list of draws, for example the draws of a Markov chain.
 
     Args:
         draws: The draws, such as the result of `baselines.nuts`.

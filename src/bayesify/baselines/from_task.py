@@ -29,7 +29,7 @@ from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
 
 MIN_FULL_CHAIN_STEPS = 50
-"""Shorter chains have shorter trajectories."""
+"""Number of steps below which a chain has shorter trajectories."""
 SHORT_TRAJECTORY_STEPS = 16
 """Steps of a microcanonical trajectory in a chain shorter than `MIN_FULL_CHAIN_STEPS`."""
 
@@ -37,9 +37,9 @@ SHORT_TRAJECTORY_STEPS = 16
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
     """Train to the maximum a posteriori for all epochs, then collect iterates at a `gentle_rate` for half as many.
 
-    The first phase gets all epochs, because a gentle rate trains no further. With only half of the epochs, the demonstration's
-    curve was flat (NLL 0.78 instead of -0.53). Rows that stand for w examples on average have gradients w times as large, so the
-    rate is divided by w.
+    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. With only half of the
+    epochs, the demonstration's curve was flat (NLL 0.78 instead of -0.53). If rows represent w examples on average, gradients are w
+    times as large, so the rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
@@ -52,7 +52,7 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 
 
 def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Train to the maximum a posteriori for all epochs, then run `sghmc` for as many."""
+    """Train to the maximum a posteriori for all epochs, then run `sghmc` for the same number of epochs."""
     trained = train_point(task)
     return sghmc(
         trained, task.loader, task.epochs, num_draws=num_draws, num_data=task.num_data, seed=task.seed, progress=False

@@ -59,8 +59,8 @@ class IVON(NaturalGradient):
         learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
         momentum: Decay $\beta_1$ of the gradient's moving average.
         decay: Decay $\beta_2$ of the curvature's moving average; the scales follow the curvature of the last $1 / (1 - \beta_2)$
-            steps. To start from a trained network, average over a third of the run: 1 - 3 / steps. A weight without curvature
-            then widens 4.5-fold.
+            steps. For a trained network, average over a third of the run: 1 - 3 / steps. The standard deviation of a weight without
+            curvature then grows 4.5-fold.
         init_curvature: Initial h, the same for all weights. By default the standard deviations keep their initial values, a tenth
             of the weights, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; none by default.
@@ -121,7 +121,7 @@ class IVON(NaturalGradient):
         )
 
     def check_posterior(self, part: Posterior) -> None:
-        """Refuse capped, unit-wise and pruned posteriors."""
+        """Raise `ValueError` for posteriors with `max_std`, with `units="prior"` or with pruned weights."""
         check_mean_field(type(self).__name__, part)
 
     @checked
@@ -312,7 +312,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         torch._foreach_sub_(means, ways)
 
     def _moments(self, means: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Moving averages of the gradients, and how many steps they hold, on the means' device."""
+        """Moving averages of the gradients and the number of steps in them, on the means' device."""
         for mean in means:
             if not self.state[mean]:
                 self.state[mean] = {"step": mean.new_zeros(()), "momentum": torch.zeros_like(mean)}

@@ -1,4 +1,4 @@
-"""One pass of a network with drawn weights, and its gradients: at the layers, by weight, and example by example."""
+"""One pass of a network with drawn weights, and its gradients at the layers, by weight, and for single examples."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LayerPass:
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
     """Rules for the gradients of single examples, by module name, for the layers that own some of the weights.
 
-    A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have none, because their
+    A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have no rule, because their
     normalized inputs depend on the batch.
     """
     found: dict[str, Rule] = {}

@@ -28,7 +28,7 @@ from bayesify.storage import tensor_files
 from bayesify.training.stack import ModelStack
 
 FIRST_TURN_SHARE = 0.1931833275037836
-"""Share of the first turn in a step, which minimizes the energy error of a step (McLachlan 1995)."""
+"""Length of the first turn as a share of a step. This value minimizes the energy error of a step (McLachlan 1995)."""
 MAX_ENERGY_ERROR = 1000.0
 """Energy error in nats above which a trajectory is discarded."""
 MOVING_TENSORS = ("position", "direction", "log_density", "gradient", "sums")
@@ -56,7 +56,7 @@ class Microcanonical:
     $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`, every
     trajectory is accepted. After each step, noise turns the direction, $u \leftarrow (u + \nu \xi) / |\cdot|$ with
     $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, so that the chain forgets its direction after a length L (Robnik & Seljak 2023). The
-    bias then depends on the variance of the energy error of a step per weight, and $\epsilon$ is tuned to a given variance.
+    bias then depends on the variance per weight of a step's energy error, and $\epsilon$ is tuned to a given variance.
 
     Args:
         stack: C networks under `Point` at their starting points.
@@ -65,7 +65,7 @@ class Microcanonical:
         scale: Prior standard deviation of each weight, [P], in the order of `values`.
         adjust: Whether trajectories can be rejected.
         accept: Target acceptance of tuning, with `adjust`.
-        energy_variance: Target variance of the energy error of a step per weight, without `adjust`.
+        energy_variance: Target variance, per weight, of a step's energy error, without `adjust`.
         max_steps: Largest mean number of steps of a trajectory.
         seed: Seed of the chains.
     """
@@ -187,8 +187,8 @@ class Microcanonical:
         r"""Tune the step size by the mean energy error of all chains, and the length by the spread of their positions.
 
         The first third, with short trajectories, tunes the step size. The second third also estimates the spread
-        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If chains have not met yet, the spread
-        is the distance that each still has to travel. The last third tunes the step size for this length.
+        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are still apart, the
+        spread is the distance that each still has to travel. The last third tunes the step size for this length.
         """
         aim = self._aim()
         third = max(1, num_trajectories // 3)
@@ -269,7 +269,7 @@ def microcanonical(
         bnn: A trained network under `Ensemble`, with a likelihood and a fixed prior; it is not changed.
         x: Inputs of all N examples, as `bnn.predict` takes them.
         y: Targets of the examples.
-        example_weights: Number of examples $\omega$ that each row stands for, [N]; 1 by default.
+        example_weights: Number of examples $\omega$ that each row represents, [N]; 1 by default.
         num_draws: Number of draws T that each chain keeps.
         num_warmup: Number of warm-up trajectories, in which step size and length are tuned.
         thin: Number of trajectories per draw that is kept.
@@ -353,7 +353,7 @@ def _chains(
 def _run(
     sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Positions [C, P] and log densities [C] of each draw; draws that the file already has are read from it."""
+    """Positions [C, P] and log densities [C] of each draw. Draws that are already in the file are read from it."""
     kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
     if not kept:
         sampler.warm_up(settings["num_warmup"])

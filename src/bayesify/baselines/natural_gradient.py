@@ -366,7 +366,7 @@ class LayerwiseTrainer(NaturalGradient):
 
     @property
     def row_damping(self) -> float:
-        """Damping per row: the damping per example times the mean weight, the number of examples that a row stands for."""
+        """Damping per row: the damping per example times the mean weight, which is the number of examples per row."""
         return self.damping * self.mean_weight
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:

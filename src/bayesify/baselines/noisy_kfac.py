@@ -45,8 +45,8 @@ class NoisyKFAC(LayerwiseTrainer):
        \pi^2 = \frac{\operatorname{tr} A / d_a}{\operatorname{tr} S / d_s}, $$
 
     with the gradient at a draw from q, momentum on the gradient, and extra damping $\eta$ in the step only. The prior's part of the
-    gradient is taken at the mean; the paper takes it at the draw. The two are equal in expectation, and the mean has less noise. At
-    a fixed point of linear regression with one layer and noise variance v, M is the exact posterior mean,
+    gradient is evaluated at the mean; the paper evaluates it at the draw. Both are equal in expectation, and the mean has less
+    noise. At a fixed point of linear regression with one layer and noise variance v, M is the exact posterior mean,
     $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$. The covariance of q then differs from the exact covariance
     $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only because the prior is split over both factors. The two agree as
     $\delta \to 0$.

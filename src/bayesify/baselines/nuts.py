@@ -43,7 +43,7 @@ def nuts(
         bnn: A network with a likelihood and a fixed prior.
         x: Inputs of all N examples, as `bnn.predict` takes them.
         y: Targets of the examples.
-        example_weights: Number of examples $\omega$ that each row stands for, [N]; 1 by default.
+        example_weights: Number of examples $\omega$ that each row represents, [N]; 1 by default.
         num_draws: Number of draws S to keep.
         num_warmup: Number of warm-up steps, in which step size and mass matrix adapt.
         thin: Number of steps per draw that is kept.

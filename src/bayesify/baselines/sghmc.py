@@ -104,12 +104,12 @@ def sghmc(
         bnn: A trained network under `Point`, with a likelihood and a fixed prior; it is not changed.
         loader: Iterable of batches that starts again each epoch.
         epochs: Passes over the data.
-        cycles: Number of cycles; the rate falls once in each.
+        cycles: Number of cycles; the rate falls once in each cycle.
         num_draws: Number of draws S to keep, evenly spaced over the later parts of all cycles.
         learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 divided by the largest curvature of U / N on the
             first batch.
         friction: Friction a.
-        explore: First share of a cycle, which has no noise and of which no draws are kept.
+        explore: Share of a cycle, at its start, without noise and without kept draws.
         num_data: Number of examples N; counted by default.
         read_batch: Function from an item of the loader to inputs and targets.
         options: Further arguments of `bayesify.fit`: checkpoint, seed, device, progress and others.

@@ -51,7 +51,7 @@ MAX_LOSS_RISE = 10.0
 DEFAULT_RATE = 1e-2
 """Default learning rate of SGD, before `gentle_rate` lowers it."""
 RATE_DIVISOR, MAX_TRIES = 4.0, 5
-"""Divisor of the default rate when the iterates predict worse than the network, and the number of rates to try."""
+"""Divisor of the default rate if the iterates predict worse than the network, and number of rates to try."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
 """Allowed losses on training rows at the default rate: relative rise of the RMSE, nats per label, share of labels."""
 NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
@@ -182,8 +182,8 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. The likelihood's own
-        parameters are trained too; the noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports a mean
-        of the iterates worse than the given network (not with BatchNorm). If rows stand for w examples, divide the rate by w.
+        parameters are trained too; the noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports if the
+        iterates' mean is worse than the given network (not with BatchNorm). If rows represent w examples, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -206,7 +206,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay meets a prior or weights, or the loss rises or is not finite.
+            ValueError: If an argument is invalid, weight decay is used with a prior or weights, or the loss rises or is not finite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
@@ -301,8 +301,8 @@ class SWAG(Drawable):
     def _with_rates(
         self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
     ) -> list[dict[str, Any]]:
-        """Groups with learning rates. The last layer's rate is proportional to the targets' variance `spread`, as its weights scale
-        with the targets."""
+        """Groups with learning rates. The last layer's rate is proportional to the targets' variance `spread`, because its weights
+        scale with the targets."""
         last = self._last_layer(first) if spread != 1 and first else ()
         ids = {id(self.network.get_parameter(name)) for name in last}
         rest = 1.0 if last else min(1.0, spread)
@@ -542,7 +542,7 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The network whose iterates are collected, trained by its likelihood. The optimizer's weight decay stands for the prior."""
+    """The network whose iterates are collected, trained by its likelihood. The optimizer's weight decay represents the prior."""
 
     training_draws = 1
 
@@ -578,9 +578,9 @@ class _Iterating(Trainable):
         return data, torch.zeros_like(data)
 
     def rise(self, num_data: int, last: float) -> float:
-        """Rise of the loss on the first batch, or 0 if the loss of the epoch has not risen much above it.
+        """Rise of the loss on the first batch, or 0 if the epoch's loss is not much above the first batch's initial loss.
 
-        Both must rise, because the first batch may have fitted better than the others from the start.
+        Both losses must rise, because the first batch may have fitted better than the others from the start.
         """
         if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
             return 0.0

@@ -46,14 +46,14 @@ class TemperatureScaling(Predictor):
     log-likelihood of the validation data.
 
     For one draw, such as a plain network's, the first problem is convex in 1/T and the most probable class does not change. The
-    second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of each
-    draw are divided, which can change the most probable class where two are nearly equal; c changes the noise but not the
+    second problem has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of
+    each draw are divided, which can change the most probable class if two classes are nearly equal. c changes the noise but not the
     disagreement of the draws. Both problems are then solved by a one-dimensional search from the best point of a grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
         likelihood: p(y | outputs) of a plain network: an instance, a name or plain data.
-        output: Name or index of the output that the likelihood applies to, for a plain network with several.
+        output: Name or index of the output that the likelihood applies to, for a plain network with several outputs.
 
     Attributes:
         temperature: The temperature T; 1 before `fit` and for regression.

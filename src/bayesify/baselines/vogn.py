@@ -40,8 +40,8 @@ class VOGN(LayerwiseTrainer):
         bnn.predict(x)
 
     For linear, convolution and embedding layers, squared gradients of single examples are computed from products of inputs and
-    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they take one pass per example;
-    such weights cannot be combined with BatchNorm in training mode. Where BatchNorm couples the examples of a batch, an example's
+    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they take one pass per example.
+    These weights cannot be combined with BatchNorm in training mode. If BatchNorm couples the examples of a batch, an example's
     gradient is the part that flows through its own activations.
 
     Args:
@@ -64,7 +64,7 @@ class VOGN(LayerwiseTrainer):
     family = MeanField
 
     def check_posterior(self, part: Posterior) -> None:
-        """Refuse capped, unit-wise and pruned posteriors."""
+        """Raise `ValueError` for posteriors with `max_std`, with `units="prior"` or with pruned weights."""
         check_mean_field(type(self).__name__, part)
 
     def curvature(

@@ -69,8 +69,8 @@ class Layer(nn.Module):
         skip: Matrix W [D, O] of the mean function `x W`; `None` for a mean of 0.
         lengthscale: Initial lengthscale; see `Stationary`.
         amplitude: Initial amplitude; see `Stationary`.
-        jitter: Share of its mean that is added to the diagonal of K.
-        place: The layer's number, for error messages.
+        jitter: Share of the mean diagonal of K that is added to the diagonal.
+        place: Index of the layer, for error messages.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 HIDDEN_NOISE_STD = 0.3
-"""Initial standard deviation of the noise on the pseudo-outputs of hidden layers, relative to that of the process."""
+"""Initial noise of the pseudo-outputs of hidden layers, as a standard deviation relative to the process's own."""
 DEFAULT_BATCH_SIZE = 256
 
 
@@ -56,8 +56,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
 
-    In both, values at data are drawn pointwise given the inducing values, and the last layer's values are integrated out. The bound
-    is
+    In both cases, values at data are drawn pointwise given the inducing values, and the last layer's values are integrated out. The
+    bound is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
@@ -78,9 +78,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
         likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
-        skip: Whether a hidden layer's prior mean is its input instead of 0. With fewer outputs than inputs, the mean is the first
-            principal axes of the input; with more, it is the input padded with zeros. In both cases hidden layers start near this
-            map.
+        skip: Whether a hidden layer's prior mean is its input instead of 0. With fewer outputs than inputs, the mean is the
+            projection of the input on its first principal axes. With more, it is the input padded with zeros. In both cases hidden
+            layers start near this map.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
         jitter: Share of its mean that is added to the diagonal of each kernel matrix.
         seed: Seed of k-means.
@@ -166,8 +166,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
         """Every layer's process given S draws of the previous layers' inducing values, and the KL of each draw.
 
-        Global: hidden layers are conditioned on their drawn values, and the values of the last layer are integrated out. Local: the
-        values of all layers are integrated out. If a parameter is not finite, a `ValueError` names it.
+        With global inducing points, hidden layers are conditioned on their drawn values, and the last layer's values are integrated
+        out. With local ones, the values of all layers are integrated out. If a parameter is not finite, a `ValueError` names it.
 
         Returns:
             One conditional per layer, and the KL [S] in nats.
@@ -351,7 +351,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         parts, _ = self.conditionals(count, generator)
         size = max(part.weights.shape[-2] * max(2 * part.weights.shape[-1], 4) for part in parts)
         pieces = x.split(max(1, budget // (8 * count * size)))
-        moments = [self.propagate(parts, piece, count, generator) for piece in pieces]  # with the same inducing values
+        moments = [self.propagate(parts, piece, count, generator) for piece in pieces]  # shared inducing values
         mean, variance = (torch.cat(found, dim=1) for found in zip(*moments, strict=True))
         if isinstance(self.likelihood, Gaussian):
             noise = self.likelihood.noise.detach().clone()

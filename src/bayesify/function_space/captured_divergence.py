@@ -13,15 +13,15 @@ from bayesify.running.cuda_graphs import Captured, Captures, side_stream, watch_
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
 Found = tuple[Tensor, dict[int, Tensor]]
-"""A value, and its gradients with respect to the index of the given tensor."""
+"""A value, and its gradients by the index of the given tensor."""
 
 
 class DivergenceCapture:
-    """Calls a scalar function of inputs and of tensors by which it is differentiated, from a CUDA graph if possible.
+    """Calls a scalar function of inputs and of tensors, with gradients for the tensors, from a CUDA graph if possible.
 
     The graph holds the value and the gradient in its own memory, and results are copied out. A replay may therefore come before the
-    backward pass of an earlier one. A function that waits for the device (a size that depends on values) is called without a graph.
-    A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
+    backward pass of an earlier replay. A function that waits for the device (a size that depends on values) is called without a
+    graph. A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -56,7 +56,7 @@ class DivergenceCapture:
 
 
 def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found]:
-    """Capture a function. One that waits for the device is refused first, because a failed capture corrupts random states."""
+    """Capture a function. Functions that wait for the device are refused first: a failed capture corrupts random states."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]

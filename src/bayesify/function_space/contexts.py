@@ -16,7 +16,7 @@ from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.batches import parse_batch
 
 DEFAULT_WIDTHS = 1.0
-"""Margin of a box without ends on every side of the inputs of a batch, relative to their range, if they are not images."""
+"""Margin of a box without given ends, on every side of a batch's inputs and relative to their range; not for images."""
 
 
 class Context(ABC):

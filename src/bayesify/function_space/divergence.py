@@ -19,7 +19,7 @@ def diagonal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_varian
 
     $$ \sum \tfrac12 \log\frac{S_0}{T} + \frac{T + (f - \mu_0)^2}{2 S_0} - \tfrac12 $$
 
-    This is the intended meaning of line 5 of the paper's algorithm 1, which as printed is not a divergence.
+    This is the intended meaning of line 5 of the paper's algorithm 1. The printed formula is not a divergence.
     """
     spread = variance / prior_variance
     return 0.5 * (spread - spread.log() + (mean - prior_mean).square() / prior_variance - 1).sum()
@@ -97,7 +97,7 @@ def gaussian_kl(
     Both are given by their mean [B, O] and their variance or covariance; see `FunctionSpaceVI`.
 
     Raises:
-        ValueError: If there is no jitter and there are more function values than weights. Our covariance is then singular.
+        ValueError: If there is no jitter and there are more function values than weights. The covariance of q is then singular.
     """
     (mean, found), (prior_mean, prior_found) = ours, prior
     if kind == "diagonal":

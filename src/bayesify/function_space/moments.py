@@ -17,7 +17,7 @@ from bayesify.maths.gamma import as_float
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
 MAX_POSITIONS_PER_VECTOR = 2
-"""Up to this many positions of a layer per vector, pairs of positions are cheaper than products of the weight's size."""
+"""For at most this many positions of a layer per vector, pairs of positions are cheaper than products of the weight's size."""
 
 
 def output_covariance(
@@ -67,7 +67,7 @@ def _of_dense(
 ) -> Iterator[Tensor]:
     """Terms from gradients with respect to every entry of a weight.
 
-    For small weights, weights used several times, and layers without a rule.
+    Used for small weights, weights used several times, and layers without a rule.
     """
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]

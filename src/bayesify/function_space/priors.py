@@ -163,7 +163,7 @@ class NeuralTangent(FunctionPrior):
     linearization in each step.
 
     Args:
-        std: Standard deviation $\sigma_0$ of all weights; by default those of the network's own prior over weights.
+        std: Standard deviation $\sigma_0$ of all weights; by default the standard deviations of the network's own prior.
         mean: A number that replaces $f(x; m_0)$.
 
     Raises:
@@ -180,7 +180,7 @@ class NeuralTangent(FunctionPrior):
         self._variances: dict[str, Tensor] = {}
 
     def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: Memory) -> None:
-        """Store the means, the point estimates and the buffers, unless the prior already has those of a stored model."""
+        """Store the means, the point estimates and the buffers, unless the prior already has them from a stored model."""
         frozen = jacobians.runner.snapshot()
         if not self._values:
             self._values = {name: value.detach().clone() for name, value in means.items()}

@@ -60,13 +60,13 @@ class FunctionSpaceVI(Drawable, Trainable):
     The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not scaled; it
     linearizes the network around the means m, at context inputs X that are drawn anew in each step. Uncertainty grows where there
     are context inputs but no data. The KL is finite only if the covariance has full rank. If it does not, `"full"` and `"joint"`
-    add a relative jitter to both covariances (see `divergence.dense_kl`). They raise an error if there are more function values
+    add a relative jitter to both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values
     than weights.
 
     Args:
         bnn: The network, under `MeanField` or `KTied`. It is trained in place, in its current mode (train or eval).
         prior_mean: Mean of the function values under the prior: a number, or one per output.
-        prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. Where `fit`
+        prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If `fit`
             estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
             deviation.
         context: Distribution of the inputs at which functions are compared; by default a `Box()`, which takes its
@@ -75,8 +75,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`), which replaces mean and variance.
         layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on the other
-            layers' standard deviations, and only the likelihood shrinks them: put a posterior on the last layer only, or use
-            `"all"`.
+            layers' standard deviations, which the likelihood alone then shrinks. In this case put a posterior on the last layer
+            only, or use `"all"`.
         jitter: Share of the mean variance that is always added in `"full"` and `"joint"`; by default it is added only where needed.
         memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
             memory, or 1 GiB on a CPU.
@@ -165,7 +165,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         means = {name: mean.unsqueeze(0) for part in self.bnn.posteriors for name, mean in part.mean().items()}
         self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
-        # Detach: a view of a parameter claims to require gradients even when they are disabled.
+        # Detach, because a view of a parameter claims to require gradients even if they are disabled.
         return found if torch.is_grad_enabled() else {name: mean.detach() for name, mean in found.items()}
 
     def _variances(self) -> dict[str, Tensor]:
@@ -282,7 +282,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """The KL as a function of the inputs and of all tensors by which it is differentiated, and these tensors."""
+        """The KL as a function of the inputs and of all tensors that get gradients, and these tensors."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 

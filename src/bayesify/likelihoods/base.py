@@ -130,7 +130,7 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Expected Hessian of `-log p(y | f)` with respect to the outputs, over y under the model. It is never indefinite.
+        """Expected Hessian of `-log p(y | f)` with respect to the outputs, for y from the model. It is positive semidefinite.
 
         Args:
             outputs: [..., O].
@@ -296,7 +296,7 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
-    """A log-density with unchanged values, whose gradients are weighted and added to the gradients of `beside`."""
+    """The log-density with unchanged values. Its gradients are multiplied by `weight`, and the gradients of `beside` are added."""
     fixed = density.detach()
     return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 

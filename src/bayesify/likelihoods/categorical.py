@@ -163,8 +163,8 @@ class Categorical(Likelihood):
         r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
 
         Each class is chosen at most once, with a probability proportional to $p_c$ but at most 1. The most likely classes are
-        chosen with certainty and have weight $p_c$. The others are chosen by equal steps through the remaining probability, which
-        they share equally. If fewer than `count` classes hold all of the probability, nothing is random.
+        chosen with certainty and have weight $p_c$. The others are chosen by equal steps through the remaining probability, and
+        have equal weights. If fewer than `count` classes hold all of the probability, nothing is random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
@@ -192,8 +192,8 @@ class Categorical(Likelihood):
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
 
-    The n most likely classes are certain, because each exceeds the equal share of the classes after it. The others are chosen
-    by steps of this share from a random start (Madow 1949).
+    The n most likely classes are chosen with certainty, because each is more probable than the equal share of the later classes.
+    The others are chosen by steps of this share from a random start (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the rest would be rounding error.
@@ -212,6 +212,6 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
 
 def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
     logits = as_float(outputs).movedim(axis, -1)
-    if logits.stride(-1) != 1 and logits.mT.is_contiguous():  # along the contiguous axis, which takes half the time
+    if logits.stride(-1) != 1 and logits.mT.is_contiguous():  # working along the contiguous axis takes half the time
         return F.log_softmax(logits.mT, dim=-2).mT
     return F.log_softmax(logits, dim=-1)

@@ -16,7 +16,7 @@ from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, Out
 from bayesify.predictive.regression import RegressionPredictive, with_variance
 
 START_NOISE = 0.1
-"""Variance until `fit` finds one."""
+"""Noise variance until `fit` finds a value."""
 
 
 class Gaussian(NumberLikelihood):
@@ -97,8 +97,9 @@ class HeteroscedasticGaussian(NumberLikelihood):
     Under the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other rows.
     `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by $(v / \bar v)^\beta$
     ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ means are trained as by squared errors, and with $\beta = 0$ as by the
-    likelihood. $\bar v$ is one learned variance, the variance of the residuals. It keeps the weight of the data relative to the
-    prior. On the prices of 4,000 diamonds, the mean's error was 642 by squared errors, 1,505 with $\beta = 0$ and 622 with 0.5.
+    likelihood. $\bar v$ is one learned variance, the variance of the residuals. The division by $\bar v$ keeps the data's weight
+    relative to the prior. On the prices of 4,000 diamonds, the error was 642 by squared errors, 1,505 with $\beta = 0$ and 622
+    with 0.5.
 
     Args:
         beta: $\beta$, the exponent of the gradients' weights.

@@ -93,7 +93,7 @@ class StudentT(NumberLikelihood):
         return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second if the network predicts s."""
+        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second only if the network predicts s."""
         location, square, degrees = self.components(outputs)
         entries = ((degrees + 1) / ((degrees + 3) * square)).expand_as(location)
         if self._scale is None:

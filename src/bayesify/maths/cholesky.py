@@ -10,14 +10,13 @@ from torch import Tensor
 from bayesify.maths.value_checks import should_check
 
 JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
-"""Multiples of the mean diagonal that are added, one after the other, if a factorization fails."""
+"""Multiples of the mean diagonal that are tried in turn as jitter if a factorization fails."""
 
 
 def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factors [..., n, n], and whether the factorization failed [...]: not positive definite, or not finite.
+    """Lower factors [..., n, n], and whether each factorization failed [...]: the matrix is not positive definite or not finite.
 
-    It depends on the machine's LAPACK whether a factorization reports NaN or infinity. If it does not, they appear in the
-    factor's diagonal, which is checked here.
+    Some LAPACK libraries do not report NaN or infinity. These values then appear in the factor's diagonal, which is checked here.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return factor, (failed > 0) | ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)

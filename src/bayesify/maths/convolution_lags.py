@@ -1,4 +1,4 @@
-"""Matrices of regression on a convolution's patches at stride 1: correlations at a few lags, minus corrections at the borders."""
+"""Matrices of a regression on a convolution's patches at stride 1: correlations at a few lags, corrected at the borders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Box:
     axis: int
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors: a view of the border's positions [G, M, *n, C], which begin at `start`."""
+        """One of the two factors, as a view of the border's positions [G, M, *n, C], which begin at `start`."""
         for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
             move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
             side = side.narrow(2 + axis, first + move, end - first)
@@ -67,7 +67,7 @@ class _Plan:
 
     Args:
         lags: Half of the lags between kernel positions; the others are their opposites.
-        order: Number of each pair's lag; opposites are numbered after all lags.
+        order: Index of each pair's lag; opposite lags follow after all `lags`.
         boxes: All distinct boxes that the windows of pairs exclude from the full correlations.
         targets: Pair of each excluded term.
         sources: Index of each term among boxes and their transposes: 2 i for box i, 2 i + 1 for its transpose.
@@ -243,7 +243,7 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """Extent of each border that boxes need, by axis and whether it is the first border: first position and end."""
+    """First position and end of each border that boxes need, keyed by the axis and whether it is the axis's first border."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

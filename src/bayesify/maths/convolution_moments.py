@@ -5,10 +5,10 @@ stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except a few at the borders, which the
-window of a and b excludes. The correlations come from Fourier transforms (`correlate`), and the border strips are
+At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except a few at the borders, which a and b do not
+both reach. The correlations come from Fourier transforms (`correlate`), and the border strips are
 subtracted. With a larger stride, patches of a few examples at a time are extracted and multiplied, and extracted again for
-the gradient. In both cases, memory is that of a few maps, whatever the kernel's size (Ober & Aitchison 2021, section 2.2).
+the gradient. In both cases, the memory is that of a few maps for any kernel size (Ober & Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.convolution_lags import lag_moments
 
 MAX_MAPS_OF_PATCHES = 2
-"""Patches that are in memory at once have at most this many times as many numbers as all maps."""
+"""Maximum size of the patches in memory at once, as a multiple of the size of all maps."""
 
 
 def convolution_moments(

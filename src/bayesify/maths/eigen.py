@@ -41,9 +41,9 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     r"""Largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
 
-    For at most half of the values, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is several
-    times faster, and exact to the root of the rounding error. Otherwise, or if a value is that small, they come from a singular
-    value decomposition.
+    If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
+    several times faster, with an error of the root of the rounding error. Otherwise, or if a value is as small as this error, they
+    come from a singular value decomposition.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     thin = matrix.mT if tall else matrix

@@ -27,10 +27,10 @@ USES_KERNELS = True
 """Whether normal numbers and draws on a GPU come from these kernels, if the kernels run."""
 
 WARPS_PER_TILE = 4
-"""Groups of 32 threads that compute a tile."""
+"""Number of groups of 32 threads that compute a tile."""
 
 MIN_TENSORS_TO_CUT = 5
-"""For at least this many tensors with rows of one kind, one split is faster than separate views."""
+"""For at least this many tensors with equally shaped rows, one split is faster than separate views."""
 
 Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
 """A tensor that can be created later: its memory, size, stride and first number."""
@@ -148,9 +148,9 @@ class Places(Sequence[Place]):
 
 
 class Joined:
-    """Tensors in one piece of memory, each aligned to `ALIGNMENT_NUMBERS`; tensors with rows of one kind are adjacent.
+    """Tensors in one piece of memory, each aligned to `ALIGNMENT_NUMBERS`; tensors with equally shaped rows are adjacent.
 
-    Splitting adjacent tensors at once takes the host a third of the time of separate views.
+    On the host, splitting adjacent tensors at once takes a third of the time of separate views.
 
     Args:
         layouts: Size and stride of each tensor, without gaps.
@@ -195,7 +195,7 @@ class Joined:
         return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of all tensors in memory that starts with the first."""
+        """Views of all tensors in memory that starts with the first tensor."""
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ class _FusedDraw(Function):
 def fused_draws(
     plan: DrawPlan, reference: Reference, seed: Tensor, parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable by the parameters.
+    """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable with respect to the parameters.
 
     Args:
         plan: Plan of the parameters.

@@ -23,11 +23,11 @@ MAX_INDUCING_SIZE = 64
 """Maximum number of rows or columns of U that fit into a program's registers."""
 
 BLOCK, PART = 64, 16
-"""Rows of a matrix that a program processes, and rows of U whose parts a program sums."""
+"""Number of rows of a matrix that a program processes, and of rows of U whose parts a program sums."""
 
 CHUNK, PROGRAMS, MAX_PARTS = 512, 4096, 128
-"""Limits on the division of work. `CHUNK` is the minimum number of columns per program. Beyond `PROGRAMS` programs, each takes more
-columns. `MAX_PARTS` is the approximate maximum number of parts of a matrix."""
+"""Limits on the division of work. `CHUNK` is the minimum number of columns per program. If more than `PROGRAMS` programs would be
+needed, each takes more columns. `MAX_PARTS` is the approximate maximum number of parts of a matrix."""
 
 
 @lru_cache(maxsize=16)
@@ -39,7 +39,7 @@ def has_products(device: torch.device) -> bool:
 
 
 class Shape(NamedTuple):
-    """Number of columns that a kernel processes at a time, and of rows if it goes through all rows."""
+    """Number of columns that a kernel processes at a time, and number of rows if the kernel loops over rows."""
 
     step: int
     tall: int
@@ -154,7 +154,7 @@ class MatheronPlan:
         return found
 
     def _tables(self) -> None:
-        """Make the kernels' tables: see the class; each program has a part, a block of rows or a block of columns."""
+        """Make the kernels' tables; see the class. Each program has a part, a block of rows or a block of columns."""
         table: list[list[int]] = []
         units: list[tuple[int, ...]] = []
         blocks: list[tuple[int, ...]] = []

@@ -9,9 +9,9 @@ from bayesify.maths.noise import Randomness, source_of
 
 
 def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> Tensor:
-    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; divide by a rate to change the rate.
+    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape. For another rate, divide by it.
 
-    The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit one (Figurnov et al.
+    The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient (Figurnov et al.
     2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, which is the gradient of $x = F^{-1}(u; a)$. torch
     approximates it with a relative error below 5e-4.
 
@@ -31,7 +31,7 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
 
     $$ (a - a_0) \psi(a) - \log \frac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log \frac{b}{b_0} + a \frac{b_0 - b}{b} $$
 
-    Computed in float64 if the device has it, because at the shapes of large layers single terms are millions of nats.
+    The computation uses float64 if the device has it, because for large layers single terms reach millions of nats.
 
     Args:
         shape: a.

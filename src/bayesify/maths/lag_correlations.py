@@ -118,7 +118,7 @@ def correlate_gradient(
         cross: Gradient with respect to its second result.
         shapes: Shapes of x and y.
         sums: Gradient with respect to the sum over positions of y, [G, M, R], if that was taken from the spectrum.
-        scale: The scale of `correlate`; without it, gradients are by the scaled maps.
+        scale: The scale of `correlate`; without it, gradients are with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)
@@ -180,7 +180,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 
 
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
-    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R], with half of the first axis's frequencies and all of the others'."""
+    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R], with half of the frequencies in the first axis and all in others."""
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
     if max(sizes) > MAX_MATRIX_PERIOD:

@@ -17,7 +17,7 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         keep: Fraction of all entries, including pruned ones, to keep.
 
     Returns:
-        A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true, none of them pruned before.
+        A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true. Pruned entries stay false.
 
     Raises:
         ValueError: If less than this fraction is left.

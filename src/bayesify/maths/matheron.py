@@ -18,7 +18,7 @@ from bayesify.maths.value_checks import transforming
 RELATIVE_JITTER = 1e-12
 
 MAX_STACK_NUMBERS = 2**23
-"""If all Z of a side, padded to the largest, have more numbers than this, each group alone keeps a GPU busy."""
+"""If all Z of a side, padded to the largest Z, have more numbers than this, each group is large enough to keep a GPU busy."""
 
 STACKS_ON = ("cuda",)
 """Device types on which a launch costs more than small products."""
@@ -82,11 +82,11 @@ class Augmented:
 
 
 def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
-    """Factors of augmented matrices, by one Cholesky for all sides of one size; on a GPU by one for all sides of all blocks.
+    r"""Factors of augmented matrices. One Cholesky call factorizes all sides of one size, or on a GPU all sides of all blocks.
 
     D squared is increased by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
-    D, so this changes only the posterior family, not the validity of the bound. Without it, a D that training drives to 0 makes
-    a Z with more rows than columns singular. Factors are computed in float64 if the device has it.
+    D, so this changes only the posterior family, not the validity of the bound. Without this increase, a D that training drives to
+    0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in float64 if the device has it.
 
     Args:
         blocks: The matrices.
@@ -272,7 +272,7 @@ def conditional_draw(
 
     $\bar U$ is the whitened form of eq. 36. Its last two terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
     with $K = A A^\top$. This equals $I - K_c \otimes K_r$, which completes the first term to a unit covariance. Two noise arrays
-    therefore do the work of the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
+    therefore replace the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
 
     Args:
         factors: See `factorize`.
@@ -344,8 +344,8 @@ class GroupDraw(Function):
     $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
     $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
     $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$. These are three products with matrices of the weights'
-    size instead of four. The noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with it; it is
-    kept in the type of the products as well, if that differs.
+    size instead of four. The noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with E. If the
+    products have another type, a copy of E in that type is kept too.
     """
 
     @staticmethod
@@ -414,7 +414,7 @@ def draw_low(
 
 
 def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor's shape with rows aligned to eight numbers, because other products use slow kernels."""
+    """Memory of a tensor's shape with rows aligned to eight numbers, because products of unaligned rows use slow kernels."""
     *shape, size = like.shape
     return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
 

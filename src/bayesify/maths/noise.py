@@ -33,7 +33,7 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one); so do numbers for a GPU if the
+        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU also do if the
         generator is on the CPU. On a GPU with Triton, numbers come from `kernel_normals`. In both cases the torch generator gives
         the seed, so the same generator gives the same numbers on any number of cores. Otherwise the numbers are torch's own.
         """
@@ -66,7 +66,7 @@ class NoiseSource:
         return torch.randperm(count, generator=self.generator, device=self._where(device)).to(device)
 
     def gamma(self, shape: Tensor) -> Tensor:
-        r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; see `draw_gamma`."""
+        r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape; see `draw_gamma`."""
         return torch._standard_gamma(shape.to(self._where(shape.device)), generator=self.generator).to(shape.device)
 
     def _where(self, device: torch.device) -> torch.device:
@@ -74,7 +74,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """Normal numbers of a seed that was drawn before.
+    """Normal numbers from a seed that was drawn earlier.
 
     Args:
         value: The seed, [1].
@@ -111,7 +111,7 @@ class StackedNoise(NoiseSource):
         return [generator for source in sources for generator in source.generators()]
 
     def by_kernel(self, like: Tensor) -> bool:
-        """See `NoiseSource`; the answer of each model's own source."""
+        """As in `NoiseSource`, for each model's own source."""
         source = self.sources if isinstance(self.sources, NoiseSource) else self.sources[0]
         return source.by_kernel(like)
 
@@ -159,7 +159,7 @@ class _PerModel(Function):
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
     """Indices of members of a mixture for a number of draws, in random order; counts of members differ by at most one.
 
-    Every index is uniform over members, as with independent choices. But with `num_draws` equal to `num_members`, each member
+    Every index is uniform over members, as with independent choices. If `num_draws` equals `num_members`, however, each member
     occurs once, which removes this part of the Monte Carlo error.
 
     Returns:
@@ -181,8 +181,8 @@ def source_of(generator: Randomness) -> NoiseSource:
 
 
 NUMBERS_PER_STREAM = 2**17
-"""Numbers per stream, made in one call. This takes half a millisecond, so creating the stream costs little in comparison. With
-shorter streams, threads wait for Python's lock (two x86-64 cores: 24 ms instead of 14 ms for four million numbers)."""
+"""Count of numbers per stream, made in one call. The call takes half a millisecond, so the cost of creating the stream is small.
+With shorter streams, threads wait for Python's lock (two x86-64 cores: 24 ms instead of 14 ms for four million numbers)."""
 
 
 def normal_numbers(count: int, kind: Any, seed: int) -> Any:

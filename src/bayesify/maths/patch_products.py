@@ -1,9 +1,9 @@
 r"""Matrices of regression on a convolution's patches by products of bfloat16 patches, by kernels on a GPU.
 
 A network that runs in bfloat16 has features of this type. Products of two bfloat16 numbers are exact in float32, and a GPU sums
-in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m loses only the rounding of float32
-sums over one example's positions: $\lambda$ multiplies the sums, and only V is rounded to bfloat16, like the network's outputs,
-which V replaces. With any rounding, the two matrices remain those of a regression, and the bound remains a bound.
+in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m has only the rounding error of
+float32 sums over one example's positions. $\lambda$ multiplies these sums. Only V is rounded to bfloat16, like the network's
+outputs that V replaces. For any rounding of V, the two matrices still belong to a regression, so the bound remains a bound.
 Unlike in `convolution_moments`, patches are extracted, and chunks of examples bound the memory.
 """
 

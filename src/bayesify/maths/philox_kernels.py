@@ -47,7 +47,7 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise of a draw, whose tiles are `stride` after those of the previous draw; with PAIRS, every second draw is negated."""
+    """Noise of a draw, whose tiles start `stride` after the previous draw's tiles; with PAIRS, every second draw is negated."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
     else:
@@ -158,7 +158,7 @@ def gradient_kernel(
     owners, table, precisions, base, seed, grads, weight, to_mean, to_log_std, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients with respect to means and log stds, from those of the draws and the KL (`weight`); the noise is generated again."""
+    """Gradients with respect to means and log stds, from gradients of the draws and the KL (`weight`). Noise is generated again."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     pull = tl.load(weight)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IDENTITY_PRODUCT = math.log(math.e - 1)
-"""Value of w . u at which the constrained u is 0 along w; the layer is then the identity if u is a multiple of w."""
+"""Value of w . u at which the constrained u has no component along w. A layer whose u is a multiple of w is then the identity."""
 
 
 MARGIN_IN_ROUNDINGS = 32

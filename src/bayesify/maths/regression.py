@@ -69,15 +69,15 @@ class Regression:
 class RegressionFactors:
     r"""The two matrices on which G regressions depend, solved in float64 if the device has it.
 
-    In float32 the prior's identity is lost next to B from about $\lVert B \rVert = 10^4$ on. In float64 it is preserved up to
-    $10^{12}$ for any matrix, and further if the size comes only from the units of columns.
+    In float32 the prior's identity is lost next to B from about $\lVert B \rVert = 10^4$ on. In float64 the identity is preserved
+    up to $10^{12}$ for any matrix, and beyond if B is large only because of the units of columns.
 
     Args:
         gram: B, [*batch, G, D, D].
         cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
         careful: Name of $I + B$ for warnings and errors. If given, a matrix that is not finite raises an error. A matrix that
-            rounding has made indefinite is replaced by the nearest one with all eigenvalues at least 1, which $I + B$ has by
-            construction, so that no variance exceeds the prior's. Without a name, `failed` marks failures.
+            rounding has made indefinite is replaced by the nearest matrix with all eigenvalues at least 1. $I + B$ has this
+            property by construction, so no variance exceeds the prior's. Without a name, `failed` marks failures.
     """
 
     gram: Tensor
@@ -104,7 +104,7 @@ class RegressionFactors:
                 "look for infinity in the outputs of the layers below at the inducing inputs"
             )
         root, logs, failed = _InverseFactor.apply(precision, eye, self.careful)
-        failed = failed + torch.isfinite(logs).logical_not()  # a factorization does not notice infinity
+        failed = failed + torch.isfinite(logs).logical_not()  # a factorization does not report infinity
         if self.careful is not None and not should_check(logs):
             logs = torch.where(failed > 0, torch.nan, logs)
         return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)

@@ -13,7 +13,7 @@ from torch import Tensor
 class Function(torch.autograd.Function):
     """A function with hand-written gradients.
 
-    It stores the signature of its `forward`, because torch inspects it at each call, which costs more than small work.
+    The signature of `forward` is cached, because torch inspects it at each call, which costs more than a small computation.
     """
 
     def __init_subclass__(cls) -> None:
@@ -21,7 +21,7 @@ class Function(torch.autograd.Function):
         function: Any = cls.forward
         function.__signature__ = inspect.signature(function)
 
-    if TYPE_CHECKING:  # torch's own has no annotations
+    if TYPE_CHECKING:  # torch's own `apply` has no annotations
 
         @classmethod
         def apply(cls, *args: Any, **kwargs: Any) -> Any:

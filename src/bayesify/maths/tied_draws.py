@@ -13,7 +13,7 @@ from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, first_t
 from bayesify.maths.philox import ROUNDS
 
 BLOCK, CHUNK = 32, 64
-"""Rows or columns for whose factors a program computes gradients, and number of their entries per iteration."""
+"""Number of rows or columns for whose factors a program computes gradients, and of their entries per iteration."""
 
 FACTORS_PER_PROGRAM = 512
 """Number of factors that a program makes positive."""
@@ -120,7 +120,7 @@ class TiedPlan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients with respect to all means, then all row and all column factors, from those of the draws and of the KL."""
+        """Gradients with respect to all means, then all row and all column factors, from the gradients of draws and KL."""
         from bayesify.maths.tied_kernels import factor_kernel, tied_gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)

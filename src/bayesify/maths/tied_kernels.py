@@ -1,4 +1,4 @@
-"""Triton kernels of Gaussians with low-rank standard deviations, which are computed in registers, like the noise."""
+"""Triton kernels of Gaussians with low-rank standard deviations. Standard deviations and noise are computed in registers."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
@@ -147,7 +147,7 @@ def _by_cols(
 def factor_kernel(
     owners, table, base, factors, slopes, to, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients with respect to the factors, from those with respect to the standard deviations.
+    """Gradients with respect to the factors, from the gradients with respect to the standard deviations.
 
     Each program takes a block of rows or columns.
     """

@@ -21,7 +21,7 @@ def should_check(tensor: Tensor) -> bool:
 
 @contextmanager
 def deferred_checks() -> Iterator[None]:
-    """Context that does not read values on a GPU, so that nothing waits; a guard checks the results later."""
+    """Context in which values on a GPU are not read, so that nothing waits. A guard checks the results later."""
     before = getattr(_STATE, "deferred", False)
     _STATE.deferred = True
     try:
@@ -40,6 +40,6 @@ def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
     norms = torch._foreach_norm([value for _, value in given]) if given else []
     if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device).float() for norm in norms]).sum())):
-        return None  # a finite norm proves all entries finite; an overflowing norm is examined below
+        return None  # a finite norm proves that all entries are finite; an overflow is examined below
     finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
     return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)

@@ -27,7 +27,7 @@ def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 def dyadic_values(g: Tensor) -> Tensor:
     r"""The D distinct numbers c of $H \operatorname{diag}(g) H$, where $c = D^{-1/2} H g$, and entry (i, j) is $c_{i \oplus j}$.
 
-    The rows of H multiply as their indices combine by exclusive or, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
+    Rows of H multiply by the exclusive or of their indices, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
 
     Args:
         g: [..., D].

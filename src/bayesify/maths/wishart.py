@@ -18,7 +18,8 @@ def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = Non
     $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad
        A_{ij} \sim \mathcal{N}(0, 1), \quad i > j. $$
 
-    With $T T^\top = V$, $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws are differentiable by n (see `draw_gamma`).
+    With $T T^\top = V$, $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws are differentiable with respect to n (see
+    `draw_gamma`).
 
     Args:
         dof: n, more than K - 1, not necessarily an integer; [*batch].
@@ -54,8 +55,8 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
     $$ \frac{n_0}{2} \log\det(\Psi / c) + \frac n2 (\operatorname{tr}(c \Psi^{-1}) - K)
        + \log \frac{\Gamma_K(n_0 / 2)}{\Gamma_K(n / 2)} + \frac{n - n_0}{2} \psi_K(n / 2) $$
 
-    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm. Computed in float64 if the
-    device has it.
+    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm. The computation uses float64 if
+    the device has it.
 
     Args:
         precision: $\Psi$, [*batch, K, K].

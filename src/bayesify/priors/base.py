@@ -20,7 +20,7 @@ from bayesify.weights.catalog import Weight
 
 @dataclass(frozen=True)
 class PriorDraw:
-    r"""The Gaussian prior over weights, given S draws of its hyperparameters. Its mean is 0 unless `mean` gives another.
+    r"""The Gaussian prior over weights, given S draws of its hyperparameters. Its mean is 0 unless `mean` gives another mean.
 
     The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless `factor` names the weight. In this case the
     weight is a convolution's kernel with one filter for each pair of output and input channel. The filters are independent of
@@ -57,7 +57,7 @@ class PriorDraw:
     def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""The moments of a weight's value that `cross_entropy` needs.
 
-        They are $\lVert w - \mu \rVert^2$, or for kernels named in `factor` $\sum_f w_f w_f^\top$ over filters, [K, K].
+        The moment is $\lVert w - \mu \rVert^2$; for kernels named in `factor`, it is $\sum_f w_f w_f^\top$ over filters, [K, K].
 
         Args:
             name: The weight's name.
@@ -163,7 +163,7 @@ class Prior(nn.Module):
 
     name: ClassVar[str]
     _drawn: tuple[list[Any], PriorDraw] | None = None
-    """Cached scales of a fixed prior, with their arguments and weights, because a network has hundreds of scales."""
+    """Scales of a fixed prior, with the arguments and weights they belong to. They are cached because there may be hundreds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Prior(nn.Module):
         """Make the prior's parameters, if it has any."""
 
     def look_at(self, values: Mapping[str, Tensor] | None) -> None:
-        """Take the information that the prior needs from the network's weights. Most priors need none."""
+        """Keep what the prior needs from the network's weights. Most priors need nothing."""
 
     @abstractmethod
     def std_of(self, weight: Weight) -> float:
@@ -212,7 +212,7 @@ class Prior(nn.Module):
         return self.draw(1)
 
     def live(self) -> PriorDraw:
-        """The current result of `typical` at each read. It follows the training of the hyperparameters' posterior."""
+        """As `typical`, but computed anew at each access, so that it follows the training of the hyperparameters' posterior."""
         typical = self.typical()
         if typical.fixed:
             return typical

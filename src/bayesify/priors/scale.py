@@ -15,7 +15,7 @@ from bayesify.weights.catalog import Weight
 SHAPE = 2.0
 RATE = 2.0
 NEGLIGIBLE_LOG_VALUE = -80.0
-"""Log of alpha and beta at which they are negligible compared with 2, so that q(s) equals the prior."""
+"""Value of log alpha and log beta at which alpha and beta are negligible next to 2, so that q(s) equals the prior."""
 
 
 class Scale(Prior):

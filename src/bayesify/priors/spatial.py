@@ -15,7 +15,7 @@ from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.weights.catalog import Weight
 
 NEGLIGIBLE_LOG_VALUE = -80.0
-"""Log of nu and of the diagonal of Psi's factor at which they are negligible compared with K + 1, so that q(L) equals the prior."""
+"""Value of log nu and of the log diagonal of Psi's factor at which both are negligible next to K + 1, so that q(L) is the prior."""
 
 
 class SpatialInverseWishart(Prior):
@@ -57,7 +57,7 @@ class SpatialInverseWishart(Prior):
         self.log_nu, self.log_diagonal, self.lower = (nn.ParameterDict(part) for part in (nu, diagonal, lower))
 
     def std_of(self, weight: Weight) -> float:
-        """`1 / sqrt(fan_in)`; for a kernel, the value with the identity as correlation."""
+        """`1 / sqrt(fan_in)`; for a kernel, this value assumes uncorrelated positions."""
         return 1 / math.sqrt(weight.fan_in or 1)
 
     def dof(self, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fixed priors of several models in one, with tensors as scales."""
+"""One prior that holds the fixed priors of several models, with tensors as scales."""
 
 from __future__ import annotations
 

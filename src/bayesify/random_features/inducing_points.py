@@ -33,7 +33,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
        \mathrm{ELBO} = \frac{N}{B} \sum_b \mathbb{E}_q \log p(y_b | f(x_b)) - \mathrm{KL}(q(u) \| p(u)) $$
 
     with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$. Rossi et al. (2020)
-    compare their method with this one. Inducing points, q, lengthscales, amplitude and noise are trained, and the bound has a
+    compare their method with this process. Inducing points, q, lengthscales, amplitude and noise are trained, and the bound has a
     closed form. The class needs the extra `gp`.
 
     Args:

@@ -28,7 +28,7 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import put_tensors
 
 INIT_STD = 0.1
-"""Initial standard deviation of the weights, between the prior's 1 and typical values after training."""
+"""Initial standard deviation of the weights. It lies between the prior's 1 and typical values after training."""
 INIT_NOISE = 0.02**2
 """Initial variance of the noise, for outputs of variance 1 (Rossi et al. 2020, appendix D.4)."""
 
@@ -140,7 +140,7 @@ class RandomFeatureGP(BayesianNetwork):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo`, separately: [1] each in closed form, whatever `num_draws`; otherwise [S]."""
+        """The two terms of `elbo`, separately: [1] each in closed form, for any `num_draws`; otherwise [S]."""
         if not self.has_exact_bound:
             return super().elbo_terms(
                 x,

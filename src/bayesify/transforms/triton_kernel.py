@@ -24,7 +24,7 @@ _COMPILED: dict[Any, Any] = {}
 
 @triton.jit
 def _signs(left, right):
-    """1 or -1, by the parity of the bits that two indices below 256 have in common."""
+    """1 or -1, by the parity of the number of bits that two indices below 256 share."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)
@@ -34,7 +34,7 @@ def _signs(left, right):
 
 @triton.jit
 def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """scale * outer @ x @ inner, with x as a sum of n bfloat16 terms, which keeps 8 n bits because signs are exact in bfloat16."""
+    """scale * outer @ x @ inner. x is a sum of n bfloat16 terms; this keeps 8 n bits, because signs are exact in bfloat16."""
     head = x.to(tl.bfloat16)
     y = tl.dot(head, inner)
     for _ in tl.static_range(FIRST - 1):
@@ -55,7 +55,7 @@ def _kernel(
     source, target, count, scale,
     OUTER: tl.constexpr, SIDE: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Transform PARTS tiles of SIDE rows: butterflies between tiles, products within.
+    """Transform PARTS tiles of SIDE rows, by butterflies between tiles and products within a tile.
 
     A vector is PARTS tiles, or OUTER of the SIDE rows of one tile, so that H = H_PARTS x H_OUTER x H_SIDE. `count` is the number of
     rows.
@@ -103,7 +103,7 @@ def terms(dtype: torch.dtype) -> tuple[int, int]:
 def fused_transform(x: Tensor, scale: float) -> Tensor:
     """`scale` times the transform of the last dimension with entries 1 and -1; the dimension is a power of two of at least 128.
 
-    In float32, sums in tensor cores leave a relative error of 1e-6, or 4e-6 with two terms. Products in tf32 would leave 8e-4.
+    In float32, sums in tensor cores have a relative error of 1e-6, or 4e-6 with two terms. With tf32 it would be 8e-4.
 
     Args:
         x: Vectors [..., D] on a CUDA device, in 16-bit or 32-bit floats.
@@ -120,7 +120,7 @@ def fused_transform(x: Tensor, scale: float) -> Tensor:
     tiles, rows = max(1, size // SIDE**2), x.numel() // SIDE
     grid = (triton.cdiv(rows, SIDE * tiles), 1, 1)
     arguments = (source, target, rows, scale, min(size // SIDE, SIDE), SIDE, tiles, *terms(x.dtype))
-    # The compiled kernel depends on this key; launching it by its handle is much cheaper than by its function.
+    # The compiled kernel is stored under this key, because launching it by its handle is much cheaper than by its function.
     key = (x.device.index, x.dtype, arguments[4:], rows < 2**31, source.data_ptr() % 16)
     known = _COMPILED.get(key)
     with nullcontext() if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device):

@@ -23,9 +23,9 @@ FACTOR_SIZE = 32
 NUMBERS_PER_PIECE = 2**21
 """Butterflies process this many numbers at a time, which fit in the cache."""
 MIN_NUMBERS_FOR_HALF_FACTOR = 2**19 if platform.machine() in ("aarch64", "arm64") else math.inf
-"""From this many numbers in a batch, half of `FACTOR_SIZE` with a transposed second matrix is faster; only on ARM."""
+"""On ARM, for batches of at least this many numbers, half of `FACTOR_SIZE` with a transposed second matrix is faster."""
 MAX_NUMBERS_FOR_FEW_CALLS = 2**13
-"""Up to this many numbers in a batch, calls cost more than arithmetic, so that fewer calls are faster."""
+"""For batches of at most this many numbers, calls cost more than arithmetic, so fewer calls are faster."""
 
 
 @checked
