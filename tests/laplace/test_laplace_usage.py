@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +328,51 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
         covariance, evidence = torch.load(tmp_path / f"{structure}.pt")
         torch.testing.assert_close(covariance, alone.covariance_matrix(), rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(evidence, alone.log_evidence(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "given noise", "categorical", "weighted"])
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_an_untrained_network_is_reported(kind, subset):
+    """The message gives the error of the network and that of a constant guess, both over all batches."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 5)
+    signal = 3 * x[:, :1] + 5
+    y = (signal[:, 0] > 5).long() if kind == "categorical" else signal
+    counts = 1 + (torch.arange(200) % 3).double() if kind == "weighted" else torch.ones(200).double()
+    net = nn.Linear(5, 2 if kind == "categorical" else 1)
+    likelihood = {"given noise": likelihoods.Gaussian(4.0), "weighted": "gaussian"}.get(kind, kind)
+    batches = [(x[:50], y[:50], counts[:50]), (x[50:], y[50:], counts[50:])]
+    if kind != "weighted":
+        batches = [batch[:2] for batch in batches]
+    with torch.no_grad():
+        if kind == "categorical":
+            shares = y.bincount() / len(y)
+            seen = nn.functional.cross_entropy(net(x), y), -(shares * shares.log()).sum()
+        else:
+            mean = (counts @ y[:, 0].double()) / counts.sum()
+            seen = [(counts @ part[:, 0].double().square() / counts.sum()).sqrt() for part in (net(x) - y, y - mean)]
+    numbers = re.escape(f"{seen[0]:.3g}") + ".*gives " + re.escape(f"{seen[1]:.3g}")
+    with pytest.warns(UserWarning, match=f"learned little: its .*{numbers}; train the network first"):
+        laplace = Laplace(net, likelihood, subset).fit(batches)
+    assert [finding.code for finding in laplace.findings] == ["learned_little"]
+    with torch.no_grad():
+        net.weight.zero_()[-1, 0], net.bias[:] = 3.0, 5.0 if kind != "categorical" else 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not Laplace(net, likelihood, subset).fit(batches).findings
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_a_second_fit_chooses_a_default_precision_again(subset):
+    """The precision follows the unit of the new targets. A precision that was tuned stays."""
+    torch.manual_seed(0)
+    x, net = torch.randn(200, 3), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    with torch.no_grad():
+        y = net(x) + 0.1 * torch.randn(200, 1)
+    expected = Laplace(net, "gaussian", subset).fit([(x, y)])
+    laplace = Laplace(net, "gaussian", subset).fit([(x, 100 * y)]).fit([(x, y)])
+    assert laplace.prior_precision == expected.prior_precision
+    assert torch.equal(laplace.predict(x).std, expected.predict(x).std)
+    laplace.tune_prior_precision()
+    tuned = laplace.prior_precision
+    assert laplace.fit([(x, 100 * y)]).prior_precision == tuned != expected.prior_precision

@@ -19,6 +19,7 @@ from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs
 from bayesify.running.progress import Display
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.training.rules import Score
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
@@ -107,6 +108,7 @@ class DataTerm:
 
     def __post_init__(self) -> None:
         self._waiting: Tensor | None = None
+        self._targets: Tensor | None = None  # see `_target_sums`; known after a pass over the data
 
     def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
         """Add one piece. The sums stay on the device until `sum_over_processes`, so that the host does not wait."""
@@ -118,6 +120,8 @@ class DataTerm:
             sums.append((weights * residual.square().sum(-1)).sum())
         found = torch.stack(sums)
         self._waiting = found if self._waiting is None else self._waiting + found
+        targets = _target_sums(likelihood, outputs, batch, weights)
+        self._targets = targets if self._targets is None or targets is None else self._targets + targets
         self.num_data += len(batch)
 
     def sum_over_processes(self) -> None:
@@ -127,6 +131,38 @@ class DataTerm:
         total = sum_over_processes(torch.tensor(sums, dtype=torch.float64)).tolist()
         self.num_data, self._waiting = int(total[0]), None
         self.log_likelihood, self.total_weight, self.squared_error = total[1:]
+        if self._targets is not None:
+            self._targets = sum_over_processes(self._targets)
+
+    def score(self) -> Score:
+        """Score of the network on the data, with that of the best constant guess if it is known."""
+        nll, targets = -self.log_likelihood / max(self.total_weight, 1e-30), self._targets
+        if targets is None:
+            return Score(nll, None, self.num_data)
+        if targets.ndim == 1:
+            shares = targets / targets.sum().clamp_min(1e-30)
+            entropy = -float(torch.xlogy(shares, shares).sum())
+            return Score(nll, None, self.num_data, guess=entropy * float(targets.sum()) / max(self.total_weight, 1e-30))
+        count, total, squares = targets  # [O]
+        variance = (squares / count - (total / count).square()).mean().clamp_min(0)
+        rmse = (self.squared_error / float(count.sum())) ** 0.5
+        return Score(nll, None, self.num_data, rmse, float(variance.sqrt()))
+
+
+def _target_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch, weights: Tensor) -> Tensor | None:
+    """Weighted sums of 1, y and y squared for Gaussian noise, [3, O]; weights of each class, [K]; otherwise `None`."""
+    y = batch.y.reshape(len(batch), -1)
+    if likelihood.name == "gaussian":
+        return torch.stack(
+            [weights @ part for part in (torch.ones_like(y, dtype=weights.dtype), y.double(), y.double().square())]
+        )
+    axis = likelihood.logit_axis(outputs.ndim)
+    if axis is None or y.is_floating_point():
+        return None
+    num_classes = outputs.shape[axis]
+    counted = weights.unsqueeze(1) * ((y >= 0) & (y < num_classes))  # a label that is ignored may have any number
+    places = y.long().clamp(0, num_classes - 1).flatten()
+    return torch.zeros(num_classes, dtype=weights.dtype, device=y.device).index_add_(0, places, counted.flatten())
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, batches_all_over, cut, parse_batch, total_count
-from bayesify.training.rules import labels_as_numbers, probabilities_as_logits
+from bayesify.training.rules import labels_as_numbers, learned_little, probabilities_as_logits
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
@@ -255,7 +255,7 @@ class Laplace(Drawable):
         self._found_link: Link | None = None
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
-        self._default = prior_precision is None  # until the weights are chosen
+        self._default = prior_precision is None  # until `set_prior_factor`
         self._scales_by_curvature = covariance == "sampled" and self._default
         default = precisions.default_precision(self.weights, self.values, covariance, self.weights)
         given = default if self._default else prior_precision
@@ -317,18 +317,25 @@ class Laplace(Drawable):
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = (*chosen_for, *candidates.remarks)
-        default, self._default = self._default, False
-        if default:
+        if self._default:
             self.base_precision = self._default_precision(self.subset, variance, find_last, (args, kwargs))
         if self.covariance in ("kronecker", "sampled"):
             self._check_whole(self.subset)
         if self.covariance == "sampled":
             self._solve_draws(loader, read_batch, checkpoint, progress)
-            return self
-        self._fit_covariance(loader, read_batch, first.x, default, progress)
+        else:
+            self._fit_covariance(loader, read_batch, first.x, progress)
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
-            self._find_noise(loader, read_batch, first.x, default)
+            self._find_noise(loader, read_batch, first.x)
+        self._report_untrained()
         return self
+
+    def _report_untrained(self) -> None:
+        """Warn of a network that hardly beats a constant guess on its own training data."""
+        remedy = "train the network first, which Laplace does not do; check inputs and targets"
+        self.findings = tuple(replace(finding, remedy=remedy) for finding in learned_little(self.data.score()))
+        for finding in self.findings:
+            warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
         """Let the likelihood check targets before any long computation; warn of outputs that are no logits and of class labels.
@@ -342,7 +349,7 @@ class Laplace(Drawable):
         for finding in (*probabilities_as_logits(self.likelihood, outputs), *labels):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
-    def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool) -> None:
+    def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any) -> None:
         """Find the noise and, if all weights are chosen, the factor on a default precision, given the curvature."""
         subset, posterior = self.fitted()
         if not self.data.squared_error > 0:  # without residuals, the noise stays at its lower bound
@@ -350,7 +357,7 @@ class Laplace(Drawable):
         if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
             batches = self._whole_rows(loader, precisions.MAX_SETTLING_ROWS, read_batch)
             if batches:
-                self._leave_rows_out(loader, read_batch, batches, default)
+                self._leave_rows_out(loader, read_batch, batches)
                 return
         self._fit_noise()
         self._widen_noise(loader, read_batch)
@@ -368,9 +375,7 @@ class Laplace(Drawable):
         step = max(1, sum(map(len, batches)) // count)
         return [batch if step == 1 else batch.rows(slice(None, None, step)) for batch in batches if len(batch)]
 
-    def _leave_rows_out(
-        self, loader: Iterable[Any], read_batch: BatchReader | None, batches: Iterable[Batch], default: bool
-    ) -> None:
+    def _leave_rows_out(self, loader: Iterable[Any], read_batch: BatchReader | None, batches: Iterable[Batch]) -> None:
         """Choose the noise and the factor on a default precision by left-out training rows; see `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(loader, read_batch, noise, self.data.squared_error)
@@ -391,9 +396,9 @@ class Laplace(Drawable):
                     leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
                 rows.add(residuals, next(leverages), leverages, counts)
         rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
-        found, factor = rows.choose(moves=default)
+        found, factor = rows.choose(moves=self._default)
         self.set_noise(max(found, MIN_RELATIVE_NOISE * noise))
-        self.set_prior_factor(factor)
+        self._rescale(factor)
 
     def _score(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
         """Gradient of the log-likelihood with respect to the chosen weights, in a pass over the data: [S]."""
@@ -453,9 +458,7 @@ class Laplace(Drawable):
             spread += float(batch.counts.sum()) / total_count(batches) * batch.mean(found.epistemic)
         self.set_noise(max(noise, ratio * residual / (1 + spread / noise)))
 
-    def _fit_covariance(
-        self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, default: bool, progress: bool
-    ) -> None:
+    def _fit_covariance(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, progress: bool) -> None:
         """Sum the curvature of the chosen weights over the data, and find the precision if none was given."""
         assert self.subset is not None
         found, self.data = self._curvature(
@@ -473,7 +476,7 @@ class Laplace(Drawable):
             self.posterior.diagonalize()  # so that the first prediction is as fast as later ones
         if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
-        elif default:
+        elif self._default:
             self._settle_precision(loader, read_batch)
             self._leave_labels_out(loader, read_batch)
 
@@ -916,7 +919,7 @@ class Laplace(Drawable):
             bearable = [factor for factor, loss in zip(wanted, losses, strict=True) if loss <= limit]
             if bearable:
                 break
-        self.set_prior_factor(bearable[0] if bearable else factors[-1])
+        self._rescale(bearable[0] if bearable else factors[-1])
 
     def _leave_labels_out(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
         """For classes, change the precision of all weights if left-out training rows are then predicted better.
@@ -953,7 +956,7 @@ class Laplace(Drawable):
         densities = sum_over_processes(totals)
         better = len(links) > 1 and float(densities[1].max() - densities[0].max()) > MAX_DENSITY_LOSS
         self._found_link = links[int(better)]
-        self.set_prior_factor(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
+        self._rescale(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
         """Nats by which predictions of training rows are worse than the network's own, for factors on the precision."""
@@ -1171,9 +1174,12 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the common factor on the given prior precisions. The curvature stays."""
-        _, posterior = self.fitted()
-        self.posterior = posterior.rescaled(factor)
+        """Set the common factor on the given prior precisions. The curvature stays, and a second `fit` keeps the precision."""
+        self._rescale(factor)
+        self._default = False
+
+    def _rescale(self, factor: float) -> None:
+        self.posterior = self.fitted()[1].rescaled(factor)
 
     @torch.no_grad()
     @checked
@@ -1230,7 +1236,8 @@ class Laplace(Drawable):
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
             num_fine = tuning.NUM_FINE_SCORES
         chosen, finding = tuning.search_precision(score, base, grid, num_fine if fine else 0)
-        self.findings = () if finding is None else (finding,)
+        kept = (old for old in self.findings if old.code != "search_at_edge")
+        self.findings = (*kept, *([] if finding is None else [finding]))
         if finding is not None and tuple(grid) == tuning.DEFAULT_GRID:
             warnings.warn(f"tune_prior_precision: {finding}", stacklevel=4)
         self.set_prior_factor(chosen / base)
