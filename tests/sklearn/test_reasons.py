@@ -47,8 +47,9 @@ def test_contributions_to_an_additive_model_are_its_terms_and_noise_shows_in_the
     assert not found.moves[:, 2:].any()
     assert found.widens[:, 2].all()
     assert not found.widens[:, [0, 1, 3]].any()
-    assert found.told("widens")[0].split("=")[0] == "x2"
-    assert "x0" not in found.told("widens")[0]
+    told = found.told("widens")  # x2 narrows the interval of some rows, which have no reason for a wide one
+    assert {text.split("=")[0] for text in told} == {"x2", ""}
+    assert [bool(text) for text in told] == (found.widens[:, 2] > 0).tolist()
 
 
 def test_pairs_of_columns_share_what_they_do_together_as_shapley_values_do():

@@ -79,7 +79,7 @@ class Explanation:
         """The strongest contributions of each row as a text such as `area=118 +38,000; town=east -4,900`.
 
         Args:
-            which: `"moves"` or `"widens"`.
+            which: `"moves"`, or `"widens"` for the columns that widen the interval. Columns that narrow it are left out.
 
         Raises:
             ValueError: If there are several targets.
@@ -92,8 +92,8 @@ class Explanation:
         every = np.nan_to_num(np.column_stack([values, others]))
         found = []
         for row, cells in zip(every, self.cells, strict=True):
-            least = MIN_TOLD_SHARE * np.abs(row).sum()
-            order = [place for place in np.argsort(-np.abs(row), kind="stable")[:NUM_TOLD] if abs(row[place]) > least]
+            least, size = MIN_TOLD_SHARE * np.abs(row).sum(), np.abs(row) if which == "moves" else row
+            order = [place for place in np.argsort(-size, kind="stable")[:NUM_TOLD] if size[place] > least]
             parts = (f"{names[one]}{f'={cells[one]}' if one < len(cells) else ''} {_signed(row[one])}" for one in order)
             found.append("; ".join(parts))
         return found
