@@ -248,7 +248,7 @@ class _Predicted:
     def _note_tails(self, extra: Mapping[str, Sequence[float]]) -> None:
         """Add a note if a probability is closer to 0 or 1 than the training rows can show."""
         rows = self._model.about.num_rows
-        least = 1 / (rows + 1)
+        least = float(f"{1 / (rows + 1):.2g}")
         found = [value for name in extra if not name.startswith("quantile_") for value in extra[name]]
         if found and (min(found) < least or max(found) > 1 - least):
             self.notes[
