@@ -184,20 +184,23 @@ def test_accuracy_and_error_are_compared_on_the_same_examples():
 def test_calibration_is_compared_with_the_given_network(before, after, count, found):
     """The accuracy is 0.8. With 400 rows its standard error is 0.02, with 100 rows 0.04, and 0.06 is then within chance."""
     errors = tuple(float(place % 5 == 0) for place in range(count))
-    scores = [Score(0.5, 0.8, count, errors=errors, confidences=count * (value,)) for value in (before, after)]
+    scores = [
+        Score(0.5, 0.8, count, guess=1.0, errors=errors, confidences=count * (value,)) for value in (before, after)
+    ]
     told = rules.less_calibrated(*scores)
     assert bool(told) is found
     assert not told or f"is {after:.3f} at an accuracy of 0.800 (was {before:.3f} at 0.800)" in told[0].sentence
     assert not rules.less_calibrated(replace(scores[0], confidences=()), scores[1])
+    assert not rules.less_calibrated(replace(scores[0], nll=0.95), scores[1])  # an untrained network
 
 
 def test_a_change_of_calibration_must_exceed_chance():
     """Of 400 rows, 50 become right and 50 wrong: the gap rises by 0.045, and its standard error is 0.025."""
     right = 320 * (0.0,) + 80 * (1.0,)
     other = 50 * (1.0,) + 270 * (0.0,) + 30 * (1.0,) + 50 * (0.0,)
-    start = Score(0.5, 0.8, 400, errors=right, confidences=400 * (0.8,))
-    assert rules.less_calibrated(start, Score(0.5, 0.8, 400, errors=right, confidences=400 * (0.845,)))
-    assert not rules.less_calibrated(start, Score(0.5, 0.8, 400, errors=other, confidences=400 * (0.845,)))
+    start = Score(0.5, 0.8, 400, guess=1.0, errors=right, confidences=400 * (0.8,))
+    assert rules.less_calibrated(start, Score(0.5, 0.8, 400, guess=1.0, errors=right, confidences=400 * (0.845,)))
+    assert not rules.less_calibrated(start, Score(0.5, 0.8, 400, guess=1.0, errors=other, confidences=400 * (0.845,)))
 
 
 # -- healthy trainings ---------------------------------------------------------------------------------------------

@@ -275,14 +275,15 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must exceed
     `MIN_CALIBRATION_GAP` and two of its standard errors. Its rise must exceed `MIN_CALIBRATION_RISE` and two standard errors of the
     difference on the same examples. Training data do not show this, because a network is more often right on training data than on
-    new data.
+    new data. An untrained network gives no standard: it is calibrated by chance.
     """
     parts = [
         [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]
         for score in (start, now)
     ]
     count = len(parts[1])
-    if count < MIN_PAIRED_EXAMPLES or len(parts[0]) != count:
+    trained = start.guess is not None and start.nll <= MAX_TRAINED_NLL_RATIO * start.guess
+    if not trained or count < MIN_PAIRED_EXAMPLES or len(parts[0]) != count:
         return []
     before, after = (abs(fmean(part)) for part in parts)
     if after < max(MIN_CALIBRATION_GAP, 2 * stdev(parts[1]) / math.sqrt(count)):
