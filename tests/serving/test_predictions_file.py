@@ -118,7 +118,7 @@ def test_probabilities_are_never_certain(model, tmp_path):
     for row in lines(tmp_path / "out.csv"):
         assert row["above_-1000000000"] == row["below_1000000000"] == "0.999999"
         assert row["above_1000000000"] == row["below_-1000000000"] == "1e-06"
-    note = "Read probabilities below 0.024 as less than 0.024, and probabilities above 0.97561 as more than 0.97561"
+    note = "Read probabilities below 0.024 as less than 0.024, and probabilities above 0.976 as more than 0.976"
     assert sum(text.startswith(note) for text in outcome.notes) == 1
     guess = float(lines(tmp_path / "out.csv")[0]["prediction"])
     table(1)[:1].to_csv(tmp_path / "new.csv", index=False)
