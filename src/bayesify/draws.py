@@ -179,7 +179,7 @@ class Draws:
     @overload
     def __getitem__(self, index: slice) -> Draws: ...
     def __getitem__(self, index: int | slice) -> Draw | Draws:
-        """One draw, or some of them."""
+        """One draw, or a slice of the draws."""
         if isinstance(index, slice):
             chosen = range(len(self))[index]
             if len(chosen) == 0:

@@ -149,7 +149,7 @@ METHODS: dict[str, Method] = {
 
 
 def all_methods() -> dict[str, Method]:
-    """All methods by name: the library's, and those that other packages add by entry points of the group `bayesify.methods`.
+    """All methods by name: the library's methods, and methods of other packages from the entry points group `bayesify.methods`.
 
     An entry point's object is a `Method` or a subclass of `Posterior`. Any other object is skipped with a warning.
 

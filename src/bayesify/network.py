@@ -57,8 +57,8 @@ class Road:
     """The code path that makes and runs the draws of one network. The network chooses this path once and keeps it.
 
     On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs. The
-    runner decides everything about the network's own modules: copies, `vmap` or a loop, rows within a memory budget. A new
-    road is made if the module or a posterior is replaced, or if the type of the device changes. Copies and pickles of a network
+    runner decides everything about the network's own modules: copies, `vmap` or a loop, rows within a memory budget. The network
+    makes a new road if its module or a posterior is replaced, or if the type of the device changes. Copies and pickles of a network
     have no road at first.
 
     Args:
@@ -525,8 +525,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             return None
         if num_draws is not None and num_draws > len(kept):
             warnings.warn(
-                f"predict: num_draws={num_draws}, but only {len(kept)} draws have batch statistics of their own, so averages over "
-                "draws normalize this prediction, which is worse; keep more draws with bayesify.keep_draws",
+                f"predict: num_draws={num_draws}, but only {len(kept)} draws have batch statistics of their own, so this "
+                "prediction uses less accurate averages over draws; keep more draws with bayesify.keep_draws",
                 stacklevel=4,
             )
             return None

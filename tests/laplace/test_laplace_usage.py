@@ -38,7 +38,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
     "marginal": (
         lambda: Laplace(network(), CATEGORICAL, covariance="diagonal", marginal=True),
-        "marginal=True with covariance='diagonal'; use covariance='full'",
+        "marginal=True does not work with covariance='diagonal'; use covariance='full'",
     ),
     "dropout": (lambda: Laplace(nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train(), CATEGORICAL), r"net\.eval\(\)"),
     "batch_norm": (

@@ -1,4 +1,4 @@
-"""A predictor made of existing draws, such as those of a Markov chain."""
+"""A predictor made of existing draws, such as the draws of a Markov chain."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SHORT_TRAJECTORY_STEPS = 16
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """Train to the maximum a posteriori for all epochs, then collect iterates at a `gentle_rate` for half as many.
+    """Train to the maximum a posteriori for all epochs, then collect iterates at a `gentle_rate` for half as many epochs.
 
     The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. With only half of the
     epochs, the demonstration's curve was flat (NLL 0.78 instead of -0.53). If rows represent w examples on average, gradients are w
@@ -75,7 +75,7 @@ def natural_gradient_fit(
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     """Run a chain of `nuts` with one step per epoch, after the same number of warm-up steps.
 
-    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only a quick look: its steps use an eighth as many gradients.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only a quick look. Its steps use an eighth of the usual gradients.
     """
     epochs, batches = task.epochs, task.batches()
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
@@ -97,8 +97,8 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    There are as many trajectories as epochs, after half as many warm-up trajectories. With fewer than `MIN_FULL_CHAIN_STEPS`
-    trajectories, the chains are only a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
+    The number of trajectories is the number of epochs, after half as many warm-up trajectories. With fewer than
+    `MIN_FULL_CHAIN_STEPS` trajectories, the chains are only a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
     """
     epochs, batches = task.epochs, task.batches()
     with own_generators(seed=task.seed):

@@ -24,9 +24,9 @@ from bayesify.training.optimizers import make_optimizer
 class IVON(NaturalGradient):
     r"""Improved variational online Newton (Shen et al. 2024, algorithm 1).
 
-    With $\hat g$ the gradient of the mean negative log-likelihood per example at a draw $\theta \sim q$, $\lambda$ the number of
-    examples divided by the KL's weight, $\delta$ the prior precision divided by $\lambda$, and
-    $\sigma^2 = 1 / (\lambda (h + \delta))$ the variances of q, a step is
+    Let $\hat g$ be the gradient of the mean negative log-likelihood per example at a draw $\theta \sim q$. $\lambda$ is the number
+    of examples divided by the KL's weight, $\delta$ the prior precision divided by $\lambda$, and
+    $\sigma^2 = 1 / (\lambda (h + \delta))$ are the variances of q. A step is
 
     $$ \hat h = \hat g\, \frac{\theta - m}{\sigma^2}, \qquad
        h \leftarrow h + (1 - \beta_2)(\hat h - h) + \tfrac12 (1 - \beta_2)^2 \frac{(\hat h - h)^2}{h + \delta}, $$
@@ -65,7 +65,7 @@ class IVON(NaturalGradient):
             of the weights, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; none by default.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL; N is divided by it.
+        kl_weight: Factor on the KL, by which N is divided.
         point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
@@ -190,7 +190,7 @@ class IVON(NaturalGradient):
         return options | given
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes except the network, as nested data with tensors."""
+        """All state that a step changes, except the network, as nested data with tensors."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ class Microcanonical:
     def advance(self, mean_steps: float | None = None) -> Tensor:
         """Run one trajectory of all chains, accept or reject it, and add its errors to `sums`.
 
-        By default a trajectory has as many steps on average as the length needs.
+        By default the mean number of steps follows from the length of a trajectory.
 
         Returns:
             Squared energy error of each chain's trajectory, [C]; without `adjust`, the mean over its steps.
@@ -188,7 +188,7 @@ class Microcanonical:
 
         The first third, with short trajectories, tunes the step size. The second third also estimates the spread
         $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are still apart, the
-        spread is the distance that each still has to travel. The last third tunes the step size for this length.
+        spread is the distance that each chain still has to travel. The last third tunes the step size for this length.
         """
         aim = self._aim()
         third = max(1, num_trajectories // 3)
@@ -261,8 +261,8 @@ def microcanonical(
     r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, one chain per ensemble member.
 
     This is the sampling of MILE (Sommer et al. 2025): train an ensemble, then move each member by microcanonical dynamics. All
-    chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network are those of
-    `bnn`. Parameters of the likelihood keep their current values, and so do weights that are not under the ensemble. A trajectory
+    chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network come from `bnn`.
+    Parameters of the likelihood keep their current values, and so do weights that are not under the ensemble. A trajectory
     costs up to 3 `max_steps` gradients over all data.
 
     Args:
@@ -276,7 +276,7 @@ def microcanonical(
         adjust: Whether trajectories can be rejected. Without it the draws are biased, but networks of many thousand weights allow
             longer steps.
         max_steps: Largest mean number of steps of a trajectory.
-        checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues them.
+        checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues the chains.
         seed: Seed of the chains.
 
     Returns:

@@ -103,7 +103,7 @@ class NaturalGradient(ABC):
             y: Targets.
             example_weights: Factors on the examples' log-likelihoods, [B].
             generator: Source of randomness.
-            learning_rate: Learning rate of this step, for schedules; the trainer's own by default.
+            learning_rate: Learning rate of this step, for schedules; by default the trainer's learning rate.
 
         Returns:
             Negative log-likelihood per example, averaged over draws.

@@ -221,7 +221,7 @@ class NoisyKFAC(LayerwiseTrainer):
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """The step in the formula of the class."""
+        """Compute a step by the formula in the class's docstring."""
         total, changed = self.effective_data, list[tuple[str, Tensor, Tensor]]()
         factorize = (self.steps - 1) % self.inverse_every == 0 or not self._inverses
         for part, layer in self._layers():
@@ -259,7 +259,7 @@ class NoisyKFAC(LayerwiseTrainer):
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes except the network, as nested data with tensors."""
+        """All state that a step changes, except the network, as nested data with tensors."""
         return {**super().state_dict(), "inverses": {name: list(pair) for name, pair in self._inverses.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

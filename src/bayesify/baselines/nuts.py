@@ -34,10 +34,10 @@ def nuts(
 ) -> Draws:
     r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, by one Markov chain.
 
-    Prior, likelihood and network are those of `bnn`. The chain starts at the mean of its variational posterior, which has no other
-    effect. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that are not under a
+    Prior, likelihood and network come from `bnn`. The chain starts at the mean of `bnn`'s variational posterior, which is not used
+    otherwise. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that are not under a
     posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, which suits networks of a few hundred
-    weights. The sampler works in float64, whatever the network's type.
+    weights. The sampler works in float64 for any type of network.
 
     Args:
         bnn: A network with a likelihood and a fixed prior.

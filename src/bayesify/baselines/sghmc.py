@@ -98,7 +98,7 @@ def sghmc(
     r"""Approximate draws from the posterior by minibatches; see `CyclicalSGHMC` for the steps.
 
     The error of the draws grows with the learning rate and with the noise of minibatch gradients. Prior, likelihood and network
-    are those of `bnn`. Parameters of the likelihood stay at their current values.
+    come from `bnn`. Parameters of the likelihood stay at their current values.
 
     Args:
         bnn: A trained network under `Point`, with a likelihood and a fixed prior; it is not changed.

@@ -187,7 +187,7 @@ class SWAG(Drawable):
 
         Args:
             loader: Iterable of batches that starts again each epoch.
-            epochs: Passes over the data; an iterate is collected at the end of each.
+            epochs: Passes over the data; an iterate is collected at the end of each pass.
             learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
                 `gentle_rate(0.01, likelihood)`. For the last layer of a regression it is multiplied by the variance of the targets,
                 so that their unit does not matter. If training rows are then predicted worse, training starts again at a quarter of
@@ -283,7 +283,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
-        """Whether predictions of training rows are about as good as those of the given network."""
+        """Whether predictions of training rows are about as good as the given network's predictions."""
         start, now, device = Totals(), Totals(), self._reference.device
         generator = torch.Generator(device).manual_seed(0)
         draws = self.draw(NUM_TRIAL_DRAWS, generator=generator)

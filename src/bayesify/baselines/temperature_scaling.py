@@ -105,7 +105,7 @@ class TemperatureScaling(Predictor):
 
         Args:
             loader: Batches of validation data that the model was not trained on, with or without example weights.
-            num_draws: Number of draws in the model's predictions; by default the model's own.
+            num_draws: Number of draws in the model's predictions; by default the model chooses.
             seed: Seed of the draws, which are the same for every batch.
             read_batch: Function from an item of the loader to inputs and targets.
             options: Further arguments of the model's `predict`.
@@ -157,8 +157,8 @@ class TemperatureScaling(Predictor):
         """The predictive distribution with scaled outputs or noise; see `Predictor.predict` for the other arguments.
 
         Args:
-            num_draws: Number of draws S; by default the model's own. A plain network always has one draw.
-            memory: Memory budget in bytes, or a string such as `"1GiB"`; by default the model's own.
+            num_draws: Number of draws S; by default the model chooses. A plain network always has one draw.
+            memory: Memory budget in bytes, or a string such as `"1GiB"`; by default the model's budget.
             options: Further arguments of the model's `predict`, such as `split_batch`.
         """
         prediction = self._predict(x, num_draws, generator=generator, memory=memory, **options)

@@ -53,7 +53,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL; N is divided by it.
+        kl_weight: Factor on the KL, by which N is divided.
         point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
@@ -102,7 +102,7 @@ class VOGN(LayerwiseTrainer):
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """The step in the formula of the class."""
+        """Compute a step by the formula in the class's docstring."""
         total, changed = self.effective_data, []
         for part in self.bnn.posteriors:
             assert isinstance(part, MeanField)

@@ -66,7 +66,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     noise has no randomness and is a sparse Gaussian process.
 
     Standardize the inputs, and the targets of a regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$.
-    Kernel matrices are computed in float64 if the device supports it, whatever the type of parameters and data.
+    Kernel matrices are computed in float64 if the device supports it, for any type of parameters and data.
 
     Args:
         inputs: Training inputs [N, D]. The inducing inputs start at all of them, or at `num_inducing` centers of k-means.
@@ -226,7 +226,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     ) -> Tensor:
         """Evidence lower bound of the whole dataset from a batch of inputs [B, D], in nats, a scalar; maximize it.
 
-        The arguments are those of `BayesianNetwork.elbo`.
+        The arguments are the same as in `BayesianNetwork.elbo`.
 
         Raises:
             ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.

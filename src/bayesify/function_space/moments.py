@@ -34,7 +34,7 @@ def output_covariance(
         jacobians: Jacobians to which the gradients belong.
         gradients: Gradients $v_{kb}^\top J_b$.
         variances: Variances $\sigma^2$ by name, each in the weight's shape.
-        kind: Entries to compute; see the result.
+        kind: Entries to compute; see the return value.
         memory: Largest number of bytes of products of gradients and inputs that are held at once.
 
     Returns:

@@ -188,9 +188,9 @@ class FunctionSpaceVI(Drawable, Trainable):
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            covariance: Part of the covariance to compute; the model's own choice by default. `"example"` is the covariance between
+            covariance: Part of the covariance to compute; by default the model's choice. `"example"` is the covariance between
                 the outputs of each example.
-            memory: Memory budget of the linearization if gradients are disabled; the model's own by default.
+            memory: Memory budget of the linearization if gradients are disabled; by default the model's budget.
 
         Returns:
             Mean [B, O], and variance [B, O] for `"diagonal"`, covariance [O, B, B] for `"full"`, [B O, B O] for `"joint"` (examples
@@ -309,7 +309,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     ) -> Tensor:
         """The function-space bound of the whole dataset from one batch, in nats, a scalar; maximize it.
 
-        The arguments are those of `BayesianNetwork.elbo`. The generator also draws the context inputs.
+        The arguments are the same as in `BayesianNetwork.elbo`. The generator also draws the context inputs.
         """
         data, kl = self.objective_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
@@ -387,7 +387,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"` the model's own by default.
+            memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"`, the default is the model's budget.
             method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
                 outputs of the linearized network; this is exact for Gaussian noise and averages over draws of outputs for classes.
             options: Further arguments of `BayesianNetwork.predict`.
@@ -409,7 +409,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return likelihood.closed_form(OutputGaussian(outputs, found, draw_seed(generator)))
 
     def config(self) -> dict[str, Any]:
-        """All arguments as plain data: those of the network, and those of the prior over functions."""
+        """All arguments of the network and of the prior over functions, as plain data."""
         chosen = {
             "context": self.context.config(),
             "covariance": self.covariance,

@@ -408,7 +408,7 @@ class KroneckerCovariance(WeightCovariance):
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
         """Gradients with respect to each independent weight, and to each block in its eigenbasis: [B, K, n].
 
-        With one position per example, a block or the weight of a linear layer gives two factors instead: inputs [B, d_in] and
+        If a layer is applied once per example, its gradients are given as two factors instead: inputs [B, d_in] and output
         gradients [K, B, d_out].
         """
         for name in self.diagonal:

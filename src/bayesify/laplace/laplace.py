@@ -144,11 +144,13 @@ def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weig
 def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, sampled: bool) -> None:
     """Raise `ValueError` for arguments that exclude each other."""
     if marginal and covariance != "full":
-        raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; use covariance='full'")
+        raise ValueError(f"Laplace: marginal=True does not work with covariance={covariance!r}; use covariance='full'")
     if sampled and curvature == "empirical":
         raise ValueError("Laplace: num_samples does not apply to curvature='empirical'; leave num_samples out")
     if covariance == "sampled" and curvature != "ggn":
-        raise ValueError(f"Laplace: covariance='sampled' with curvature={curvature!r}; use curvature='ggn'")
+        raise ValueError(
+            f"Laplace: covariance='sampled' does not work with curvature={curvature!r}; use curvature='ggn'"
+        )
 
 
 @register_predictor
@@ -490,7 +492,7 @@ class Laplace(Drawable):
             self.base_precision = 1.0
 
     def _check_memory(self, size: int) -> None:
-        """Raise `ValueError` if a covariance over so many weights does not fit into the memory budget."""
+        """Raise `ValueError` if a covariance over `size` weights does not fit into the memory budget."""
         structure: Structure = "kronecker" if self.covariance == "sampled" else self.covariance
         taken = self.sampling.count_bytes(size, self.dtype) if self.covariance == "sampled" else 0
         if self.covariance == "sampled" and self.sampling.stays_on_host(size) and taken <= self.memory:
@@ -646,7 +648,7 @@ class Laplace(Drawable):
         _, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
         count = len(posterior.draws)
-        facts = [f"{count} draws", f"variances off by {math.sqrt(2 / count):.2g} of themselves"]
+        facts = [f"{count} draws", f"relative error of variances {math.sqrt(2 / count):.2g}"]
         if self._scales_by_curvature:
             facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
         if posterior.narrowed < 1:
@@ -835,12 +837,12 @@ class Laplace(Drawable):
 
     def _sampling_remark(self) -> str:
         """Relative errors from sampling the outputs, for `repr`."""
-        count, directions = self._num_vectors, f"predicted standard deviations by {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
+        count, directions = self._num_vectors, f"predicted standard deviations {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
         if count is None:
-            return f"{directions} of themselves (sampled)"
+            return f"relative error of sampled {directions}"
         error = math.sqrt(2 / max(1.0, self.data.num_data * count))
         return (
-            f"{self.outputs_per_example:,} outputs sampled: curvature off by {error:.2g}, {directions}, of themselves"
+            f"{self.outputs_per_example:,} outputs sampled, with relative errors: curvature {error:.2g}, {directions}"
         )
 
     def _announce(self, call: str, num_passes: int) -> bool:
@@ -854,7 +856,7 @@ class Laplace(Drawable):
             remedy = "leave out num_samples='exact'"
         warnings.warn(
             f"Laplace.{call}: {what} take about {num_passes:,} passes of the network over these data; {remedy}, or choose "
-            f"subset='last_layer', which takes one",
+            f"subset='last_layer', which takes one pass",
             stacklevel=4,
         )
         return True

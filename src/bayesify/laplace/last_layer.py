@@ -87,7 +87,7 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
     """The curvature of a layer with a given structure, with the keys of `CURVATURES`, by a forward pass over the data.
 
-    The results equal those from the Jacobian, for Kronecker factors too.
+    The results equal the curvature from the Jacobian, also for Kronecker factors.
 
     Raises:
         FeaturesEnd: If the network's outputs are not those of the layer in some batch.

@@ -54,7 +54,7 @@ class LinearModel:
 
     def squared_error_at(self, penalty: float) -> float:
         r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$ with
-        $d = (t w - J^\top e) / (s + t)$ its distance to the network's weights."""
+        $d = (t w - J^\top e) / (s + t)$, the distance of its weights to the network's."""
         distance = (penalty * self.weights - self.gradient) / (self.spectrum + penalty)
         change = 2 * self.gradient @ distance + self.spectrum @ distance.square()
         return max(0.0, self.squared_error + float(change))
@@ -85,7 +85,7 @@ class LinearModel:
 class LeftOutRows:
     r"""Sums over training rows, each predicted as if it had been left out with all its O outputs.
 
-    A row with weight w counts as w rows, of which one is left out, so w is at least 1. With leverages $H_n(t)$ [O, O], the
+    A row with weight w counts as w rows. One of them is left out, so w is at least 1. With leverages $H_n(t)$ [O, O], the
     network's residual is then $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of `training_penalty`, and the posterior's
     covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise
     under a penalty is $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows
@@ -94,7 +94,7 @@ class LeftOutRows:
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
 
     Args:
-        penalties: t, ascending, C of them.
+        penalties: The C values of t, ascending.
     """
 
     penalties: list[float]

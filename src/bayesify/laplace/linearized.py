@@ -163,7 +163,7 @@ class LinearizedNetwork:
     def sampled(
         self, x: Any, budget: int, seed: int, posteriors: Sequence[WeightCovariance]
     ) -> Iterator[tuple[Tensor, list[LowRank]]]:
-        """Means of the outputs and covariances from `NUM_DIRECTIONS` draws of each of some Gaussians, piece by piece."""
+        """Means of the outputs, and covariances from `NUM_DIRECTIONS` draws of each given Gaussian, piece by piece."""
         device = posteriors[0].prior.device
         drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):

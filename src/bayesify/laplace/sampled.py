@@ -210,7 +210,7 @@ class SampledCovariance(WeightCovariance):
         return self
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Products of the draws' effects."""
+        """Products of the changes of outputs that the draws cause."""
         draws = self.draws.to(gradients.device)
         roots = self.subset.move(gradients, draws).permute(2, 1, 0) / math.sqrt(len(draws))  # [B, K, n]
         found = roots @ roots.mT.contiguous()
@@ -225,7 +225,7 @@ class SampledCovariance(WeightCovariance):
         raise NotImplementedError("Laplace: draws have no form by the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Products of the draws' effects."""
+        """Products of the changes of outputs that the draws cause."""
         roots = (
             self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
         )  # [B K, n]
@@ -471,7 +471,7 @@ class Equations:
         return self.group(target, noise.mul_(self.factor**-0.5))
 
     def group(self, target: Tensor, solution: Tensor) -> Group:
-        """Equations with a given right side, at the start of a solver."""
+        """Equations with a given right-hand side and starting solution."""
         group = Group(target, solution, target[:, :0], torch.zeros_like(target))
         return self.restart(group)
 

@@ -98,8 +98,8 @@ class HeteroscedasticGaussian(NumberLikelihood):
     `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by $(v / \bar v)^\beta$
     ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ means are trained as by squared errors, and with $\beta = 0$ as by the
     likelihood. $\bar v$ is one learned variance, the variance of the residuals. The division by $\bar v$ keeps the data's weight
-    relative to the prior. On the prices of 4,000 diamonds, the error was 642 by squared errors, 1,505 with $\beta = 0$ and 622
-    with 0.5.
+    relative to the prior. On the prices of 4,000 diamonds, the mean's error was 642 when trained by squared errors, 1,505 with
+    $\beta = 0$ and 622 with $\beta = 0.5$.
 
     Args:
         beta: $\beta$, the exponent of the gradients' weights.

@@ -8,7 +8,7 @@ $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t 
 At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except a few at the borders, which a and b do not
 both reach. The correlations come from Fourier transforms (`correlate`), and the border strips are
 subtracted. With a larger stride, patches of a few examples at a time are extracted and multiplied, and extracted again for
-the gradient. In both cases, the memory is that of a few maps for any kernel size (Ober & Aitchison 2021, section 2.2).
+the gradient. In both cases, the computation needs the memory of a few maps (Ober & Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """First numbers of a stream (see `maths.philox`), [count] in float32, on the device of the seed, [1], below $2^{63}$."""
+    """First numbers of a stream (see `maths.philox`), [count], in float32. The seed, [1], is below $2^{63}$ and sets the device."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)

@@ -57,7 +57,7 @@ def _with_kl(
     slopes: list[Tensor],
     grad_kl: Tensor | None,
 ) -> list[Tensor]:
-    r"""Gradients with respect to all means, then all log stds, including those of the KL.
+    r"""Gradients with respect to all means, then all log stds, including the KL's gradients.
 
     `slopes` are gradients with respect to s, and are overwritten.
 

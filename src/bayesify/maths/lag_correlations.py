@@ -37,8 +37,8 @@ class Spectra:
     """Values for the gradient of `correlate`.
 
     Args:
-        both: Spectra of x and y, concatenated, [F, G, 2, M, C + R]: real and imaginary parts of the F frequencies that a real
-            transform keeps.
+        both: Spectra of x and y, concatenated, [F, G, 2, M, C + R]. The axis of length 2 holds real and imaginary parts, and F is
+            the number of frequencies of a real transform.
         own: Waves of the lags between x and x, [2, lags, F].
         cross: Waves of the lags between x and y.
         sizes: Period in each axis.
@@ -67,7 +67,7 @@ def correlate(
     r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are zero outside.
 
     A correlation at a few lags is the sum over frequencies of a product over examples. The work is therefore two transforms and
-    one product of C x M with M x (C + R) per frequency, whatever the number of lags. The products are real, few and large,
+    one product of C x M with M x (C + R) per frequency, for any number of lags. The products are real, few and large,
     and only their left operands are transposed. On some processors these properties matter more than the number of operations.
 
     Args:
@@ -90,7 +90,7 @@ def correlate(
     for part in _chunks(both, channels):
         rows = both[part]
         left = rows[..., :channels]
-        even = left.flatten(2, 3).mT @ rows.flatten(2, 3)  # real part of the conjugate times all, [F, G, C, C + R]
+        even = left.flatten(2, 3).mT @ rows.flatten(2, 3)  # real part of the products, [F, G, C, C + R]
         odd = left[:, :, 0].mT @ rows[:, :, 1]
         back = left[:, :, 1].mT @ rows[:, :, 0, :, channels:]
         cosines, sines = own[:, :, part] * counts[part]

@@ -61,7 +61,7 @@ class LocalInducing(Posterior):
     small_options = {"points": 60, "precision": 3000.0, "init": "network"}
     slow = True
     prior_means = False
-    prior_scale = 1.0  # far from inducing points, draws come from the prior and are as large as its activations
+    prior_scale = 1.0  # far from inducing points, draws come from the prior, so a wide prior would give large outputs
     correlated_priors = True
 
     @checked

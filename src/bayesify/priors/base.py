@@ -110,7 +110,7 @@ class PriorDraw:
         return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
-        """A kernel with the prior's correlation, from a kernel with independent positions, both at the prior's scale.
+        """A kernel with the prior's correlation, made from a kernel with independent positions. Both have the prior's scale.
 
         Posteriors that are built on the prior work with $C^{-1} w$ instead of w.
 

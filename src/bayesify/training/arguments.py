@@ -22,7 +22,7 @@ class Steps:
 
     Args:
         accumulate: Number of batches whose gradients make one step. All these batches use the same draw of the weights, so the step
-            equals that of one large batch.
+            equals a step from one large batch.
         clip_norm: Upper bound on the norm of the gradient.
         scheduler: When the learning rate scheduler steps: after each `"epoch"` or after each optimizer `"step"`.
         skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a `ModelStack`, only the
@@ -77,7 +77,7 @@ class Checkpointing:
 class Devices:
     """Processes that train together through Lightning Fabric, each on its own device with its part of every batch.
 
-    With the same seed, the result equals that of one process up to rounding.
+    With the same seed, the result equals the result of one process up to rounding.
 
     Args:
         count: Number of processes, per machine if torchrun started several machines.

@@ -43,7 +43,7 @@ def check(
 
     Always checked: draws that agree (no uncertainty), ensemble members that are behind, predictions no better than a constant
     guess, probabilities passed as logits, class labels passed as numbers, a search that ended at the edge of its range. With
-    `start=`: predictions worse than those of the starting network, and a KL that dwarfs the data term. With `losses=`: an objective
+    `start=`: predictions worse than the starting network's, and a KL that dwarfs the data term. With `losses=`: an objective
     that still falls.
 
     Args:

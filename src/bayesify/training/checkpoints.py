@@ -58,7 +58,7 @@ class Checkpoint:
         """Write the checkpoint atomically.
 
         Raises:
-            ValueError: If a state of the steps is not finite; nothing is then written. The caller must check the parameters.
+            ValueError: If `steps` holds a non-finite number; nothing is then written. The caller must check the parameters.
             OSError: If the file cannot be written.
         """
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}

@@ -79,7 +79,7 @@ class Processes:
 class FabricProcesses(Processes):
     """Several processes under a launched `Fabric`, each of which processes its part of every batch.
 
-    The loader yields whole batches, of which rank r of R takes the examples r, r + R, ... With a map-style `DataLoader`, each
+    The loader yields whole batches. Rank r of R takes the examples r, r + R, ... of a batch. With a map-style `DataLoader`, each
     process loads only its part. With other loaders, each process loads the whole batch and keeps its part.
     """
 

@@ -77,10 +77,10 @@ def fit(
     posterior mean by `bnn.map_objective` with the same optimizer and leaves everything else at its initial value.
 
     The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
-    `fit` again with the same arguments and the same `checkpoint` path; the result is that of an uninterrupted run. The run draws
-    its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch, NumPy
-    and Python as they were. Within a run, `fit` cannot reset random transforms in persistent workers, so the caller must make them
-    reproducible.
+    `fit` again with the same arguments and the same `checkpoint` path; the result is the same as without the interruption. The run
+    draws its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch,
+    NumPy and Python as they were. Within a run, `fit` cannot reset random transforms in persistent workers, so the caller must make
+    them reproducible.
 
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised; a second Ctrl-C
     interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error says how many
@@ -101,7 +101,7 @@ def fit(
         scheduler: Learning rate scheduler on the same optimizer, or a function from optimizer to scheduler. By default, the rate of
             the default optimizer falls to 0 as half a cosine over the variational phase, step by step. After three epochs this was
             0.02 nats better on the suite of defaults. `"constant"` keeps the rate, which is the default with your own optimizer. If
-            you continue a finished run for more epochs, the rate is that of a run of the new length.
+            you continue a finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch; a `Validation` also sets the number of draws.
         patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs of
             the MAP phase, and epochs in which the KL schedule is below 1, do not count.

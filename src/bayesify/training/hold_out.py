@@ -170,7 +170,7 @@ class _Best:
         self.at = np.zeros(len(members), dtype=np.int64)
 
     def look(self, outputs: Tensor) -> None:
-        """Score the networks, and keep the weights of those that improved."""
+        """Score the networks, and keep the weights of networks that improved."""
         self.looks += 1
         scores = self._members.held_out_scores(self._outside, outputs)  # [R]
         better = scores > self._scores

@@ -68,8 +68,8 @@ class LearnedNoise:
 
     the weighted mean over N examples with O outputs, which follows from an epoch's mean negative log-likelihood. After each epoch
     the variance is set to this value. In the first two thirds of the epochs it may only become smaller. Dropout makes the residuals
-    of training batches larger than those of predictions, and a run may be stopped early. In both cases, the final variance comes
-    from predictions in evaluation mode on the first rows of the data.
+    of training batches larger than the residuals of predictions, and a run may be stopped early. In both cases, the final variance
+    comes from predictions in evaluation mode on the first rows of the data.
 
     A network has memorized part of the noise of its training rows. The final variance is therefore widened until the variance of
     predictions, epistemic variance v included, is at least the mean squared residual of training rows times

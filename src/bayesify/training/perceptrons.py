@@ -21,7 +21,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class Perceptrons:
     r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
 
-    The outputs are those of the networks themselves, and the penalty of each network is $-\log p(w_r)$. For small networks, the
+    The outputs equal the networks' own outputs, and the penalty of each network is $-\log p(w_r)$. For small networks, the
     number of operations determines the time of a step. All gradients therefore come from one autograd operation, and the penalty's
     gradient is computed on all parameters of a network in one row. Products with a transposed right factor are several times slower
     on some processors, so matrices are transposed first. On a CPU, dropout masks are slices of a fixed pool at random offsets,

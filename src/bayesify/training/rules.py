@@ -141,7 +141,7 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble", u
         f"{behind} of {len(nll)} {what} have not converged: their NLL is up to {max(nll):.3g} nats per example, and the "
         f"best one has {best:.3g}"
     )
-    remedy = "train for more epochs (members that start at random need as many as a single network), or start all members at a "
+    remedy = "train for more epochs (randomly started members need as many epochs as a single network), or start all members at a "
     how = " with Ensemble(init='network')" if what.endswith("ensemble") else ""
     return [Finding("members_apart", sentence, f"{remedy}trained network{how}")]
 
@@ -233,7 +233,7 @@ def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaire
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """A finding if predictions are worse than those of the given network.
+    """A finding if predictions are worse than the given network's predictions.
 
     On held-out data, the difference must exceed chance and 1 percentage point of accuracy, 5 % of the RMSE, or 0.02 nats per
     target. Chance is two standard errors of the mean difference on the same examples. On training data, the given network may look

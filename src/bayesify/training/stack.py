@@ -59,7 +59,7 @@ class ModelStack(nn.Module, Trainable):
         num_data: N of each model, if they differ; by default the N passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
         likelihoods: G likelihoods that replace the models' own. Each is shared by R / G models in order and trained with them.
-            Perceptrons may mix kinds of likelihood: each kind then uses as many of the first outputs as it needs.
+            Perceptrons may mix kinds of likelihood: each kind then uses the first outputs, up to the number that it needs.
 
     Raises:
         ValueError: If there is no model, the models differ in more than values, or likelihoods cannot be shared evenly.

@@ -57,7 +57,7 @@ class Candidates:
 
     @property
     def total(self) -> int:
-        """Number of trainable scalars, including those that cannot be chosen."""
+        """Number of trainable scalars, including scalars that cannot be chosen."""
         return sum(weight.numel for weight in self.weights.values())
 
     @property

@@ -222,7 +222,7 @@ class CapturedDraw:
         return use is not None and not use.finished
 
     def replay(self) -> Drawn:
-        """Draw. Results are used in place with gradients and copied out without."""
+        """Draw. With gradients, results are used in place; without gradients, they are copied out."""
         if self.training:
             use = _Use()
             if self.pending is not None and (last := self.pending()) is not None:

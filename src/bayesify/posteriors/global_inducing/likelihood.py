@@ -19,9 +19,9 @@ NEGLIGIBLE_LOG_PRECISION = -60.0
 """Log precision at which pseudo-outputs are negligible compared with the prior in double precision."""
 NETWORK_PRECISION = 300.0
 r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose that outputs
-under the prior have variance 1, and that there are as many inducing inputs as columns. At the inducing inputs, the outputs of one
-layer's mean then differ from the outputs of weights drawn from the prior by at most $1 / (2 \sqrt{\lambda})$ (root mean square),
-and the outputs of draws scatter by at most $1 / \sqrt{\lambda}$."""
+under the prior have variance 1, and that there are as many inducing inputs as columns. Let weights be drawn from the prior. At the
+inducing inputs, the outputs of q's mean then differ from the outputs of these weights by at most $1 / (2 \sqrt{\lambda})$ (root
+mean square, one layer). The outputs of draws from q scatter by at most $1 / \sqrt{\lambda}$."""
 
 MAX_ROUNDING_ERROR = 5e-4
 """Largest estimated error of float32 in a regression, in units of the prior. Measured errors are at most a tenth of this."""

@@ -104,7 +104,7 @@ class GlobalInducing(Posterior):
     small_options = {"inputs": 20, "init": "network"}
     starts_at_rows = "inputs"
     prior_means = False
-    prior_scale = 1.0  # far from inducing points, draws come from the prior and are as large as its activations
+    prior_scale = 1.0  # far from inducing points, draws come from the prior, so a wide prior would give large outputs
     runs_network = True
     correlated_priors = True
 
@@ -333,7 +333,7 @@ class GlobalInducing(Posterior):
         r"""The regression that gives a layer's whitened weights. Float64 keeps the prior's identity matrix exact.
 
         A convolution's matrices take most of a step's time on a CPU, so they are tried in float32 there. In our measurements,
-        rounding then changes variances, and means as large as the prior's, by at most about a tenth of
+        rounding then changes variances, and means of prior size, by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$

@@ -281,7 +281,7 @@ class FullMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Sum of squared reaches over the columns of T, a few columns at a time."""
+        """Sum over the columns of T of their squared effects on W, a few columns at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):

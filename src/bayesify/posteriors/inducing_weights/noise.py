@@ -66,7 +66,7 @@ class NoiseShapes:
     def draw(
         self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The noise for U of each family, and for each block with the shapes of `noise_shapes`.
+        """The noise for U of each family, and the noise of each block, with the shapes from `noise_shapes`.
 
         With a `seed`, [1], the result omits the noise of W's size, which a kernel generates.
         """
