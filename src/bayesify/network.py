@@ -535,7 +535,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return Draws(drawn.runner, drawn.weights, drawn.kl, kept.buffers(count))
 
     def _valid_statistics(self) -> KeptStatistics | None:
-        """The kept statistics if nothing that they were computed from has changed since, otherwise `None`."""
+        """The kept statistics, or `None` if network, posteriors or prior have changed since."""
         kept = self.kept_statistics
         return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
 

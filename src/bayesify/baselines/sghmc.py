@@ -43,7 +43,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
     $$ v \leftarrow (1 - a) v - \ell_t s^2 \nabla \tfrac{1}{N} U + s \sqrt{2 a \ell_t / N}\, \xi, \qquad w \leftarrow w + v $$
 
     with $U = -\log p(w, y)$ and s the prior's standard deviation of the weight. For small rates $\ell_t$ and gradients without
-    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to half of it along a cosine. The first part of
+    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to $\ell / 2$ along a cosine. The first part of
     a cycle explores without noise.
 
     Each of `groups` is a dictionary for one weight with its `params` and its `scale` s; `sghmc` documents the other arguments.

@@ -39,7 +39,7 @@ def output_covariance(
 
     Returns:
         `"diagonal"`: variances [K, B]. `"full"`: covariances between examples, [K, B, B]. `"example"`: covariances between vectors,
-        [B, K, K]. `"joint"`: covariances between all pairs, examples slowest, [B K, B K].
+        [B, K, K]. `"joint"`: covariances between all pairs, ordered by example, then vector, [B K, B K].
     """
     terms = (term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory))
     return reduce(torch.add, terms)

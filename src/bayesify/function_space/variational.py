@@ -230,7 +230,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             with explain_shape_errors(args, kwargs):
                 size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
             shape = tuple(select_output(output, self._jacobians.output).shape[1:])
-            # One forward pass, and for each output a backward pass and the activations kept to differentiate it.
+            # Count one forward pass and, for each output, a backward pass with the activations kept to differentiate it.
             self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
         size, self._output_shape = self._bytes_per_row[shapes]
         return max(1, int(memory / 2 / max(1.0, size)))  # half is for products with inputs

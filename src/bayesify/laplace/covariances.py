@@ -99,7 +99,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def joint(self, gradients: Gradients) -> Tensor:
-        r"""$J \Sigma J^\top$ over all examples and vectors, examples slowest: [B K, B K]."""
+        r"""$J \Sigma J^\top$ over all examples and vectors, ordered by example, then vector: [B K, B K]."""
 
     @abstractmethod
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
@@ -204,14 +204,14 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _whitening(self) -> Tensor:
-        """The inverse transposed factor by the columns of the last layer's `[W b]`: [D, K, S]."""
+        """The inverse transposed factor, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
         eye = torch.eye(len(self.prior), dtype=self._factor.dtype, device=self._factor.device)
         inverse: Tensor = torch.linalg.solve_triangular(self._factor, eye, upper=False)
         return self._by_columns(inverse.T)
 
     @cached_property
     def _eigen_by_columns(self) -> Tensor:
-        """The eigenvectors by the columns of the last layer's `[W b]`: [D, K, S]."""
+        """The eigenvectors, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
         return self._by_columns(self._eigen[1])
 
     def _by_columns(self, matrix: Tensor) -> Tensor:
@@ -480,13 +480,13 @@ class KroneckerCovariance(WeightCovariance):
         return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Sums of squared inputs in the eigenbasis of A, which are variances in the eigenbasis of G."""
+        """Variances in the eigenbasis of G, from sums of squared inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a.flatten(0, 1), factors)
         squares = turned.square()
         return [SharedBasis(squares @ spread.T, basis) for spread in spreads]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Products of inputs in the eigenbasis of A, which are covariances in the eigenbasis of G."""
+        """Covariances in the eigenbasis of G, from products of inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a, factors)
         found = []
         for spread in spreads:

@@ -135,7 +135,7 @@ class DataTerm:
             self._targets = sum_over_processes(self._targets)
 
     def score(self) -> Score:
-        """Score of the network on the data, with that of the best constant guess if it is known."""
+        """Score of the network on the data, with the score of the best constant guess if it is known."""
         nll, targets = -self.log_likelihood / max(self.total_weight, 1e-30), self._targets
         if targets is None:
             return Score(nll, None, self.num_data)
@@ -425,7 +425,7 @@ CURVATURES: dict[Structure, Callable[[Pieces, Subset], dict[str, Tensor]]] = {
     "diagonal": diagonal_curvature,
     "kronecker": kronecker_curvature,
 }
-"""Functions that compute the tensors of a curvature for `covariances.from_curvature`, by the structure of the covariance."""
+"""Functions that compute the tensors of a curvature for `covariances.from_curvature`, keyed by the covariance's structure."""
 
 
 def has_factors(layer: Layer, gradients: Gradients) -> bool:

@@ -22,9 +22,9 @@ from bayesify.weights.catalog import Weight, catalog, group_layers
 NUM_FIXED_POINT_STEPS = 5
 """Number of updates of the precisions for each curvature. The next curvature starts from the last update."""
 PRECISION_RANGE = 1e-4, 1e8
-"""Smallest and largest precision. The precision of a layer that the data do not need grows without a bound."""
+"""Smallest and largest precision. The precision of a layer that the data do not need would otherwise grow forever."""
 MIN_NOISE_SHARE = 0.05
-"""Lower bound, in the noise estimate, on the share of targets that the weights do not fit."""
+"""Lower bound on the denominator of the noise estimate, N O minus the effective parameters, relative to N O."""
 
 
 class LayerwiseGaussian(Prior):
@@ -67,9 +67,9 @@ def fit_with_evidence(
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
     for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
-    in deep learning", which ascends the gradient of the same evidence). A noise variance that was not given is
-    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` under `posteriors.Point`, by Adam at a constant rate, which
-    falls to 0 in the last epochs. The precisions start at the number of inputs of a layer, as in `priors.Neal()`.
+    in deep learning", which ascends the gradient of the same evidence). If no noise variance was given, it is
+    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` under `posteriors.Point`, by Adam. Its rate is constant
+    until it falls to 0 in the last epochs. The precisions start at the number of inputs of a layer, as in `priors.Neal()`.
 
     Args:
         net: The network, which is not changed. The trained network is `laplace.network`.

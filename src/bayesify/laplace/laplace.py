@@ -112,12 +112,12 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
 PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
-"""Number of passes of a convolutional network per vector of an example, for the curvature. A diagonal squares the gradients of each
-example separately (H200, ResNet-50: 14 passes; two CPU cores, ResNet-18: 7)."""
+"""Number of passes of a convolutional network per vector of an example, for the curvature. A diagonal squares each example's
+gradients separately, which took 14 passes for a ResNet-50 on an H200 and 7 for a ResNet-18 on two CPU cores."""
 
 MAX_QUIET_WEIGHTS = 3000
-"""Largest full covariance that `fit` chooses by default without a warning, unless examples times outputs are at most a third of the
-weights. Diagonalizing the curvature of 4,810 weights takes 57 s of one ARM core."""
+"""Number of weights up to which `fit` chooses a full covariance by default without a warning. There is also no warning if examples
+times outputs are at most a third of the weights. Diagonalizing the curvature of 4,810 weights takes 57 s of one ARM core."""
 
 MIN_RELATIVE_NOISE = 1e-12
 """Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that fits every target exactly has no
@@ -342,8 +342,8 @@ class Laplace(Drawable):
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
         """Let the likelihood check targets before any long computation; warn of outputs that are no logits and of class labels.
 
-        `outputs` belong to the first two rows of the batch. All rows are checked with the first of them, so that a message shows
-        the shapes of the batch.
+        `outputs` belong to the first two rows of the batch. All targets are checked with the first row's outputs, so that a message
+        shows the shapes of the batch.
         """
         every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
         self.likelihood.log_prob(every, first.y, has_draws=False)
@@ -711,7 +711,7 @@ class Laplace(Drawable):
     def _default_precision(
         self, subset: Subset, variance: float | None, last: Callable[[], Sequence[str]], inputs: tuple[Any, Any]
     ) -> precisions.Precision:
-        """The default precision of the chosen weights, in the unit of targets with this variance; see `prior_precision`."""
+        """The default precision of the chosen weights, for targets with the given variance; see `prior_precision`."""
         if self._scales_by_curvature:
             return 1.0
         found = precisions.default_precision(self.weights, self.values, self.covariance, subset.names)
@@ -727,7 +727,7 @@ class Laplace(Drawable):
     ) -> dict[str, float]:
         """The default precision in the unit of the targets. The last layer's default assumes outputs of variance 1.
 
-        Weights without a number of inputs keep their precision, because it comes from their own size, which already has the unit.
+        Weights without a number of inputs keep their precision, because their own size sets it and already follows the unit.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -846,7 +846,7 @@ class Laplace(Drawable):
         )
 
     def _announce(self, call: str, num_passes: int) -> bool:
-        """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network, with their number."""
+        """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network, and say how many."""
         if num_passes <= MAX_QUIET_PASSES:
             return False
         what, remedy = f"{self.outputs_per_example:,} outputs", "give fewer rows or values to try"
@@ -897,10 +897,10 @@ class Laplace(Drawable):
 
         The evidence takes the scale of a layer's features into account; the default does not. With few rows per weight, however,
         the evidence prefers a prior so wide that the Gaussian leaves the region where the log-likelihood is quadratic. Predictions
-        are then less confident than the network even on training rows. One layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights
-        therefore gets the smallest precision, between the evidence's and the default, that costs training rows at most
-        `MAX_TRAINING_LOSS_RISE` nats a label. For several layers, normalization layers amplify the spread, so the precision rises
-        from the default until the cost is within the same limit.
+        are then less confident than the network even on training rows. For one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights,
+        the precision therefore lies between the evidence's choice and the default. It is the smallest precision that costs training
+        rows at most `MAX_TRAINING_LOSS_RISE` nats per label. For several layers, normalization layers amplify the spread, so the
+        precision rises from the default until the cost is within the same limit.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -1102,7 +1102,7 @@ class Laplace(Drawable):
             joint: Whether to include covariances between examples.
 
         Returns:
-            [B, O, O], or with `joint` [B O, B O], examples slowest.
+            [B, O, O], or with `joint` [B O, B O], ordered by example, then output.
         """
         _, posterior = self.fitted()
         args, kwargs = checked_inputs(x)
@@ -1305,7 +1305,7 @@ class Laplace(Drawable):
     def _density_of_draws(
         self, batches: Sequence[Batch], factor: float, prediction: Method, num_draws: int, seed: int
     ) -> float:
-        """The mean log predictive density by draws, under one factor on the prior precisions."""
+        """The mean log predictive density, estimated by draws, under one factor on the prior precisions."""
         other = copy.copy(self)
         other.set_prior_factor(factor)
         total = 0.0

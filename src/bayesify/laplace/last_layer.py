@@ -68,7 +68,7 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
 
 
 def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
-    """Masks of the rows of W that belong to the same group of classes at a position: [R, T, K], R groups at each."""
+    """Masks of the rows of W that belong to the same group of classes, [R, T, K], with R groups at each position."""
     shape = features.outputs.shape
     axis = likelihood.logit_axis(len(shape))
     assert axis is not None
@@ -151,4 +151,4 @@ def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 SUMS = {"kronecker": _kronecker_sums, "diagonal": _diagonal_sums, "full": _full_sums}
-"""Functions that compute the sums of a piece of the data, by the structure of the covariance."""
+"""Functions that compute the sums of a piece of the data, keyed by the structure of the covariance."""

@@ -21,7 +21,7 @@ MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
 MAX_DENSITY_LOSS = 2.0
 """Nats, summed over rows, by which a factor may be worse than the best one. The default factor stays if it is within this limit."""
 MIN_LEFT_SHARE = 1e-4
-"""Smallest 1 - h of a row, a few times the rounding error of h in float32."""
+"""Lower bound on 1 - h of a row, a few times the rounding error of h in float32."""
 MAX_JOINT_OUTPUTS = 32
 """Most outputs of a row that are left out together. With more outputs, each output is left out separately, because leaving out
 whole rows would need an eigendecomposition of every row for each penalty. This is wrong if outputs are correlated."""
@@ -85,8 +85,8 @@ class LinearModel:
 class LeftOutRows:
     r"""Sums over training rows, each predicted as if it had been left out with all its O outputs.
 
-    A row with weight w counts as w rows. One of them is left out, so w is at least 1. With leverages $H_n(t)$ [O, O], the
-    network's residual is then $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of `training_penalty`, and the posterior's
+    A row with weight w counts as w rows. One of them is left out, so w is at least 1. Let $H_n(t)$ [O, O] be the leverages. Without
+    the row, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of `training_penalty`. The posterior's
     covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise
     under a penalty is $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows
     is, up to a constant,

@@ -22,8 +22,8 @@ from bayesify.predictive.spreads import LowRank, Spread
 from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_inputs, split_rows
 
 MAX_EXACT_OUTPUTS = 128
-"""Largest number of outputs of an example with exact curvature and predictive covariance by default, if each output takes a
-backward pass. With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace them. The last layer is always
+"""Number of outputs up to which curvature and predictive covariance are exact by default, if each output takes a backward pass.
+With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace them. The last layer is always
 exact."""
 
 NUM_CURVATURE_SAMPLES = 16
@@ -45,7 +45,7 @@ Covariance = Tensor | Spread
 
 
 def variances_of(covariance: Covariance) -> Tensor:
-    """Variances of the outputs of each example, from a covariance over all of them: [B, O]."""
+    """Variances of the outputs of each example, [B, O], from their covariance."""
     return covariance.variances() if isinstance(covariance, Spread) else covariance.diagonal(dim1=-2, dim2=-1)
 
 
@@ -80,7 +80,7 @@ class LinearizedNetwork:
         return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
 
     def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
-        """Results of a function of outputs and their features or gradients, for pieces of a batch within a budget of bytes."""
+        """Results of a function of outputs and their features or gradients, piece by piece within a budget of bytes."""
         args, kwargs = checked_inputs(x)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
@@ -222,7 +222,7 @@ class LinearizedNetwork:
         return torch.cat(self.over(x, budget, use))
 
     def joint_covariance(self, x: Any) -> Tensor:
-        """Covariance over the outputs of all examples, with examples slowest: [B O, B O]."""
+        """Covariance over the outputs of all examples, ordered by example, then output: [B O, B O]."""
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):

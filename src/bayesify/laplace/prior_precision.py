@@ -81,7 +81,7 @@ def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, which is a layer's number of inputs, times `FACTOR_PER_LAYER` for each chosen linear map.
+    """The precision of `priors.Neal()`, a layer's number of inputs, multiplied by `FACTOR_PER_LAYER` for each chosen linear map.
 
     A full covariance over several maps has no such factor. Embeddings and custom parameters, such as positions, have no inputs to
     count, and get the inverse mean square of their values. Normalization layers get 1, because their scales are about 1.

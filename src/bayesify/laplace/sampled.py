@@ -34,7 +34,7 @@ NUM_EVIDENCE_STEPS = 12
 MAX_EVIDENCE_EXAMPLES = 1000
 """Largest number of examples that choose the prior precision. From larger data, this many examples are sampled."""
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
-"""Largest number of weights for which, by default and for the evidence, several draws are solved at a time."""
+"""Largest number of weights for which several draws are solved at a time, by default and for the evidence."""
 MAX_DRAW_ERROR = 0.5
 """Largest relative error of draws that count as converged. The error is an upper estimate: on a residual network with 11,420
 weights and 200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
@@ -95,8 +95,8 @@ class Sampled:
         steps: Number of steps of the minibatch solver for each draw.
         batch: Largest number of examples of a step. Larger batches of the loader are split.
         examples: Largest number of examples under conjugate gradients. From larger data, this many examples are sampled to
-            represent all; see `choose_examples`. With K examples, O outputs and $\gamma$ effective parameters, draws are too wide
-            by a relative error of about $\gamma / (3 K O)$.
+            represent all; see `choose_examples`. With K examples, O outputs and $\gamma$ effective parameters, the width of draws
+            is too large by a relative error of about $\gamma / (3 K O)$.
     """
 
     num_draws: Count = 16
@@ -236,8 +236,8 @@ class SampledCovariance(WeightCovariance):
         return self.draws
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """A random choice of the stored draws. If more are requested than stored, random sums of the draws with the same
-        covariance."""
+        """A random choice of the stored draws. If more are requested than stored, the result is random sums of the draws, with the
+        same covariance."""
         count = len(self.draws)
         if num_draws <= count:
             place = self.noise(count, generator=generator).argsort()[:num_draws]
@@ -516,8 +516,8 @@ class Equations:
     def _error(self, group: Group, left: Tensor) -> float:
         r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, for the preconditioner M.
 
-        $r^\top M^{-1} r$ estimates the error in the norm of the equations, which bounds its effect on the outputs of the examples.
-        $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
+        $r^\top M^{-1} r$ estimates the squared error in the norm of the equations. This norm bounds the error's effect on the
+        outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
         """
         # Subtract before summing: for large c, both sums are so large that float32 cannot resolve their difference.
         parts = zip(
@@ -529,7 +529,7 @@ class Equations:
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
         r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
 
-        The iterate is $z = \delta^{-1/2} u$, so that Jacobian products need no copy of it. The target belongs to all data
+        The iterate is $z = \delta^{-1/2} u$, so that Jacobian products need no copy of it. The target is computed from all data
         (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
@@ -709,9 +709,9 @@ def find_factor(
 ) -> None:
     r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
 
-    At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992) for the mode $\theta^*$ of the linearized model, which is not
-    $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"), and the effective
-    dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$, which a group of draws estimates.
+    At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992). $\theta^*$ is the mode of the linearized model, which is not
+    $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). A group of draws
+    estimates the effective dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$.
     The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
     The search descends from a large c, where the equations are easy, and the solver starts each c from the draws of
@@ -743,7 +743,7 @@ def find_factor(
             gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
             found = now, math.log(gamma / max(float(group.solution[-1].square().sum()), 1e-12))
             wanted = max(_fixed_point(before, found), now - LOG_PRECISION_STEP, 0.5 * (now + bad))
-            if above > 0:  # not below the precision that would make the loss the largest allowed one
+            if above > 0:  # at least the precision at which the loss is just allowed
                 wanted = max(wanted, now + math.log(above))
             good, before = now, found
             if finds_noise:

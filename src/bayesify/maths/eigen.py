@@ -42,8 +42,8 @@ def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]
     r"""Largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
 
     If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
-    several times faster, with an error of the root of the rounding error. Otherwise, or if a value is as small as this error, they
-    come from a singular value decomposition.
+    several times faster, with an error of about the root of the machine precision. Otherwise, or if a value is as small as this
+    error, they come from a singular value decomposition.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     thin = matrix.mT if tall else matrix

@@ -53,7 +53,7 @@ def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 
 
 class _Dyadic(Function):
-    """Entries by exclusive or of the indices; the gradient of c_k sums entries with i ^ j = k, by gathers instead of scatters."""
+    """Matrix with entries c_{i ^ j}. The gradient of c_k sums entries with i ^ j = k, by gathers instead of scatters."""
 
     @staticmethod
     def forward(c: Tensor) -> Tensor:

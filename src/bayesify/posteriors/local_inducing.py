@@ -92,7 +92,7 @@ class LocalInducing(Posterior):
 
     @staticmethod
     def _has_ones(layer: Layer) -> bool:
-        """Whether the last column of `[W b]` is a bias next to a weight, so that it multiplies a 1."""
+        """Whether `[W b]` has a weight and a bias, so that inputs need a 1 for the last column."""
         return len(layer.weights) > 1 and layer.weights[-1].is_bias
 
     def _design(self, layer: Layer, points: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class LocalInducing(Posterior):
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs.
 
-        The layers are drawn in one batch unless values are checked, because errors name single layers.
+        The layers are drawn in one batch. If values are checked, they are drawn one by one, because errors name single layers.
         """
         if should_check(noise[0]):
             found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]

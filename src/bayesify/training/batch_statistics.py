@@ -171,7 +171,7 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _collecting(network: nn.Module, layers: Collection[_NormBase]) -> Iterator[None]:
-    """Only the given layers in training mode; modes and momenta are restored at the end."""
+    """Context in which only the given layers are in training mode. Modes and momenta are restored at the end."""
     momenta = [layer.momentum for layer in layers]
     with modes_kept(network):
         for part in network.modules():

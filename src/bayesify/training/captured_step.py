@@ -173,7 +173,7 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused, or is a torch optimizer that can be fused without changing its steps or a requested form."""
+    """Whether an optimizer is fused, or can be: it is torch's own, its steps stay the same, and no other form was requested."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):

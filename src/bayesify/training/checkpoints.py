@@ -147,7 +147,7 @@ class Checkpoint:
 
 @contextmanager
 def altered(path: Path | None) -> Iterator[None]:
-    """Turn any error in reading a checkpoint into one that says the checkpoint was altered."""
+    """Turn any error in reading a checkpoint into an error saying that the checkpoint was altered."""
     try:
         yield
     except Exception as error:

@@ -144,7 +144,7 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread, because more threads slow down products this small, tenfold if other work runs too."""
+    """Use one thread. More threads slow down such small products, tenfold if other work runs too."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

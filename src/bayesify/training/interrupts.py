@@ -14,7 +14,7 @@ def delayed_interrupt() -> Iterator[threading.Event]:
     """Delay the first Ctrl-C, which sets the event, so that a loop can finish and save. A second Ctrl-C interrupts at once.
 
     The SIGINT handler is replaced in the main thread only. In other threads, or if the present handler is not Python's, the handler
-    stays.
+    is kept.
     """
     requested = threading.Event()
     in_main_thread = threading.current_thread() is threading.main_thread()

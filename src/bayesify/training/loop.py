@@ -280,7 +280,7 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Add to an error in a step where the error happened, and that the steps before it are kept."""
+        """Context that adds to an error where it happened, and that the steps before it are kept."""
         try:
             yield
         except BatchError as failure:
@@ -348,7 +348,7 @@ class TrainingLoop:
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """Context with the model as it will be after the run: with averaged parameters, if there is an average."""
+        """Context in which the model has its averaged parameters, if there is an average, as after the run."""
         average = self.step.average
         return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
 

@@ -39,9 +39,9 @@ MIN_EXPLAINED_SHARE = 0.2
 FALLING_SHARE = 2 / 3
 """Share of the epochs in which the variance may only fall, because the residuals of a learning network exceed the noise."""
 FINAL_DRAWS, FINAL_EXAMPLES = 8, 1024
-"""Draws of the predictions that give the final variance, and number of examples for widening it."""
+"""Number of draws in the predictions for the final variance, and number of examples for widening the variance."""
 START_EXAMPLES, START_DRAWS = 256, 16
-"""Examples and draws that give the initial spread of predictions to within a few percent."""
+"""Numbers of examples and draws that determine the initial spread of predictions to within a few percent."""
 MAX_START_SHARE = 0.05
 """Maximum mean epistemic variance v of a trained network's draws at the start, relative to the noise. A step uses one draw, which
 shifts the predictions of all rows alike, so a wide start makes the means noisy and predictions wide. With 0.2, the NLL of a CNN
@@ -73,7 +73,7 @@ class LearnedNoise:
 
     A network has memorized part of the noise of its training rows. The final variance is therefore widened until the variance of
     predictions, epistemic variance v included, is at least the mean squared residual of training rows times
-    `jacobians.effective.held_out_ratio`. The formula above includes v, so predictions would count v twice. Where the ratio is known
+    `jacobians.effective.held_out_ratio`. The formula above includes v, so predictions would count v twice. If the ratio is known
     and draws are not members of an ensemble, the final variance is narrowed to the same value, but not below the residual.
 
     Args:
@@ -84,7 +84,7 @@ class LearnedNoise:
     Attributes:
         replaced: The variance before the change at the end of an epoch, by name, until the epoch is closed; otherwise empty. A
             checkpoint in between stores this value, because a continued run makes the change again.
-        new_rows_ratio: Ratio of the mean squared error on new rows to that on training rows, known after `finish`; 1 if unknown.
+        new_rows_ratio: Mean squared error on new rows divided by that on training rows, known after `finish`; 1 if unknown.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:

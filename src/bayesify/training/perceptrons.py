@@ -29,7 +29,7 @@ class Perceptrons:
 
     Args:
         models: The networks, all of the same architecture; see `of`.
-        names: Name of the model's parameter for the weight and bias of each linear layer in order, by name in the network.
+        names: Name of each model parameter, keyed by the name of the weight or bias in the network, in the order of the layers.
         layers: The layers of one network; their train or eval mode is used.
     """
 

@@ -114,7 +114,7 @@ class ModelStack(nn.Module, Trainable):
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which they differ; return stacked names by names in a model."""
+        """Stack the models' parameters, and the buffers in which they differ. Return stacked names by the names in a model."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}

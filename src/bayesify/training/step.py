@@ -90,7 +90,7 @@ class Sums:
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`; a number among lists applies to all R models, and an empty list sets all sums to 0."""
+        """Inverse of `read`. If other entries are lists, a number applies to all R models. An empty list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return

@@ -54,8 +54,8 @@ class Totals:
             model its residual is smaller by the factor $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic
             variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance
             $\sigma^2 + v / (1 - h)$.
-        ratio: Ratio of the mean squared error on new rows to that on the examples, if it is known. Residuals are multiplied by at
-            least its square root.
+        ratio: Mean squared error on new rows divided by the mean squared error on the examples, if known. Residuals are multiplied
+            by at least its square root.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:

@@ -71,7 +71,7 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph, made while the parameters are compared with the captured ones.
+        """A draw by the most recent graph, made while the parameters are compared with their values at the capture.
 
         The graph contains values that were computed from the parameters. If the parameters differ, the result is `None` and the
         generator is reset as if nothing had been drawn. The generator is not reset if another thread has used it in the

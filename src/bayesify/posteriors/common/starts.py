@@ -13,7 +13,7 @@ from bayesify.weights.catalog import Layer, Weight
 
 RELATIVE_STD = 0.1
 """Default initial standard deviation, relative to the root mean square of a layer's weights. Much smaller values hardly affect the
-objective, so they stay near their start for many epochs. The value was chosen on trained networks (`benchmarks/defaults.py`)."""
+objective and stay near their start for many epochs. The value was chosen on trained networks (`benchmarks/defaults.py`)."""
 
 NORMALIZED_RELATIVE_STD = 0.03
 """Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm removes

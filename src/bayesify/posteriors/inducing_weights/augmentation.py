@@ -24,7 +24,7 @@ class Augmentation(nn.Module):
     Args:
         z_row: Initial $Z_r$ of each group of equal-sized matrices, [G, M_r, d_out].
         z_col: Initial $Z_c$ of each group, [G, M_c, d_in].
-        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate and $\lambda$ is no parameter.
+        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate and $\lambda$ is not a parameter.
         start: Initial $\lambda$ of each matrix, reduced to at most half of `max_lambda`.
     """
 

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class NoiseShapes:
-    """Shapes of the noise of a draw, each [G, S, ...], in the order in which it is taken from the source.
+    """Shapes of the noise of a draw, each [G, S, ...], in the order in which the noise is drawn.
 
     If kernels generate the noise, $E_3$ and E of a group are adjacent, each padded to a multiple of four columns. The columns of
     E then follow the order of the network's memory. A drawing kernel can therefore generate each number where it needs it.
@@ -35,7 +35,7 @@ class NoiseShapes:
     Attributes:
         own: Shape of the noise for U of each family.
         second: Shape of $E_2$ of each block.
-        large: Shape of $[E_3 E]$ of each group, or of E and then of $E_3$.
+        large: Shape of $[E_3 E]$ of each group, or the shapes of E and $E_3$ in this order.
         thin: Number of columns of $E_3$ if it comes before E, otherwise 0.
     """
 
