@@ -613,7 +613,7 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """Nats by which predictions of training rows are worse than the network's own, for factors on the covariance of draws."""
+        """Nats by which predictions of training rows are worse than the network's own, for each factor on the draws' covariance."""
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
@@ -961,7 +961,7 @@ class Laplace(Drawable):
         self._rescale(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """Nats by which predictions of training rows are worse than the network's own, for factors on the precision."""
+        """Nats by which predictions of training rows are worse than the network's own, for each factor on the precision."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [
             count,

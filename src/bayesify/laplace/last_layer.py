@@ -113,7 +113,7 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
 
 
 def matrix_order(subset: Subset, layer: Layer) -> Tensor:
-    """Index in the subset of each entry of `[W b]`: [K, D]."""
+    """For each entry of `[W b]`, its index in the subset: [K, D]."""
     places = subset.split(torch.arange(subset.size))
     return torch.cat([places[weight.name].reshape(layer.rows, -1) for weight in layer.weights], dim=1)
 

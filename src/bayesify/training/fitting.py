@@ -126,8 +126,8 @@ def fit(
         steps: How batches become steps: gradient accumulation, clipping, when the scheduler steps, CUDA graphs.
         update: A method's own part in each step, for example of `baselines.VOGN`.
         average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later, or be a
-            plain mean. The average replaces the parameters for validation and at the end. Its own batch statistics cost a pass over
-            the training data each time. Callbacks, and a run that ends with an error, see the unaveraged parameters.
+            plain mean. The average replaces the parameters for validation and at the end. Each time, the batch statistics of the
+            average cost a pass over the training data. Callbacks, and a run that ends with an error, see the unaveraged parameters.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,

@@ -27,7 +27,8 @@ MAX_MEMORY_SHARE = 1 / 16
 """Largest share of a device's memory that a captured request's draws may take in float32. A graph keeps this memory."""
 
 MAX_KINDS = 16
-"""Number of recent kinds of requests that a posterior remembers. Requests with different generators are different kinds."""
+"""Number of kinds of requests that a posterior remembers, the most recent ones. Requests with different generators are different
+kinds."""
 
 MAX_PARAMETERS_TO_FOLLOW = 2**23
 """Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing costs device time. A
