@@ -124,4 +124,4 @@ def test_probabilities_are_never_certain(model, tmp_path):
     table(1)[:1].to_csv(tmp_path / "new.csv", index=False)
     asked = Questions(above=[guess], quantiles=[0.001])
     outcome = predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv", asked=asked)
-    assert not any(text.startswith("Read a probability") for text in outcome.notes)
+    assert not any(text.startswith("Read probabilities") for text in outcome.notes)
