@@ -119,7 +119,7 @@ class _StoredRun:
         self.rounds: list[dict[str, float]] = []
 
     def read(self) -> bool:
-        """Read the file. Returns whether there is one."""
+        """Read the file. Returns whether the file exists."""
         if self._path is None:
             return False
         if not Path(self._path).exists():

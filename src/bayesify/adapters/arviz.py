@@ -37,7 +37,7 @@ def to_inference_data(
     of unseen data.
 
     Args:
-        model: A model with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of the same length.
+        model: A model with `draw`, `Draws`, or a sequence of either for the chains of a sampler, all of the same length.
         num_draws: Number of draws per chain; by default all draws, or the model's default number.
         x: Inputs, as `predict` takes them.
         y: Targets of the inputs.

@@ -116,7 +116,7 @@ class BoTorchModel(_Model):
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
             raise ValueError(f"BoTorchModel: data have shapes {shapes}; give points [N, D] and targets [N, O]")
-        self._model: list[Drawable | Draws] = [model]  # in lists, so that they are not submodules
+        self._model: list[Drawable | Draws] = [model]  # in a list, so that the model is not a submodule
         self._law = [law and copy.deepcopy(law).requires_grad_(False)]
         self._data, self._inputs, self._targets = data, inputs, targets
         self._output, self._given = output_of(model, output), (num_draws, likelihood)

@@ -34,7 +34,7 @@ def check_draws(model: object, owner: str) -> None:
 
 
 def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likelihood:
-    """The given likelihood, or otherwise the model's; `ValueError` if there is none."""
+    """The given likelihood, or otherwise the model's; `ValueError` if there is no likelihood."""
     found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
         raise ValueError(f"{owner}: no likelihood; pass likelihood=, such as likelihoods.Categorical()")
@@ -42,5 +42,5 @@ def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likeli
 
 
 def output_of(model: object, given: str | int | None) -> str | int | None:
-    """The given choice among several outputs, or otherwise the model's."""
+    """The given choice among several outputs, or otherwise the model's choice."""
     return model.output if given is None and isinstance(model, Predictor) else given

@@ -120,7 +120,7 @@ class _Mixture:
             device = None if self.generator is None else self.generator.device
             uniform = torch.rand(mixed.shape, generator=self.generator, device=device or mixed.device).to(mixed)
             gumbel = -(-uniform.clamp(1e-20, 1 - 1e-7).log()).log()
-            choice = mixed / self.temperature + gumbel  # the argmax is a draw
+            choice = mixed / self.temperature + gumbel  # Gumbel noise makes the argmax a sampled token
         token = choice.argmax(-1, keepdim=True)
         self.log_probs.append(mixed.gather(-1, token).squeeze(-1))
         self.chosen.append(token.squeeze(-1))

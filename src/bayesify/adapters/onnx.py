@@ -257,7 +257,7 @@ def _exported(
     level = talk.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide deprecation warnings of the exporter itself
-        talk.setLevel(logging.ERROR)  # and its note that torchvision is missing
+        talk.setLevel(logging.ERROR)  # hide the exporter's note that torchvision is missing
         try:
             program: Any = torch.onnx.export(
                 graph,

@@ -251,7 +251,7 @@ def _evaluate(annotation: Any, names: dict[str, Any]) -> Any:
         return annotation
     try:
         return eval(annotation, names)
-    except (NameError, TypeError, AttributeError):  # a name imported under TYPE_CHECKING
+    except (NameError, TypeError, AttributeError):  # an annotation uses a name imported under TYPE_CHECKING
         return Any
 
 

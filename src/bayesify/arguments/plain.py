@@ -20,8 +20,8 @@ class Plain:
     def restore(cls, config: Mapping[str, Any]) -> Self:
         """The dataclass that `config` describes.
 
-        Values whose annotation is a number, string, array, tuple or `Plain` dataclass are converted to it; all other values stay
-        unchanged. A field that has a default may be missing, as in a file of an earlier version.
+        Values whose annotation is a number, string, array, tuple or `Plain` dataclass are converted to that type; all other values
+        stay unchanged. A field that has a default may be missing, as in a file of an earlier version.
         """
         kinds, found = get_type_hints(cls), {}
         for entry in fields(cls):  # type: ignore[arg-type]

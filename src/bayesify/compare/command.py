@@ -94,7 +94,7 @@ def compare(
     from bayesify.tables.files import Reading, check_there
 
     try:
-        check_there(data)  # before anything large is loaded
+        check_there(data)  # fail early, before large packages are loaded
         need("compare", "pandas", "sklearn", "jinja2", "scipy", extra="compare")
         from bayesify.compare.question import Question
 

@@ -19,14 +19,14 @@ RIVALS = {
     "xgboost": "XGBoost",
     "catboost": "CatBoost",
 }
-"""Methods that are not networks, with names for readers; the first three always take part, the others if they are installed."""
+"""Methods that are not networks, with names for readers; the first three always take part, the others only if installed."""
 DEFAULT_RIVALS = tuple(RIVALS)[:3]
 PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
-"""Default methods of a comparison, of different kinds, and cheap enough for many splits."""
+"""Default methods of a comparison. They are of different kinds, and cheap enough for many splits."""
 FROM_CHEAP_TO_DEAR = ("laplace", "swag", "dropout", "mean_field", "ensemble")
-"""Methods in order of how much they train and store; all other methods come after them."""
+"""Methods from cheap to expensive, by what they train and store; all other methods are more expensive."""
 RELATIVE_WORK: Mapping[str, float] = {AUTO: 12.0, "inducing": 3.0}
-"""Time of a run on one split, for methods to which the estimates of `work_of` do not apply."""
+"""Time of a run on one split, relative to other methods, for methods that `work_of` would estimate wrongly."""
 MAX_LAYER_WEIGHTS: Mapping[str, int] = {"full_covariance": 3000}
 """Maximum number of weights of one layer, for methods that become too large."""
 MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}

@@ -23,7 +23,7 @@ FORMAT_VERSION = 6
 
 @contextmanager
 def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
-    """Lock the folder and prepare it for runs: it holds the data and settings, and no results of others.
+    """Lock the folder and prepare it for runs. It then holds the data and settings, and no results of other comparisons.
 
     Yields:
         The file with the data, which runs read.

@@ -12,7 +12,7 @@ from bayesify.tables.targets import Task
 MAX_COPY_DISTANCE = 1e-3
 """Maximum difference of near-copies in each number, in standard deviations."""
 MIN_COPIES_RATIO = 5.0
-"""Near-copies count as copies if there are more pairs of them than this multiple of the number expected by chance."""
+"""Near-copies count as copies if the number of pairs exceeds this multiple of the number expected by chance."""
 GIVEAWAY_SHARE = 0.99
 """A column is reported if it alone predicts this share of the target's variance, or of the labels."""
 MAX_JUDGED_ROWS = 2000
@@ -24,7 +24,7 @@ tried.
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    """Rows that are copies or near-copies of others in all their inputs, as group numbers, [N]; `None` if there are none.
+    """Groups of rows whose inputs are all copies or near-copies, as group numbers, [N]; `None` if there are no copies.
 
     Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs. In a
     table with few or coarse columns, rows are equal by chance. Equal rows count as copies only if the number of pairs is far
@@ -105,7 +105,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the columns most correlated with the targets [N]; all of them, in order, if there are at most `most`.
+    """Names of the `most` columns that are most correlated with the targets [N], or of all columns if there are fewer.
 
     A column that was split into parts has several arrays of numbers, each [N].
     """

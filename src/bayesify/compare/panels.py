@@ -88,7 +88,7 @@ class Panels:
         plot = Plot(self._uncertainty, self._error, *words)
         if not self._classes:
             plot.line([0, self._error[1]], [0, self._error[1]], FAINT, dash="4 3", width=1.5)
-        bins = list(zip(*(curve["bins"] for curve in curves), strict=False))  # some splits have fewer bins
+        bins = list(zip(*(curve["bins"] for curve in curves), strict=False))  # some splits have fewer bins than others
         x, y = ([np.mean([entry[key] for entry in group]) for group in bins] for key in ("uncertainty", "error"))
         return plot.points(np.clip(x, *self._uncertainty), np.clip(y, *self._error), LINE).svg()
 

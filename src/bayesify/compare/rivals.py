@@ -27,7 +27,7 @@ NUM_FOLDS, MAX_ROWS_FOR_ALL_FOLDS = 5, 2000
 MAX_TREES = 100
 """Maximum number of trees of scikit-learn's boosting."""
 MIN_ROWS_PER_INPUT = 3
-"""With fewer rows per input, the linear model selects its inputs (lasso)."""
+"""With fewer rows per input than this, the linear model is a lasso, which selects inputs."""
 NUM_PENALTIES = 30
 """Number of lasso penalties, over three decades; each penalty is a fifth smaller than the previous one."""
 

@@ -43,8 +43,8 @@ def run_method(path: str, job: Job) -> Result:
         job: `data` (its fingerprint), `method`, `splits`, `seed`, `quick`.
 
     Returns:
-        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `rows` (of each part); `examples`,
-        `importance` and the time of a prediction for the first split; `ood` if there are out-of-distribution inputs; or `error`.
+        `runs`, one for each split, each with `error` or with `scores`, `curves`, `times`, `parameters`, `bytes` and `rows` (of each
+        part). The first split also has `examples`, `importance` and the time of a prediction. Out-of-distribution inputs add `ood`.
 
     Raises:
         ValueError: If the file holds the data of another comparison.

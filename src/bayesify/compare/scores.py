@@ -31,7 +31,7 @@ def score_regression(
 
     The scores are those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal), `width_*` of
     the central intervals, `coverage_90_*` of the lowest, middle and highest third of predictions, and `conformal_coverage_*` and
-    `conformal_width_*` of recalibrated intervals, `None` if there are too few calibration rows.
+    `conformal_width_*` of recalibrated intervals. The last two are `None` if there are too few calibration rows.
 
     Args:
         test: Prediction of the test rows, [N, 1].

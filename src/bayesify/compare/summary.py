@@ -91,7 +91,7 @@ class MethodRow:
         failure: Why some or all runs failed; empty if none did.
         behind: Difference of this method's NLL from the NLL of the best method; `None` for the best method and for methods
             without a rank.
-        p: p-value of that difference, adjusted for the number of methods; NaN if it cannot be tested.
+        p: p-value of this difference, adjusted for the number of methods; NaN if the difference cannot be tested.
         standing: `LEADS` if the method is tied with the best; `BEHIND` if this method, or one ranked above it, is clearly behind;
             otherwise `UNCLEAR`.
     """
@@ -256,7 +256,7 @@ def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Met
     errors: dict[str, float | None] = {}
     found = [_flat(results[name, split]) for split in splits]
     for key in dict.fromkeys(key for entry in found for key in entry):
-        values = [entry[key] for entry in found if key in entry]  # some keys are measured on one split only
+        values = [entry[key] for entry in found if key in entry]  # some entries exist only for one split
         known = all(value is not None for value in values)
         means[key] = float(np.mean(values)) if known else None
         errors[key] = float(np.std(values, ddof=1) / math.sqrt(len(values))) if known and len(values) > 1 else None

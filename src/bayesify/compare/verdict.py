@@ -35,7 +35,7 @@ MIN_COVERAGE_GAP = 0.015
 MIN_THIRD_GAP = 0.08
 """A third of the predictions is reported if the coverage of its 90 % intervals deviates from 90 % by at least this."""
 MIN_DETECTION_AUROC = 0.8
-"""AUROC from which out-of-distribution rows count as detected."""
+"""Smallest AUROC at which out-of-distribution rows count as detected."""
 MAX_NAMES = 4
 RIVAL_WORDS = {
     "constant": "a constant guess",
@@ -58,8 +58,7 @@ class Verdict:
             methods are within a standard error of the best. `"likely"`: no other method is within a standard error, but the test
             does not rule out all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was
             a single split.
-        pick: Method to use. It is the best one; in a tie, it is the cheapest method whose uncertainty is about as accurate as
-            the most accurate.
+        pick: Method to use: the best method, or in a tie the cheapest of the tied methods with accurate uncertainty.
         network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
             `None` if no network was ranked.
         sentences: Reasons in plain words, each a sentence or two.

@@ -40,7 +40,7 @@ class Winner:
 def train_winner(
     question: Question, table: ComparedTable, summary: Summary, verdict: Verdict | None, folder: Path
 ) -> Winner | None:
-    """Train the recommended network on all rows that were compared and write it; `None` if no network was ranked.
+    """Train the recommended network on all rows of the comparison and write it to the folder; `None` if no network was ranked.
 
     The method is trained as `bayesify fit` trains it; its scores come from the comparison.
     """
@@ -109,7 +109,7 @@ def _error(row: MethodRow) -> str:
 
 
 def commands(winner: Winner, summary: Summary, table: ComparedTable, question: Question, folder: Path) -> list[str]:
-    """Commands to type next: one predicts with the model, one trains another method on the same table."""
+    """Commands to type next: one to predict with the model, and one to train another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
     other = (others or [name for name in (*PORTFOLIO[1:], *PORTFOLIO[:1]) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data

@@ -68,7 +68,7 @@ def obtain(
 
     Raises:
         FileNotFoundError: If the file is in no folder and cannot be downloaded; the message gives the reason.
-        ValueError: If the arrays are not the expected ones; such a download is not kept.
+        ValueError: If the arrays are not the expected arrays; a wrong download is not kept.
     """
     if folder is not None:
         path = Path(folder) / file

@@ -40,7 +40,7 @@ MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
 LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0
-"""Limit of the processor time of one method's training on one problem; training then stops."""
+"""Processor time after which the training of a method on one problem stops."""
 STEPS_PER_REPORT = 20
 """Steps between two progress reports; a report takes an eighth of a small step's time."""
 MAP_SIDE = 60

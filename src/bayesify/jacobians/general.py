@@ -84,7 +84,7 @@ def _one_by_one(run: Run, values: dict[str, Tensor], inputs: tuple[Any, Any], ve
     for row, one in enumerate(split_rows(*inputs, 1)):
         with torch.enable_grad():
             outputs = run(weights, one)
-        if not outputs.requires_grad:  # no layer of these weights saw this example
+        if not outputs.requires_grad:  # this example's outputs do not depend on the weights
             for name, value in weights.items():
                 found[name].append(value.new_zeros(len(vectors), *value.shape))
             continue

@@ -121,7 +121,7 @@ class Jacobians:
                 self._candidates[name] = uses  # type: ignore[assignment]
 
     def check_deterministic(self) -> None:
-        """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, as the network runs here."""
+        """Raise `ValueError` for layers whose outputs, in the current modes, are random or mix the examples of a batch."""
         check_deterministic(self.runner.network, evaluate=self.runner.evaluate)
 
     def evaluating(self) -> Jacobians:
@@ -265,7 +265,7 @@ class Jacobians:
         return {name: self.value(name, {}).detach() for name in self.names}
 
     def _together(self, what: str, function: Callable[[Any], Any], values: Any) -> Any:
-        """A function of each entry of the first axis, stacked: by `vmap`, or one by one if `vmap` refuses or loops inside."""
+        """Stacked results of a function of each entry of the first axis, by `vmap` or, if `vmap` refuses or loops inside, a loop."""
         vmaps, count = self.runner.decisions().vmaps, len(pytree.tree_leaves(values)[0])
         if count > 1 and what not in vmaps.refused:
             try:
@@ -383,7 +383,7 @@ class Jacobians:
 
 def _check_apart(outputs: Tensor, alone: Tensor) -> None:
     """Raise `ValueError` unless the first example has the same output alone as in the batch."""
-    tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
+    tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs have smaller rounding errors than derivatives
     if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
         raise ValueError(
             "the network's output for one example depends on the other examples of the batch, or is random; use a network "

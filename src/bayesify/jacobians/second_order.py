@@ -122,7 +122,7 @@ class _Convolution(torch.autograd.Function):
             missing = [x.shape[2 + i] - shortest[i] for i in dims]
             reach = [dilation[i] * (weight.shape[2 + i] - 1) - padding[i] for i in dims]
             if g.device.type == "cpu" and groups == 1 and all(size == 1 for size in stride) and min(reach) >= 0:
-                flipped = weight.flip(list(range(2, weight.ndim))).transpose(0, 1)  # faster than transposing, on a CPU
+                flipped = weight.flip(list(range(2, weight.ndim))).transpose(0, 1)
                 by_x = torch.convolution(g, flipped, None, stride, reach, dilation, False, [0] * len(stride), 1)
             else:
                 by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, missing, groups)

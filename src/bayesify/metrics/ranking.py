@@ -63,7 +63,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         `epistemic` and `variance` (the total variance) of a regression.
 
     Raises:
-        ValueError: If only one of the two is a regression, one is empty, or an uncertainty is not finite.
+        ValueError: If only one prediction is a regression, a prediction is empty, or an uncertainty is not finite.
     """
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
     if scores_inside.keys() != scores_outside.keys():
@@ -90,7 +90,8 @@ def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
     size = int(torch.cat((low, high)).max()) + 1
     negative, positive = (torch.bincount(ranks.cpu(), minlength=size).flip(0) for ranks in (low, high))  # highest first
     passed, found = negative.cumsum(0), positive.cumsum(0)
-    right = int((positive * (2 * (len(low) - passed) + negative)).sum())  # pairs in order count 2, ties 1
+    # Pairs in the right order count 2, and ties count 1.
+    right = int((positive * (2 * (len(low) - passed) + negative)).sum())
     precision = found.double() / (found + passed)
     return right / (2 * len(low) * len(high)), float((positive * precision).sum()) / len(high)
 

@@ -15,7 +15,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 
 @dataclass(frozen=True)
 class RejectionCurve:
-    """Accuracy of the examples that are kept, by the share that is rejected.
+    """Accuracy of the kept examples as a function of the share of rejected examples.
 
     Args:
         rejected: Share of rejected examples, [K], ascending from 0.
@@ -29,7 +29,7 @@ class RejectionCurve:
 
     @property
     def area(self) -> float:
-        """Mean accuracy over the shares."""
+        """Mean accuracy over all shares of rejected examples."""
         return float(self.accuracy.mean())
 
 

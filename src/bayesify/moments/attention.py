@@ -256,8 +256,8 @@ def _multi_head(
     if dropout_p and training:
         raise NoRule("attention with dropout has no rule")
     same = query is key and key is value
-    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # the order in memory of most networks
-    if same:  # one product instead of three
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # the memory order of most networks
+    if same:  # one matrix product instead of three
         projections = list(_projected(query, in_proj_weight, in_proj_bias).chunk(3, -1))
     else:
         use(in_proj_weight)

@@ -155,7 +155,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
         pass_.plain += products
     value = value_of(x) if isinstance(x, Moments) else None
     mixes = value is not None and value.channels[-1] != 1 and any(flag > 0 for flag in value.channels[:-1])
-    if value is not None and mixes:  # positions and channels swap, and channels are independent
+    if value is not None and mixes:  # the map mixes positions and keeps channels; channels are independent
         x = units(value := replace(value, together=torch.zeros_like(value.together)))
     batch = find_batch(mean, mean.ndim - 1, pass_) if value is None else value.batch
     if batch == mean.ndim - 1:
@@ -374,7 +374,7 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 MAX_NOISE_SHARE = 0.4
-"""Largest share of noise in the squared scale by which units are normalized; above it, normalization is too far from linear."""
+"""Largest share of noise in the squared scale by which units are normalized. For larger shares, normalization is too nonlinear."""
 
 
 def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:

@@ -185,7 +185,7 @@ class _Network:
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O].
 
-        There is one result, or several if the batch has to be split.
+        Yields one result, or several results if the batch has to be split.
         """
         rows = batch_size(args, kwargs)
         try:
@@ -341,4 +341,4 @@ def _points(gaussian: OutputGaussian) -> Tensor:
     factor = torch.linalg.cholesky_ex(spread).L
     noise = _rule(spread.shape[1]).to(mean)
     found = torch.addmm(mean.mT.flatten(), noise, factor.permute(2, 1, 0).flatten(1))  # [n, O B]
-    return found.view(len(noise), -1, len(mean)).mT  # examples next to each other in memory
+    return found.view(len(noise), -1, len(mean)).mT  # examples are contiguous in memory

@@ -279,7 +279,7 @@ class Plan:
             open_ends |= {parent.order for parent in at.parents}
 
     def features(self, sample: Tensor) -> Iterator[dict[int, list[Tensor]]]:
-        """The features of each noise, one output after the other; see `Noise`."""
+        """The features of each noise source, one output after the other; see `Noise`."""
         added: dict[int, Tensor] = {}
         changes: dict[int, Tensor] = {}
         with torch.inference_mode(False), torch.enable_grad():

@@ -54,7 +54,7 @@ def _one(x: Moments, y: Any) -> Value:
 
 
 def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
-    """Kinds of the axes of a result to which values are broadcast. An axis holds channels if it does so in one of the values."""
+    """Kinds of the axes of a result to which values are broadcast. An axis has channels if it has channels in any value."""
     found = [0] * len(shape)
     for value in values:
         for axis, (flag, size) in enumerate(
@@ -446,7 +446,7 @@ def _larger(
     alpha = (gap / theta).clamp(-10, 10)
     first = torch.special.ndtr(alpha)
     bump = theta * torch.exp(-0.5 * alpha.square()) / math.sqrt(2 * math.pi)
-    above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # relative to the second mean
+    above = torch.maximum(gap * first + bump, gap.clamp_min(0))  # the mean of the maximum minus the second mean
     second = (gap.square() + one_variance) * first + two_variance * (1 - first) + gap * bump
     return two + above, (second - above.square()).clamp_min(0), first
 
@@ -477,7 +477,7 @@ _largest(2, True, F.adaptive_max_pool2d)
 def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
     """Kinds of the axes after a change of shape; see `Value`.
 
-    Channels followed by positions in one axis become blocks. All other mixtures count as independent.
+    Channels followed by positions in one axis become blocks. Units of all other mixed axes are treated as independent.
     """
     found: list[int] = []
     old_at = new_at = 0

@@ -327,7 +327,7 @@ MAX_ESTIMATED_CHANNELS = 12
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
     """Variances of all units, [B, n], the nonlinear parts of the variances, and covariances of paired units; see `responses`.
 
-    Two values are joined, and unit i of the first is paired with unit i of the second.
+    If two values are given, unit i of the first is paired with unit i of the second.
 
     Returns `None` if there are too many units.
     """
@@ -429,7 +429,7 @@ def correlations(value: Value) -> Tensor | None:
         for part in covariance(plan, value.mean.new_empty(rows, size))
     )  # [B, P, P, c]
     scale, sure_scale = (_scales(part) for part in (whole, sure))
-    known = scale > 1e-30  # ignore channels without noise, such as inactive ones after a ReLU
+    known = scale > 1e-30  # ignore channels without noise, such as inactive channels after a ReLU
     found = (torch.where(known, whole / scale, 0.0).sum(-1) / known.sum(-1).clamp_min(1)).clamp(-1, 1)
     # Positions with the same response to all exact noise hold the same number, so their other noise is equal too.
     alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
@@ -515,7 +515,7 @@ def channels_last(maps: Tensor) -> Tensor:
         return maps
     return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
         maps
-    )  # `contiguous` leaves one channel alone
+    )  # `contiguous` would not change a single channel
 
 
 MAX_PIECE_UNITS = 2**17
@@ -541,9 +541,7 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
         if not wholes:
             wholes = tuple(_longer(part, len(first)) for part in made)
         for whole, part in zip(wholes, made, strict=True):
-            whole[index * rows : (index + 1) * rows] = (
-                part  # copy, so that the next piece reuses the memory of this one
-            )
+            whole[index * rows : (index + 1) * rows] = part  # copied, so that the next piece reuses this memory
     return wholes
 
 

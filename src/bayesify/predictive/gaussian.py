@@ -315,7 +315,7 @@ def _centered(mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
 def _probit(mean: Tensor, spread: Spread) -> Tensor:
     center, variance = _centered(mean, spread)
     if mean.shape[-1] == 2:
-        variance = 4 * variance  # variance of the difference
+        variance = 4 * variance  # variance of the difference of two logits
     return (center * (1 + math.pi / 8 * variance).rsqrt()).log_softmax(-1)
 
 

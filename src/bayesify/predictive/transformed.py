@@ -247,7 +247,7 @@ class TransformedPredictive(RegressionPredictive):
     def _knots(self) -> tuple[Tensor, Tensor]:
         """Increasing probabilities and quantiles of y, [K, B, O] each. Between two quantiles y is uniform."""
         steps = self.inner.steps()
-        if steps is not None:  # at each count, the probabilities before and after
+        if steps is not None:  # each count has two probabilities: below it, and up to it
             z = torch.arange(len(steps), dtype=steps.dtype, device=steps.device).view(-1, *(1,) * (steps.ndim - 1))
             both = torch.stack((torch.cat((torch.zeros_like(steps[:1]), steps[:-1])), steps), 1).flatten(0, 1)
             return self._recalibrated(both), self._to_targets(z.expand_as(steps)).repeat_interleave(2, 0)

@@ -172,7 +172,7 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
     try:
         if not now or not now[0].is_cuda:
             return all(map(torch.equal, now, before))
-    except RuntimeError:  # another type or another device
+    except RuntimeError:  # the tensors have different types or devices
         return False
     for one, other in zip(now, before, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:

@@ -26,14 +26,14 @@ class FreeCopies:
 
     def __init__(self) -> None:
         self._free: dict[tuple[bool, bool], list[LightCopy]] = {}
-        self._missed = -1  # the first pass may be the only one
+        self._missed = -1  # -1, because the first pass may be the only one and keeps no copy
         self.known = KnownModules()
 
     def __reduce__(self) -> tuple[type[FreeCopies], tuple[()]]:
         return FreeCopies, ()
 
     def take(self, network: nn.Module, evaluate: bool, owners: Collection[str] | None) -> LightCopy:
-        """A copy for passes without hooks: a free one, or a new one; see `LightCopy`."""
+        """A free or new copy, for passes without hooks; see `LightCopy`."""
         free = self._free.setdefault((evaluate, owners is None), [])
         while free:
             try:

@@ -63,7 +63,7 @@ def _input_remedy(tensors: list[Tensor], reason: str) -> str:
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Number of inputs and how they were given, for inputs other than one tensor."""
+    """Number and form of inputs, as text, for inputs other than one tensor."""
     if kwargs:
         return f"keyword inputs {', '.join(kwargs)}"
     return f"{len(args)} positional inputs (a tuple or list is unpacked into several inputs: stack a batch into one tensor)"
@@ -177,7 +177,7 @@ class Untouched:
             # Tensors have no versions in inference mode.
             with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
                 args, kwargs = self._given
-                if not kwargs and all(type(value) is Tensor for value in args):  # the common case, which is faster
+                if not kwargs and all(type(value) is Tensor for value in args):  # a faster path for the common case
                     self._copy = tuple(map(self._clone, args)), {}
                 else:
                     self._copy = pytree.tree_map_only(Tensor, self._clone, self._given)

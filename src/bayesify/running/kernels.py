@@ -1,4 +1,4 @@
-"""Choice of torch's kernels by process-wide settings. The first thread that needs a setting makes it; the last one resets it."""
+"""Choice of torch's kernels by process-wide settings. The first thread that needs a setting makes it; the last thread resets it."""
 
 from __future__ import annotations
 

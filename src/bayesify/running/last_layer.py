@@ -59,7 +59,7 @@ def last_layer(
     known = values or {}
     own = {name: known[name] if name in known else network.get_parameter(name) for name in weights}
     given = {name: value.detach().requires_grad_() for name, value in own.items()}  # new tensors with the same values
-    called: list[tuple[nn.Module, list[Any]]] = []  # with the graph nodes of the call's outputs
+    called: list[tuple[nn.Module, list[Any]]] = []  # each module with the graph nodes of its outputs
 
     def note(module: nn.Module, made: Any) -> None:
         called.append((module, [leaf.grad_fn for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]))

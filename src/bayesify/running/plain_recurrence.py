@@ -73,7 +73,7 @@ def _run(
             found: list[Tensor] = []
             for gate in gates.flip(0) if way else gates:
                 hidden, *other = step(gate, F.linear(states[0], own[1], b_hidden), states)
-                states = (F.linear(hidden, rest[0]) if rest else hidden, *other)  # an LSTM may project
+                states = (F.linear(hidden, rest[0]) if rest else hidden, *other)  # an LSTM may project its hidden state
                 found.append(states[0])
             outputs.append(torch.stack(found[::-1] if way else found))
             lasts.append(states)

@@ -53,7 +53,7 @@ def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None
     so that memory holds one part. Other files are read as a whole. Nothing is written.
 
     Raises:
-        InputError: If `read_table` would raise it, with the same message, or if the file changes while it is read.
+        InputError: In the same cases as `read_table`, with the same messages, and if the file changes while it is read.
     """
     reading = reading or Reading()
     if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:

@@ -138,7 +138,7 @@ def fit(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other updates. Otherwise, the second of two simultaneous updates would lose the rows of the first."""
-    from bayesify.storage.locks import locked  # imports torch, so only for an update
+    from bayesify.storage.locks import locked  # imported only for an update, because it imports torch
 
     with locked(folder / LOCK) if folder.is_dir() else nullcontext():
         yield
@@ -161,7 +161,7 @@ def _train(
     source = read_source(table, reading)
     column = find_column(source.frame, target or source.target, source.where)
     check()
-    from bayesify.serving.fitting import fit_table  # imports torch, so only once the table has been read
+    from bayesify.serving.fitting import fit_table  # imported after the table was read, because it imports torch
 
     say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
     return fit_table(
@@ -171,7 +171,7 @@ def _train(
 
 
 def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
-    """Train the model of a folder with more rows."""
+    """Retrain the model of a folder with more rows."""
     from bayesify.serving.folder import read_about
     from bayesify.serving.sources import read_source
     from bayesify.serving.updating import like_training, update_table

@@ -77,7 +77,7 @@ class ModelFolder:
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         for name, content in {**extra, OLD_ROWS: b""}.items():
             if not content:
-                (folder / name).unlink(missing_ok=True)  # left by an earlier model
+                (folder / name).unlink(missing_ok=True)  # a file of an earlier model
 
     @classmethod
     def read(cls, folder: Path) -> Self:

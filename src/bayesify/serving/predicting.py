@@ -317,7 +317,7 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
 
 
 def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
-    """Number of cells per column whose text did not occur in training, with one such text."""
+    """For each column, the number of cells whose text did not occur in training, with one of these texts."""
     found, columns = {}, model.estimator.fitted_.columns
     for name, levels in () if columns is None else zip(columns.schema.code_names, columns.schema.levels, strict=True):
         if name in frame.columns:

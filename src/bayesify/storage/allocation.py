@@ -49,7 +49,7 @@ def _allocated(func: Any, args: Any, kwargs: Any) -> int:
     """Bytes of the new tensors that an operation returns; 0 if the size cannot be determined in advance."""
     schema = func._schema
     if all(entry.alias_info is not None for entry in schema.returns):
-        return 0  # a view, or in place
+        return 0  # a view or an in-place operation
     args, kwargs = pytree.tree_map_only(
         Tensor,
         lambda one: torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta"),

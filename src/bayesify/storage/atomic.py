@@ -29,7 +29,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
     A reader sees the old file or the complete new file, even after a crash, because the new file and its name are flushed to disk.
     After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so several threads
-    can write to one path; one of their files stays, complete.
+    can write to one path; in the end, the path holds one complete file.
 
     Args:
         path: Path of the file; its folder must exist.
@@ -133,7 +133,7 @@ def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) ->
         read: Function of one path per name. It is called again if a writer changed the files in the meantime.
 
     Raises:
-        OSError: If other processes never stop writing; also any error of `read`.
+        OSError: If other processes never stop writing. Errors of `read` are raised too.
     """
     for _ in range(MAX_ATTEMPTS):
         before = _found(folder, names)

@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 break
         except FileNotFoundError:
-            pass  # the holder removed the file after we opened it
+            pass  # the holder removed the file after this process opened it
         os.close(handle)
     try:
         os.truncate(handle, 0)

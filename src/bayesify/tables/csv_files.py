@@ -104,7 +104,7 @@ def _encodings(start: bytes) -> list[str]:
         return ["utf-16"]
     some = start[:2000]
     for zeros, others, encoding in ((some[1::2], some[::2], "utf-16-le"), (some[::2], some[1::2], "utf-16-be")):
-        if 0 not in others and zeros.count(0) > 0.3 * len(zeros) > 1:  # separators, digits and line ends
+        if 0 not in others and zeros.count(0) > 0.3 * len(zeros) > 1:  # zero bytes of separators, digits and line ends
             return [encoding]
     return [] if 0 in start else ["utf-8-sig", "cp1252"]
 
@@ -226,7 +226,7 @@ class CsvFile:
         try:
             try:
                 yield from self._pandas_frames(rows, chosen, "error")
-            except ParserWarning:  # report lines of different lengths first, also in later parts
+            except ParserWarning:  # lines of different lengths are reported first, even in later parts
                 for _ in self._pandas_frames(rows, chosen, "ignore"):
                     pass
                 raise

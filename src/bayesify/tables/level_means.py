@@ -19,7 +19,7 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Equal targets share the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
     outlier dominates their mean.
     """
-    import torch  # slow to import, so only once a table has been read
+    import torch  # imported only here, because the import is slow
 
     share, found = weights / weights.sum(), np.empty(y.shape)
     for index, column in enumerate(y.T):

@@ -19,7 +19,7 @@ Task = Literal["regression", "classification"]
 MAX_CLASS_NUMBERS = 10
 """A target with at most this many different whole numbers may be classes."""
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
-"""Counts have at least this many different values. The largest value is at most this share as frequent as the most frequent one."""
+"""Counts have at least this many different values. The largest value has at most this share of the most frequent value's rows."""
 MAX_CLASSES = 100
 MAX_SHOWN_LETTERS = 40
 """Maximum number of letters of a text that an error message quotes."""

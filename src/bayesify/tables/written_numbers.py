@@ -74,7 +74,7 @@ class Words:
         if plain and not known and not (european and self.num_read[1] == self.count):
             return None, None
         order = (1, 0) if european or known else (0, 1)
-        best = max(order, key=lambda place: self.num_read[place])  # in a tie, the first of the order
+        best = max(order, key=lambda place: self.num_read[place])  # in a tie, the first in `order`
         example = self.grouped if plain and best == 1 and not known else self.examples[best]
         if self.num_read[best] < MIN_FITTING_SHARE * self.count or (example is None and not known):
             return None, None

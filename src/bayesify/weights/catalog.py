@@ -159,7 +159,7 @@ class Catalog:
 
     Args:
         weights: Weights by first name, in the order of `named_parameters()`.
-        refused: Reason by name for parameters that must stay point estimates (frozen, or not floating point).
+        refused: Reasons, by parameter name, why a parameter must stay a point estimate (frozen, or not floating point).
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def _check_functions(network: nn.Module) -> None:
                     continue
                 try:
                     held = inspect.getclosurevars(function).nonlocals.values()
-                except ValueError:  # a cell that is still empty
+                except ValueError:  # a closure cell is still empty
                     continue
                 if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
                     raise ValueError(
@@ -323,7 +323,7 @@ def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that holds a parameter, and the parameter's own name there."""
     *path, leaf = name.split(".")
     owner = network
-    for part in path:  # `get_submodule` takes ten times as long
+    for part in path:  # ten times as fast as `get_submodule`
         child = owner._modules.get(part) if type(owner._modules) is dict else None
         if child is None:
             return network.get_submodule(".".join(path)), leaf

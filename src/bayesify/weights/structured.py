@@ -44,7 +44,7 @@ class StructuredWeight(Tensor):
         def rebuild(components: Any, static: Any) -> Any:
             parts = list(components)
             if not all(isinstance(part, Tensor) for part in parts):
-                return parts  # `vmap` replaces tensors by axis numbers to count them
+                return parts  # `vmap` rebuilds the structure with axis numbers instead of tensors
             return cls.from_components(parts, static)
 
         pytree.register_pytree_node(

@@ -83,7 +83,7 @@ class Family(ABC):
 
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """Quantiles of the mixture, in float64 by Newton steps inside shrinking brackets: [Q, B, O]."""
-        wide = tuple(widened(part) for part in parameters)  # rounded only once, to keep the order
+        wide = tuple(widened(part) for part in parameters)  # round only once, to keep quantiles in order
         each = self.component_quantiles(levels, *wide)
         if each.shape[1] == 1:
             return each[:, 0].to(parameters[0].dtype)
