@@ -367,7 +367,7 @@ def test_groups_that_do_not_fit() -> None:
     fitted = conformal.Intervals().fit(arrays, np.arange(4.0), groups=["a", "a", "b", "b"])
     with pytest.raises(ValueError, match="group 'c' has no calibration row"):
         fitted.interval(arrays, 0.5, groups=["a", "b", "c", "a"])
-    with pytest.raises(ValueError, match="on one side only"):
+    with pytest.raises(ValueError, match="either only to fit or only to"):
         fitted.interval(arrays, 0.5)
     with pytest.raises(ValueError, match="3 groups for 4 rows"):
         fitted.interval(arrays, 0.5, groups=["a", "b", "a"])

@@ -162,7 +162,7 @@ def describe(
         words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
         notes.append(
             f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from {target}, "
-            f"or becomes known only after it, every score below is worthless; leave the column out with --ignore {name}."
+            f"or is known only after {target}, every score below is worthless; leave the column out with --ignore {name}."
         )
     columns = features.num_columns
     if columns > len(values):

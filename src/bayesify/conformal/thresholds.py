@@ -74,7 +74,7 @@ class Rule:
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
         if (self.groups is None) != (new is None):
             raise ValueError(
-                "conformal: groups are given on one side only; give them both to fit and to interval or sets"
+                "conformal: groups were given either only to fit or only to interval or sets; give groups to both"
             )
         if self.groups is None or new is None:
             return threshold(scores, level).unsqueeze(0)

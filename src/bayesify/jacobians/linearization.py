@@ -265,7 +265,7 @@ class Jacobians:
         return {name: self.value(name, {}).detach() for name in self.names}
 
     def _together(self, what: str, function: Callable[[Any], Any], values: Any) -> Any:
-        """Stacked results of a function of each entry of the first axis, by `vmap` or, if `vmap` refuses or loops inside, a loop."""
+        """Stacked results of a function of each entry of the first axis, by `vmap`, or by a loop if `vmap` refuses or is slow."""
         vmaps, count = self.runner.decisions().vmaps, len(pytree.tree_leaves(values)[0])
         if count > 1 and what not in vmaps.refused:
             try:

@@ -26,7 +26,7 @@ EXPLANATIONS = {
     "regression": "The 90 % interval of a row is the range that should contain the row's true value with probability 90 %, so "
     "about 0.90 of all rows should be inside.",
     "classification": "The 90 % set of a row is the shortest list of its most probable classes whose probabilities add up to "
-    "90 %, so at least about 0.90 of all rows should have their true class in it.",
+    "90 %, so the set should contain the true class for at least about 0.90 of all rows.",
 }
 """What intervals and sets are, said once above the scores."""
 FIGURES = {

@@ -117,7 +117,7 @@ def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: 
     count = about.num_rows
     if len(values) <= count or fingerprint(inputs[used].iloc[:count], values[:count]) != about.fingerprint:
         raise InputError(
-            f"{folder}: the folder does not store its {count:,} training rows, and {name} does not contain them followed by "
-            "new rows; put the old rows before the new ones, or train on all rows with --force (--keep-rows stores the rows in "
-            "the folder)"
+            f"{folder}: the folder does not store its {count:,} training rows, and {name} does not contain these rows "
+            "followed by new rows; put the old rows before the new rows, or train on all rows with --force (--keep-rows stores "
+            "the rows in the folder)"
         )
