@@ -29,10 +29,10 @@ class BayesianModule(_Module):
 
     $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
 
-    Training logs `train_loss`, `train_kl` (nats) and `train_nll` (of a draw, per example); validation logs `val_nll` (of the
+    Training logs `train_loss`, `train_kl` (in nats) and `train_nll` (per example, of one draw); validation logs `val_nll` (of the
     mixture). With several processes, B is each process's part of the batch, and Lightning averages over the processes; for equal
-    parts the average is the loss of the whole batch. Checkpoints contain the network;
-    `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
+    parts the average is the loss of the whole batch. Checkpoints contain the network; `BayesianModule.load_from_checkpoint(path,
+    bnn=bnn)` restores it.
 
     Args:
         bnn: The network, with a likelihood.
@@ -44,7 +44,7 @@ class BayesianModule(_Module):
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
         prediction_draws: Number of draws for validation, test and prediction; by default the default of `predict`.
         prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
-        read_batch: Function from an item of the loader to inputs and targets, for loaders with other items.
+        read_batch: Function from an item of the loader to inputs and targets, for items that are not pairs of them.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -152,7 +152,7 @@ class PredictiveScores(_Callback):
     Scores are logged under their name with the prefix `val_` or `test_`, such as `val_ece` or `test_crps`.
 
     Args:
-        read_batch: Function from an item of the loader to inputs and targets, for loaders with other items.
+        read_batch: Function from an item of the loader to inputs and targets, for items that are not pairs of them.
     """
 
     @checked

@@ -19,8 +19,8 @@ from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B. An update drawn from this prior, divided by alpha / r, has the square of this
-scale, relative to a linear map that preserves the scale of activations. Chosen by `benchmarks/lora.py` on other files than it
-reports."""
+scale, relative to a linear map that preserves the scale of activations. Chosen with `benchmarks/lora.py`, on data that its table
+does not show."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
 """Parts of the names of the factor that starts at 0 in peft: B, but A for embeddings."""

@@ -130,8 +130,8 @@ def export_onnx(
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
     `entropy` and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights under
-    the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph
-    predicts by the network at draws of its weights, not by the linearized network.
+    the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph runs
+    the network with drawn weights, not the linearized network.
 
     Before the file gets its name, its outputs on `x`, on one example, and on `x` plus one example are compared with torch.
 

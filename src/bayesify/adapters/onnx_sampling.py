@@ -232,7 +232,7 @@ def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32
 
 
 def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count: int, *, from_seed: bool) -> Any:
-    """A model of S draws from the ONNX model `one` of a `SamplingGraph`, and `moments`, a model from outputs [S, B, ...].
+    """An ONNX model of S draws. `one` is the model of a `SamplingGraph`; `moments` is a model that takes outputs [S, B, ...].
 
     Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times. The K numbers
     of each draw come from an input `seed`, as in `normals`, or are an input `noise`, [S, K].

@@ -13,7 +13,7 @@ def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
     """Warn that a public name or argument will be removed, at the line of the caller outside of bayesify.
 
     The warning is a `FutureWarning`, which, unlike a `DeprecationWarning`, Python shows to all users by default. The old name
-    keeps working until `removed_in`. A test fails when that version is reached and the call is still there.
+    keeps working until `removed_in`. A test fails if the call still exists in that version.
 
     Args:
         old: Deprecated name as users write it, such as `"fit(rate=...)"`.

@@ -20,7 +20,7 @@ from bayesify.tables.preparation import Preparation
 NUM_EXAMPLES = 6
 """Number of test rows that are shown."""
 MAX_JUDGED_ROWS = 200
-"""Maximum number of test rows that judge the columns."""
+"""Maximum number of test rows used to judge the columns."""
 MAX_JUDGED_COLUMNS = 30
 """Maximum number of judged columns; a wider table uses the columns most correlated with the target."""
 

@@ -16,7 +16,7 @@ MIN_COPIES_RATIO = 5.0
 GIVEAWAY_SHARE = 0.99
 """A column is reported if it alone predicts this share of the target's variance, or of the labels."""
 MAX_JUDGED_ROWS = 2000
-"""Maximum number of rows that judge the columns."""
+"""Maximum number of rows used to judge the columns."""
 MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
 """Maximum number of columns that are tried, and of columns that are reported. The columns most correlated with the target are
 tried.

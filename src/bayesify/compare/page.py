@@ -33,7 +33,7 @@ OOD = {
 }
 """Names of measures of uncertainty in the table of out-of-distribution rows."""
 REFERENCE = "boosted_trees"
-"""The method that is drawn as a dashed line in the figures of all others."""
+"""The method that is drawn as a dashed line in the figures of all other methods."""
 NUM_EXAMPLE_COLUMNS = 3
 """Number of columns shown with each example row; the most important columns are shown."""
 MAX_LISTED = 15

@@ -71,8 +71,8 @@ def make_parts(
         classes: Whether the targets are classes.
         standard: Pairs of training and test rows, if the data set has its own splits.
         groups: Group numbers, [N]; rows of one group are in the same part.
-        times: Time of each row, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on
-            all rows before it; the calibration rows are the last of these.
+        times: Time of each row, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on all rows
+            before the block; the last of these rows are for calibration.
 
     Raises:
         InputError: If there are too few rows, groups or blocks.

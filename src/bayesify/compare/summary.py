@@ -35,7 +35,7 @@ class Column:
         key: Key in `MethodRow.means`.
         heading: Heading for readers.
         unit: Unit for readers; empty for none.
-        factor: Factor from the stored number to the shown one.
+        factor: Factor from the stored number to the shown number.
         digits: Digits after the decimal point; `None` for three significant digits.
         better: `"low"`, `"high"`, or the best value.
     """
@@ -108,7 +108,7 @@ class MethodRow:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the best method or tied with the best."""
+        """Whether this is the best method, or tied with the best method."""
         return self.standing == LEADS
 
     @property

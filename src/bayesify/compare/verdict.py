@@ -126,7 +126,7 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or about as accurate as the most accurate."""
+    """The cheapest method whose stated uncertainty is accurate, or about as accurate as that of any other method."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
@@ -212,7 +212,7 @@ def _choice(
 
 
 def _more(nats: float) -> str:
-    """A difference in NLL as a ratio of probabilities, in words that a method's name follows."""
+    """A difference in NLL as a ratio of probabilities, in words to be followed by a method's name."""
     ratio = math.exp(min(nats, 50.0))
     return (
         f"{100 * (ratio - 1):.2g} % more probability than" if ratio < 2 else f"{ratio:.2g} times as much probability as"

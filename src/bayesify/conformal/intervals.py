@@ -120,7 +120,7 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and the unit of the scores, or the ends of the predictive's own intervals, [n, O] each."""
+    """Means and units of the scores, or the two ends of the predictive's own intervals, [n, O] each."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second

@@ -33,7 +33,7 @@ class Sets(Rule):
     The number u of a row depends only on the seed and on the row's probabilities, for calibration rows and new rows; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
-    **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. It is at most
+    **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at most
     level + 1 / (n + 1) if scores have no ties (`adaptive` randomized) and `empty` is allowed. With `groups`, both bounds hold
     within each group. Labels cannot be groups, because a new row's label is unknown. With too few rows for a level, sets contain
     all classes.

@@ -112,7 +112,7 @@ def obtain(
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download and check. Files that fail are removed, and downloaded once more if they may come from an earlier attempt."""
+    """Download and check. Files that fail are removed, and downloaded again if they may come from an earlier attempt."""
     resumed = work.is_dir()
     try:
         arrays = make(work)

@@ -162,7 +162,7 @@ class Jacobians:
             partial = passed.partial()
             if not partial:
                 return Linearization(self, uses, passed, given, args, kwargs)
-            # A layer saw only some of these examples, and its rule cannot know which.
+            # A layer was called with only some of these examples, and its rule cannot know which.
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:

@@ -148,8 +148,8 @@ class Pulled:
     def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:
         """Squares of `dense`, of `size` entries, or of `columns`, summed over vectors and examples: [size] or [n].
 
-        A linear map that sees each example once needs one product of squares. Anything else materializes the gradients of as many
-        examples at a time as fit into `memory` bytes.
+        A linear map that sees each example once needs one product of squares. For other layers, gradients are materialized for as
+        many examples at a time as fit into `memory` bytes.
         """
         calls = [(use, kept, g) for use in uses for kept, g in self.calls(use.rule)]
         if not calls:

@@ -31,7 +31,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """A function of units, from its mean, variance and gain."""
+    """The result of a function of units, given its mean, variance and gain."""
     mean, variance, gain = found
     # If inputs at two positions have correlation r, their nonlinear parts have correlation about r^2 (second Hermite polynomial).
     rest = Spread(
@@ -88,7 +88,7 @@ def _elementwise(
 
 
 def combined(x: Value, y: Value, function: Callable[[Tensor, Tensor], Tensor], affine: bool, name: str) -> Moments:
-    """A function of two functions of the same units."""
+    """The result of a function of two values that are functions of the same units."""
     affine = affine and x.affine and y.affine
     root = x.root if affine else nonlinear(x.root, name)
 

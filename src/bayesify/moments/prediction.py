@@ -274,7 +274,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node of the outputs, or of the chosen ones, as [B, O]."""
+    """Node of all outputs, or of the chosen outputs, as [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)

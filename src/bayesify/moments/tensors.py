@@ -97,7 +97,7 @@ class Value:
         return self if self.base is None else self.base
 
     def at(self, units: Tensor) -> Tensor:
-        """The elementwise function at given units of the root."""
+        """The elementwise function, applied to given units of the root."""
         return units if self.chain is None else self.chain(units)
 
     def per_example(self, numbers: Tensor, axes: int | None = None) -> Tensor:
@@ -302,7 +302,7 @@ def view(x: Moments, value: Value) -> Moments:
 
 
 def affine(value: Value, function: Callable[[Tensor], Tensor], gain: Any) -> Moments:
-    """Units after an elementwise affine function, with its gain, that keeps the shape."""
+    """Units after an elementwise affine function that keeps the shape; `gain` is its gain."""
     squared = gain.square() if isinstance(gain, Tensor) else gain**2
     chain = function if value.chain is None else _composed(function, value.chain)
     made = value.derived(function(value.mean), value.variance * squared, lambda change: change * gain)

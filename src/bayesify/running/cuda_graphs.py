@@ -58,7 +58,7 @@ class Captures(Generic[Made]):
         self.reason = ""
 
     def known(self, kind: Hashable) -> Kind[Made] | None:
-        """Entry of a kind, which becomes the most recently used one."""
+        """Entry of a kind, which becomes the most recently used kind."""
         found = self._kinds.pop(kind, None)
         if found is not None:
             self._kinds[kind] = found

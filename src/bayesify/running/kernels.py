@@ -72,7 +72,7 @@ without_cudnn = SharedSetting(_without_cudnn)
 
 
 full_float32 = SharedSetting(_without_tf32)
-"""float32 products in full precision: with tf32, outputs of a deep network differ by percents between batch sizes."""
+"""float32 products in full precision. With tf32, outputs of a deep network differ by several percent between batch sizes."""
 
 
 @contextmanager

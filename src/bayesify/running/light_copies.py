@@ -158,7 +158,7 @@ class LightCopy:
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
     def originals(self) -> list[nn.Module]:
-        """All modules of the network, in the order in which they were met."""
+        """All modules of the network, in the order in which they were found."""
         return [*self._copied, *(module for module, _ in self._scripted), *self._shared.values()]
 
     def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Memory budgets: parsing, and measuring how many rows of a batch fit into one."""
+"""Memory budgets: parsing them, and measuring how many rows of a batch fit into a budget."""
 
 from __future__ import annotations
 

@@ -483,7 +483,7 @@ class Pass(Runner):
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
     ) -> Any:
         trees = []
-        # A single draw may change its inputs, like a call of the network itself.
+        # With a single draw, the network may change its inputs, as in a call of the network itself.
         inputs = None if count_draws(values) == 1 and not self.evaluate else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
             given = inputs.take() if inputs is not None else (args, kwargs)

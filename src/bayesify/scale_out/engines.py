@@ -31,7 +31,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Engine(ABC):
-    """Workers that take jobs inside the engine's `with` block. A cluster that was started there is stopped at the end."""
+    """Workers that take jobs inside the engine's `with` block. A cluster that the block started is stopped at its end."""
 
     def __init__(self, workers: int | None, threads: int) -> None:
         self.workers, self.threads = workers, threads

@@ -28,7 +28,7 @@ EXPLANATIONS = {
     "classification": "The 90 % set of a row is the shortest list of its most probable classes whose probabilities add up to "
     "90 %, so the set should contain the true class for at least about 0.90 of all rows.",
 }
-"""What intervals and sets are, said once above the scores."""
+"""Explanation of intervals and sets, shown once above the scores."""
 FIGURES = {
     "regression": "Left: true values against predicted means. Right: share of rows inside their intervals against the stated level",
     "classification": "Share of right classes against the stated confidence",

@@ -190,7 +190,7 @@ class _Predicted:
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
         """Columns of the file, and scores of the rows with a target."""
         estimator = self._model.estimator
-        # In a small table, the most unusual training row alone is more than this share.
+        # In a small table, a single training row is already more than this share.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
         flags = {"unusual": estimator.unusual(inputs, share).tolist()}
         classes = isinstance(estimator, BayesianClassifier)

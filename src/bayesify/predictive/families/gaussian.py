@@ -49,7 +49,7 @@ class GaussianFamily(Family):
         r"""$\frac{1}{2S^2} \sum_{s,t} \mathbb{E}|Y_s - Y_t|$ in closed form (Grimit et al. 2006, eq. 5): [B, O]."""
         mean, variance = parameters[0], parameters[1].expand_as(parameters[0])
         total = torch.zeros_like(mean[0])
-        for m, v in zip(mean, variance, strict=True):  # one draw against all draws, so that memory does not grow
+        for m, v in zip(mean, variance, strict=True):  # one draw at a time against all draws, to limit memory
             total += _absolute_gaussian(mean - m, variance + v).mean(0)
         return 0.5 * total / mean.shape[0]
 
