@@ -44,7 +44,7 @@ class BayesianModule(_Module):
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
         prediction_draws: Number of draws for validation, test and prediction; by default the default of `predict`.
         prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
-        read_batch: Function from an item of the loader to inputs and targets, for items that are not pairs of them.
+        read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -152,7 +152,7 @@ class PredictiveScores(_Callback):
     Scores are logged under their name with the prefix `val_` or `test_`, such as `val_ece` or `test_crps`.
 
     Args:
-        read_batch: Function from an item of the loader to inputs and targets, for items that are not pairs of them.
+        read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
     """
 
     @checked

@@ -17,8 +17,8 @@ IMAGES_PER_CHUNK = 1000
 
 @checked
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
-    """Rotate images counterclockwise about their center, with black beyond the border: exactly at multiples of 90 degrees, otherwise
-    with bilinear interpolation.
+    """Rotate images counterclockwise about their center, black beyond the border: exactly at multiples of 90 degrees, otherwise by
+    bilinear interpolation.
 
     Args:
         images: Images, uint8, [N, C, H, H].

@@ -11,7 +11,7 @@ from rich.console import Console
 from bayesify.arguments.installing import how_to_install
 
 INTERRUPTED_EXIT_CODE = 130
-"""Exit status after Ctrl-C, by the convention of shells."""
+"""Exit status after Ctrl-C, as is usual in shells."""
 TaskName = Annotated[
     Literal["regression", "classification"] | None, typer.Option(help="Kind of target (default: detected).")
 ]

@@ -109,7 +109,7 @@ class Features(Plain):
 
 
 def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
-    """The sources for a file of an earlier version, which does not store them."""
+    """The sources for a file of an earlier version, which does not store the sources."""
     dates = [name.removesuffix(DAYS) for name in names if name.endswith(DAYS)]
     return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in names)
 

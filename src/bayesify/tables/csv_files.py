@@ -81,7 +81,7 @@ class TextFile:
             return file.read(size)
 
     def _find_wrong(self) -> str:
-        """The first error of the encoding and its place; empty if there is none."""
+        """The first error of the encoding and its place; empty if there is no error."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
         with self.open_bytes() as file:
             while True:

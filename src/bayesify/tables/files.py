@@ -147,7 +147,7 @@ def read_bytes(path: Path) -> tuple[str, bytes]:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, with an `InputError` if that fails."""
+    """Open a file for reading; raise `InputError` if this fails."""
     try:
         return path.open("rb")
     except OSError as error:

@@ -11,8 +11,8 @@ from bayesify.tables.columns import Features
 from bayesify.tables.level_means import cross_fitted, level_means
 
 MAX_FEW_LEVELS, MAX_LEVELS, MAX_LEVEL_CELLS = 20, 500, 2**24
-"""Limits on the levels of one category that get their own input. At most `MAX_LEVELS` levels do, and fewer if these inputs would
-exceed `MAX_LEVEL_CELLS` numbers over all rows and categories, but always up to `MAX_FEW_LEVELS`. A category with more than
+"""Limits on the levels of one category that get their own input. At most `MAX_LEVELS` levels have one, or fewer if these inputs
+would exceed `MAX_LEVEL_CELLS` numbers over all rows and categories, but always up to `MAX_FEW_LEVELS`. A category with more than
 `MAX_FEW_LEVELS` levels is also encoded by the means of its levels."""
 MIN_LEVEL_ROWS = 3
 """Minimum number of training rows, by their weights, of a level with its own input; rarer levels share an input."""

@@ -134,7 +134,7 @@ def is_text(kind: object) -> bool:
 
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:
-    """The number that a text means in a style, or the text itself."""
+    """The number that a text denotes in a style, or the text itself if it is no number."""
     if is_number(text) and style is ENGLISH:
         return float(text)
     dress = NUMBER_WITH_SIGNS_PATTERN.match(text)

@@ -100,7 +100,7 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
 
 
 def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
-    """The choice that freezes the same layers regardless of the network's statistics."""
+    """The choice of `batch_statistics` that freezes the same layers regardless of the network's statistics."""
     tracking = tuple(tracking_layers(network))
     if frozen and frozen != tracking:
         return list(frozen)

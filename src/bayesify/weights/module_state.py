@@ -120,7 +120,7 @@ def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 @contextmanager
 def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace a module's parameters and buffers by other tensors for a while, as `torch.func.functional_call` does."""
+    """Context that replaces a module's parameters and buffers by other tensors, as `torch.func.functional_call` does."""
     places = []
     for name, value in values.items():
         path, _, leaf = name.rpartition(".")
