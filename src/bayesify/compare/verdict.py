@@ -353,7 +353,7 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
 
 
 def _thirds(row: MethodRow, tested: int) -> list[str]:
-    """Whether 90 % intervals contain 90 % of the targets also within low, middle and high predictions."""
+    """Whether 90 % intervals contain 90 % of the targets in each third of the predictions: low, middle and high."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:
         return []

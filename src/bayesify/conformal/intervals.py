@@ -54,8 +54,8 @@ class Intervals(Rule):
         """Calibrate on rows that the model was not trained on.
 
         Args:
-            prediction: The result of `predict` for the calibration rows, or two arrays: means and standard deviations, or, for
-                `quantiles`, lower and upper ends of the level that `interval` will be called with.
+            prediction: The result of `predict` for the calibration rows, or two arrays. The arrays are means and standard
+                deviations; for `quantiles`, they are lower and upper ends at the level of later calls of `interval`.
             y: Targets of the calibration rows.
             groups: Group of each row, for coverage within each group.
 

@@ -140,7 +140,7 @@ class LightCopy:
             self._find_others(network, self._owners)
 
     def _find_others(self, network: nn.Module, owners: Collection[str]) -> None:
-        """Add modules whose slots will be filled but whose first path has no weight name, such as parts of shared modules.
+        """Add the modules in `owners` that were found under another path, such as parts of shared modules.
 
         If such a module was shared instead of copied, the whole copy is made again.
         """
