@@ -57,6 +57,7 @@ def test_the_file_has_the_dialect_of_the_table(model, tmp_path, monkeypatch, sep
     expected = pandas.read_csv(plain, dtype={"house_id": str})
     assert found.dtypes[["prediction", "std", "quantile_0.1", "above_100"]].eq("float64").all()
     pandas.testing.assert_frame_equal(found[expected.columns], expected)
+    assert found["house_id"].tolist() == table(1)["house_id"].tolist()  # with leading zeros
 
 
 def test_columns_that_identified_the_training_rows_are_copied(model, tmp_path):
