@@ -1,5 +1,7 @@
 """Members that hold out: folds, the best state of each, and the members as one ensemble."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -34,17 +36,20 @@ def make_stack(nets, *likelihoods, scale=3.0):
 
 
 def test_terms_are_those_of_networks_alone():
-    """Objective and gradients of networks that share two kinds of likelihood, against each of them by itself."""
+    """Objective and gradients of networks that share likelihoods, two of one kind with other values, against each by itself."""
     torch.manual_seed(0)
-    nets = [make_net().double() for _ in range(4)]
-    x, y = torch.randn(4, 6, 2).double(), torch.randn(4, 6, 1).double()
-    likelihoods = [HeteroscedasticGaussian().double(), StudentT(None).double()]
+    nets = [make_net().double() for _ in range(6)]
+    x, y = torch.randn(6, 6, 2).double(), torch.randn(6, 6, 1).double()
+    likelihoods = [HeteroscedasticGaussian().double(), StudentT(None).double(), StudentT(None).double()]
+    with torch.no_grad():
+        likelihoods[2].raw_degrees += 1.0
     members = make_stack(nets, *likelihoods)
     data, penalty = members.terms(StackedBatch(x, y), phase="variational", num_data=60, num_draws=1)
     (data - penalty).sum().backward()
-    shared = torch.zeros(2, dtype=torch.float64)
+    shared = torch.zeros(3, dtype=torch.float64)
     for index, net in enumerate(nets):
-        alone = bayesianize(net, Point(), likelihood=likelihoods[index // 2], prior=Neal(3.0))
+        own = copy.deepcopy(likelihoods[index // 2])
+        alone = bayesianize(net, Point(), likelihood=own, prior=Neal(3.0))
         single, kl = alone.terms(Batch(x[index], y[index]), phase="variational", num_data=60, num_draws=1)
         assert data[index].item() == pytest.approx(single.item(), rel=1e-9)
         assert penalty[index].item() == pytest.approx(kl.item(), rel=1e-9)
@@ -52,9 +57,9 @@ def test_terms_are_those_of_networks_alone():
         for name, value in alone.posteriors.named_parameters(prefix="posteriors"):
             assert torch.allclose(members.stacked(name).grad[index], value.grad, atol=1e-9)
         if index >= 2:
-            shared[0] += alone.likelihood.raw_degrees.grad
-            shared[1] += members.likelihoods[1].raw_degrees.grad / 2
-    assert shared[0].item() == pytest.approx(shared[1].item(), rel=1e-9)
+            shared[index // 2] += alone.likelihood.raw_degrees.grad
+    for group in (1, 2):
+        assert shared[group].item() == pytest.approx(members.likelihoods[group].raw_degrees.grad.item(), rel=1e-9)
     assert members.num_models is None
 
 
@@ -62,7 +67,7 @@ def test_a_likelihood_takes_the_outputs_that_it_needs():
     members = make_stack([make_net() for _ in range(4)], HeteroscedasticGaussian(), Gaussian(0.1))
     x, y = torch.randn(4, 5, 2), torch.randn(4, 5, 1)
     expected = Gaussian(0.1).log_prob(members(x)[3, :, :1], y[3]).mean()
-    assert members.held_out_scores(StackedBatch(x, y))[3].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert members.held_out_scores(members(x), y)[3].mean().item() == pytest.approx(expected.item(), rel=1e-6)
     found = members.terms(StackedBatch(x, y), num_data=10)[0]
     assert found[3].item() == pytest.approx(10 * expected.item(), rel=1e-6)
 
@@ -78,7 +83,7 @@ def test_likelihoods_that_cannot_be_shared():
     data, _ = stack.terms(StackedBatch(torch.randn(2, 3, 2), torch.randn(2, 3, 1)), num_data=3)
     data.sum().backward()
     assert stack.likelihoods[0].raw_noise.grad is not None
-    assert stack.held_out_scores(StackedBatch(torch.randn(2, 3, 2), torch.randn(2, 3, 1))).shape == (2,)
+    assert stack.held_out_scores(stack(torch.randn(2, 3, 2)), torch.randn(2, 3, 1)).shape == (2, 3)
 
 
 def test_dropout_keeps_the_mean_and_only_in_training():
@@ -134,15 +139,9 @@ def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
         3: [[5.0, 1, 9], [9, 0, 0]],
     }  # by step, [R, rows]
 
-    class Scripted:
-        step = 0
-
-        def held_out_scores(self, batch, outputs):
-            return -(batch.weights * torch.tensor(errors[self.step])).sum(1)
-
-    members, judged = Scripted(), _Halves(outside, held.numpy())
-    for members.step in (1, 2, 3):
-        judged.look(members, torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * members.step)
+    judged = _Halves(outside, held.numpy())
+    for step, error in errors.items():
+        judged.look(-torch.tensor(error), torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * step)
     # first halves are best at steps 1 (errors 5, 10, 14) and 2 (5, 0, 9), second ones at 2 (5, 0, 1) and 3 (5, 9, 0)
     expected = [[20.0, 0, 11, 22, 0], [0, 30, 0, 0, 21]]
     assert torch.equal(judged.of_rows()[..., 0], torch.tensor(expected))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, Positive, checked
+from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.running.progress import TimeLeft
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
@@ -43,6 +43,7 @@ class StoppedSteps:
         check_every: Steps between two checks on the held-out rows.
         patience: Number of checks without an improvement after which training ends. It is shorter if the best check came early.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
+        min_gain: Minimum gain of a score that counts as an improvement for the patience.
     """
 
     batch_size: Count = 256
@@ -50,6 +51,7 @@ class StoppedSteps:
     check_every: Count = 20
     patience: Count = 15
     learning_rate: Positive = 5e-3
+    min_gain: NonNegative = 0.0
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Adam over the parameters."""
@@ -105,15 +107,16 @@ def train_held_out(
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
     outside = _padded(x, y, omega, held)
-    best, judged = _Best(members, outside), _Halves(outside, held) if halves else None
+    best, judged = _Best(members, outside, steps.min_gain), _Halves(outside, held) if halves else None
 
     def look(*_: object) -> bool:
         members.eval()
         with torch.no_grad():
             outputs = members(outside.x)
-            best.look(outputs)
+            scores = members.held_out_scores(outputs, outside.y)  # [R, B]
+            best.look(scores)
             if judged is not None:
-                judged.look(members, outputs)
+                judged.look(scores, outputs)
         members.train()
         shown.tell(progress, steps.check_every * best.looks, steps.check_every * steps.looks)
         return steps.has_ended(best.looks, best.last)
@@ -158,25 +161,29 @@ class _Best:
 
     Attributes:
         looks: Number of checks so far.
-        last: Last check at which any network improved.
+        last: Last check at which any network had gained enough since its last gain.
         at: Best check of each network, [R].
     """
 
-    def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
-        self._members, self._outside = members, outside
+    def __init__(self, members: ModelStack, outside: StackedBatch, min_gain: float) -> None:
+        assert outside.weights is not None
+        self._members, self._shares = members, outside.weights / outside.weights.sum(1, keepdim=True)
         self._scores = torch.full((len(members),), -torch.inf, dtype=outside.x.dtype)
+        self._min_gain, self._reached = min_gain, self._scores.clone()
         self._states = {name: value.detach().clone() for name, value in members.named_parameters()}
         self.looks = self.last = 0
         self.at = np.zeros(len(members), dtype=np.int64)
 
-    def look(self, outputs: Tensor) -> None:
-        """Score the networks, and keep the weights of networks that improved."""
+    def look(self, scores: Tensor) -> None:
+        """Keep the weights of the networks that improved, given the scores of their held-out rows, [R, B]."""
         self.looks += 1
-        scores = self._members.held_out_scores(self._outside, outputs)  # [R]
+        scores = (scores * self._shares).sum(1)
         better = scores > self._scores
         if not bool(better.any()):
             return
-        self.last = self.looks
+        if bool((gained := scores > self._reached + self._min_gain).any()):
+            self.last = self.looks
+            self._reached[gained] = scores[gained]
         self._scores[better] = scores[better]
         self.at[better.numpy()] = self.looks
         for name, value in self._members.named_parameters():
@@ -196,7 +203,7 @@ class _Halves:
     """Outputs for each half of the held-out rows, at the step that is best for the other half."""
 
     def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
-        self._outside, self._held = outside, torch.from_numpy(held)
+        self._held = torch.from_numpy(held)
         assert outside.weights is not None
         self._weights = outside.weights
         first = torch.arange(outside.weights.shape[1]) % 2 == 0
@@ -204,12 +211,11 @@ class _Halves:
         self._best = torch.full((2, len(held)), -torch.inf, dtype=outside.x.dtype)
         self._outputs: Tensor | None = None
 
-    def look(self, members: ModelStack, outputs: Tensor) -> None:
-        """Keep the outputs of networks that improved."""
+    def look(self, scores: Tensor, outputs: Tensor) -> None:
+        """Keep the outputs [R, B, O] of networks that improved, given the scores of their held-out rows, [R, B]."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
-            part = StackedBatch(self._outside.x, self._outside.y, self._weights * scored)
-            score = members.held_out_scores(part, outputs)
+            score = (scores * self._weights * scored).mean(1)
             better = score > best
             best[better] = score[better]
             kept = torch.where((better.unsqueeze(1) & told).unsqueeze(-1), outputs, kept)

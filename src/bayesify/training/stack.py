@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
@@ -97,6 +98,7 @@ class ModelStack(nn.Module, Trainable):
         if likelihoods is not None:
             template.likelihood = likelihoods[0]
         self._likelihoods = [template.likelihood] if likelihoods is None else list(likelihoods)
+        self._kinds = _group_alike(self._likelihoods)
         self.train(models[0].training)
 
     def _share(self, likelihoods: Sequence[Likelihood]) -> None:
@@ -265,29 +267,22 @@ class ModelStack(nn.Module, Trainable):
                 found.append(template(rows))
         return torch.stack(found)
 
-    def held_out_scores(self, batch: StackedBatch, outputs: Tensor | None = None) -> Tensor:
-        """Weighted mean of `Likelihood.held_out_score` over each model's rows, [R]; pass `outputs` if they are already computed."""
-        return self._mean_density(self(batch.x) if outputs is None else outputs, batch, held_out=True)
+    def held_out_scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """`Likelihood.held_out_score` of each model's rows, [R, B], from outputs [R, B, O] and targets [R, B, ...]."""
+        return self._scores(outputs, y, held_out=True)
 
-    def _mean_density(self, outputs: Tensor, batch: Batch, held_out: bool = False) -> Tensor:
-        """Mean over each model's rows, [R], of the density that training maximizes, or of the held-out score."""
-        y = batch.y if isinstance(batch, StackedBatch) else batch.y.expand(len(self), *batch.y.shape)
-        likelihoods, found = self._likelihoods, []
-        size = len(self) // len(likelihoods)
-        several = len(likelihoods) > 1
-        parts = zip(outputs.split(size), y.split(size), strict=True) if several else [(outputs, y)]
-        for likelihood, (one, targets) in zip(likelihoods, parts, strict=True):
-            if several and targets.ndim == one.ndim:
-                one = one[..., : likelihood.outputs_per_target * targets.shape[-1]]
-            density = partial(_density, likelihood, held_out)
-            if self._own:
-                values = {name: getattr(self, key) for name, key in self._own.items()}
-                scores = torch.func.vmap(density)(one, targets, values)
-            else:
-                scores = density(one.flatten(0, 1), targets.flatten(0, 1))
-            found.append(scores.view(one.shape[:2]))
-        each = torch.cat(found) if several else found[0]  # [R, B]
-        return each.mean(1) if batch.weights is None else (each * batch.weights).mean(1)
+    def _scores(self, outputs: Tensor, y: Tensor, held_out: bool = False) -> Tensor:
+        """The density that training maximizes, or the held-out score, of each model's rows, [R, B]."""
+        if self._own:
+            score = partial(_score, self._likelihoods[0], held_out)
+            values = {name: getattr(self, key) for name, key in self._own.items()}
+            return torch.func.vmap(score)(outputs, y, values).view(outputs.shape[:2])
+        found, sizes = [], [len(kind) * (len(self) // len(self._likelihoods)) for kind in self._kinds]
+        for kind, one, targets in zip(self._kinds, outputs.split(sizes), y.split(sizes), strict=True):
+            if len(sizes) > 1 and targets.ndim == one.ndim:
+                one = one[..., : kind[0].outputs_per_target * targets.shape[-1]]
+            found.append(_score_alike(kind, held_out, one, targets))
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +298,10 @@ class ModelStack(nn.Module, Trainable):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
             if fast.take(x, num_draws, weights[0]):
                 outputs, penalty = fast.terms(x, weights)
-                data, kl = (num_data * self._mean_density(outputs, batch)).unsqueeze(1), penalty.unsqueeze(1)
+                y = batch.y if isinstance(batch, StackedBatch) else batch.y.expand(len(self), *batch.y.shape)
+                scores = self._scores(outputs, y)  # [R, B]
+                mean = scores.mean(1) if batch.weights is None else (scores * batch.weights).mean(1)
+                data, kl = (num_data * mean).unsqueeze(1), penalty.unsqueeze(1)
                 if not self._shared and should_check(x) and not _are_finite(data, kl):
                     return None
                 if num_draws > 1 and phase != "map":
@@ -408,19 +406,43 @@ def _are_finite(data: Tensor, kl: Tensor) -> bool:
     return math.isfinite((data + kl).sum().detach().item())
 
 
-def _density(
+def _score(
     likelihood: Likelihood, held_out: bool, outputs: Tensor, y: Tensor, values: dict[str, Tensor] | None = None
 ) -> Tensor:
-    """Score of each row, [1, B], from outputs [B, O] and targets; `values` replaces the likelihood's parameters."""
-    wanted = likelihood.target_shape(outputs)
+    """Score of each row, [B], from outputs [B, O] and targets; `values` replaces the likelihood's parameters."""
+    with swapped(likelihood, values) if values else nullcontext():
+        return _score_alike([likelihood], held_out, outputs, y)
+
+
+def _score_alike(likelihoods: Sequence[Likelihood], held_out: bool, outputs: Tensor, y: Tensor) -> Tensor:
+    """Scores [...] of rows with outputs [..., O]; G likelihoods that differ only in values share the first axis evenly."""
+    first, rows = likelihoods[0], outputs.shape[:-1]
+    flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
+    wanted = first.target_shape(flat)
     if y.shape != wanted:
         if (*y.shape, 1) != wanted and y.shape != (*wanted, 1):
-            likelihood.log_prob(outputs, y, has_draws=False)  # raises an error with a remedy
+            first.log_prob(flat, y, has_draws=False)  # raises an error with a remedy
         y = y.reshape(wanted)
-    score = likelihood.held_out_score if held_out else likelihood.training_density
-    with swapped(likelihood, values) if values else nullcontext():
-        density = score(outputs.unsqueeze(0), y)
-    return density.flatten(2).sum(-1) if density.ndim > 2 else density
+    score, values = first.held_out_score if held_out else first.training_density, dict[str, Tensor]()
+    if len(likelihoods) > 1:
+        y = y.unflatten(0, (len(likelihoods), -1))
+        named = [dict(likelihood.named_parameters()) for likelihood in likelihoods]
+        values = {name: torch.stack([own[name] for own in named]).view(-1, 1, 1) for name in named[0]}
+    with swapped(first, values) if values else nullcontext():
+        found = score(flat.unflatten(0, (len(likelihoods), -1)), y)
+    return (found.flatten(2).sum(-1) if found.ndim > 2 else found).view(rows)
+
+
+def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
+    """Neighbors that differ only in the values of single numbers, so that one call gives the scores of their rows."""
+    found: list[list[Likelihood]] = []
+    for likelihood in likelihoods:
+        plain = isinstance(likelihood, NumberLikelihood) and all(not own.ndim for own in likelihood.parameters())
+        if found and plain and found[-1][0].config() == likelihood.config():
+            found[-1].append(likelihood)
+        else:
+            found.append([likelihood])
+    return found
 
 
 # -- what can be stacked -------------------------------------------------------------------------------------------
