@@ -16,6 +16,7 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 from bayesify.sklearn import BayesianRegressor, recipe
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.settings import Settings
 from bayesify.sklearn.units import TargetUnits
 from benchmarks import stress
 
@@ -95,14 +96,14 @@ def test_means_lie_inside_what_quantiles_allow(name):
 @pytest.mark.parametrize("num_failed", [1, 2])
 def test_choices_that_fail_are_given_up_aloud(num_failed, monkeypatch):
     """The final score of the first choice, or of the first two, is a million times what the trial promised."""
-    train, calls = recipe._train_numbers, []
+    train, calls = recipe._train_candidates, []
 
     def explode(rows, pairs, settings, *, brief=False):
         found = train(rows, pairs, settings, brief=brief)
         calls.append(brief)
         return [replace(one, score=1e6) for one in found] if 1 <= calls.count(False) <= num_failed else found
 
-    monkeypatch.setattr(recipe, "_train_numbers", explode)
+    monkeypatch.setattr(recipe, "_train_candidates", explode)
     draw = np.random.default_rng(0)
     x = draw.normal(size=(120, 2))
     with pytest.warns(
@@ -128,7 +129,7 @@ def test_one_guess_for_all_rows_is_scored_as_predictions_are():
 
 def test_amounts_in_whole_units_are_no_counts_because_of_their_zeros():
     draw = np.random.default_rng(0)
-    settings = SimpleNamespace(likelihood="auto", transform="auto", method=None, noise=None)
+    settings = SimpleNamespace(likelihood="auto", transform="auto", method=None, noise=None, num_classes=0)
 
     def tried(y):
         rows = Rows(np.zeros((len(y), 1)), y[:, None], np.ones(len(y)))
@@ -140,3 +141,18 @@ def test_amounts_in_whole_units_are_no_counts_because_of_their_zeros():
     visits = np.where(draw.random(400) < 0.45, 0.0, draw.poisson(3.0, 400))
     assert set(recipe.COUNT_LIKELIHOODS) <= tried(visits)
     assert "hurdle" not in tried(visits)
+
+
+def test_tiny_tables_choose_by_the_distribution_of_all_targets():
+    """The score before training is the CRPS of a log-normal with the targets' own moments, and no network is trained for it."""
+    y = np.exp(np.random.default_rng(0).normal(1.0, 1.5, (40, 1)))
+    rows, settings = Rows(np.zeros((40, 1)), y, np.ones(40)), Settings()
+    logs, levels = np.log(y[:, 0]), np.array(recipe.PINBALL_LEVELS)[:, None]
+    error = y[:, 0] - np.exp(logs.mean() + logs.std() * torch.special.ndtri(torch.from_numpy(levels)).numpy())
+    exact = 2 * np.maximum(levels * error, (levels - 1) * error).mean()
+    pairs, tried = recipe._rank_pairs(rows, settings)
+    assert pairs[0] == ("heteroscedastic_gaussian", "log")
+    assert {name for name, _ in pairs} == {"heteroscedastic_gaussian"}
+    assert tried["heteroscedastic_gaussian, log"] == pytest.approx(exact, rel=1e-5)  # outputs are float32
+    many = Rows(*(np.repeat(part, 2, axis=0) for part in (rows.x, y, rows.weights)))
+    assert {name for name, _ in recipe.list_candidates(many, settings)} == set(recipe.REAL_LIKELIHOODS)

@@ -1,24 +1,25 @@
 """The recipe for tables, from rows to a fitted method.
 
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
-target's units, shape the network, train, recalibrate. The default method trains members that each hold out different rows. The
-predictions of held-out rows choose likelihood and transform, decide when to stop, and recalibrate. A method by name trains on all
-rows. It starts from the noise that maximizes the evidence of a plain network, and this evidence also recalibrates it.
+target's units, shape the network, train, recalibrate. Classes are targets with one possible likelihood and no units. The default
+method trains members that each hold out different rows. The predictions of held-out rows choose likelihood and transform, decide
+when to stop, and recalibrate. A method by name trains on all rows. It starts from the noise that maximizes the evidence of a plain
+network, and this evidence also recalibrates it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesify.conversion import bayesianize
-from bayesify.likelihoods import REGISTRY, Categorical, Gaussian, Likelihood
+from bayesify.likelihoods import REGISTRY, Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Outputs
@@ -84,9 +85,14 @@ MEMBER_PRIOR_FACTOR = 5.0
 prior costs 15 % of the CRPS on tables with little noise."""
 CHECK_EVERY_STEPS, MEMBER_PATIENCE = 20, 15
 """Steps between two checks of the held-out rows, and number of checks without improvement after which training ends."""
-MAX_TINY_ROWS, TINY_PACE, TINY_PATIENCE = 60, 3, 10
-"""With at most this many rows, every step sees all rows, so that members tolerate a learning rate `TINY_PACE` times as high. They
-take fewer steps by the same factor, in total and between checks, and stop after `TINY_PATIENCE` checks without improvement."""
+MAX_FULL_BATCH_ROWS, MAX_FULL_BATCH_ROWS_OF_CLASSES, FULL_BATCH_PACE, FULL_BATCH_PATIENCE = 250, 60, 3, 10
+"""With at most this many rows, every step sees all rows, so that members tolerate a learning rate `FULL_BATCH_PACE` times as high.
+They take fewer steps by the same factor, in total and between checks, and stop after `FULL_BATCH_PATIENCE` checks without gain."""
+MAX_TINY_ROWS = 60
+"""At most this many rows do not show tails: of the likelihoods of numbers, only the simplest one is tried. Its transform is chosen
+by the distribution of all targets, without a trial, and a failed choice is not followed by a second one."""
+MIN_LOG_LOSS_GAIN = 1e-3
+"""A check of classifiers counts as an improvement if a log-loss falls by at least this much."""
 MAX_ROWS_FOR_SPLIT_STOPPING = 250
 """With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the
 step that was best for the other half."""
@@ -99,8 +105,8 @@ MAX_MEAN_RATIO = 1.5
 MAX_TRIAL_RATIO, GOOD_CONSTANT_RATIO, MAX_CONSTANT_RATIO, MAX_CHOICES = 2.0, 0.75, 1.1, 2
 """A choice has failed if its final score exceeds the first multiple of the trial's score and the second multiple of the score
 of a constant guess, or if it exceeds the third multiple of the latter. After `MAX_CHOICES` failures, the columns are not used."""
-NOTHING = "nothing"
-"""Encoding of networks without inputs, which predict one distribution for all rows."""
+NOTHING, MAX_BLANK_STEPS = "nothing", 100
+"""Encoding of networks without inputs, which predict one distribution for all rows, and maximum number of their steps."""
 MIN_GAIN_SHARE = 0.005
 """A score must be better by this share to replace the simpler choice."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
@@ -126,19 +132,6 @@ class TrainingTable:
     flat: bool = True
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The parts of a `FittedTable` that training makes."""
-
-    model: Predictor
-    likelihood: str
-    units: TargetUnits | None
-    network: NetworkShape | None
-    report: FitReport = field(default_factory=FitReport)
-    settled: tuple[nn.Module, Likelihood] | None = None
-    held_out: HeldOut | None = None
-
-
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
     """Fit one method to each of several tables, with the results of separate calls; methods by name train together if possible.
 
@@ -151,27 +144,22 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
         ValueError: If the user's network or the weights do not suit the data or the method.
     """
     given, tables = tables, [_merged(table, own) for table, own in zip(tables, settings, strict=True)]
+    settings = [
+        replace(own, num_classes=0 if table.classes is None else len(table.classes))
+        for table, own in zip(tables, settings, strict=True)
+    ]
     encodings = [list_encodings(table, own) for table, own in zip(tables, settings, strict=True)]
     if settings[0].method is None:
-        trained = []
-        for table, own, found in zip(tables, settings, encodings, strict=True):
-            with own_generators(seed=derive_seed(own.seed, "training")):
-                trained.append(_train_default(table, own, found))
+        fitted = []
+        for each in zip(tables, settings, encodings, strict=True):
+            with own_generators(seed=derive_seed(each[1].seed, "training")):
+                fitted.append(_train_default(*each))
     else:
-        names = [next(iter(found)) for found in encodings]
-        encoded = [_encoded(t.rows, found[name]) for t, found, name in zip(tables, encodings, names, strict=True)]
-        trained = _train_by_name(encoded, tables, settings)
-        trained = [
-            replace(one, report=replace(one.report, categories=name)) for one, name in zip(trained, names, strict=True)
-        ]
+        fitted = _train_by_name(tables, settings, encodings)
     return [
-        FittedTable(
-            own.method_name, one.likelihood, one.model, found[one.report.categories], one.units, one.network, own.seed,
-            one.report, table.columns, table.classes, table.flat, settled=one.settled,
-            held_out=None if one.held_out is None else one.held_out[_places(first.rows)],
-        )
-        for first, table, own, found, one in zip(given, tables, settings, encodings, trained, strict=True)
-    ]  # fmt: skip
+        one if one.held_out is None else replace(one, held_out=one.held_out[_places(first.rows)])
+        for first, one in zip(given, fitted, strict=True)
+    ]
 
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
@@ -229,6 +217,8 @@ def _encoded(rows: Rows, encoding: Encoding) -> Rows:
 def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
     """Possible likelihoods and transforms, simplest first; a method by name has one, Gaussian noise by default."""
     likelihood, transform = settings.likelihood, settings.transform
+    if settings.num_classes:
+        return [("categorical", "none")]
     if settings.method is not None:
         return [("gaussian" if likelihood == AUTO else likelihood, "none" if transform == AUTO else transform)]
     if settings.noise is not None:
@@ -245,11 +235,9 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
             transforms.remove("log1p")
     if likelihood != AUTO:
         return [(likelihood, other) for other in (["none"] if likelihood in UNSHIFTED_LIKELIHOODS else transforms)]
+    names = list(REAL_LIKELIHOODS)[: 1 if len(rows) <= MAX_TINY_ROWS else None]
     pairs = [
-        (name, other)
-        for name, tried in REAL_LIKELIHOODS.items()
-        for other in transforms
-        if other in tried or transform != AUTO
+        (name, other) for name in names for other in transforms if other in REAL_LIKELIHOODS[name] or transform != AUTO
     ]
     if transform not in (AUTO, "none"):
         return pairs
@@ -284,13 +272,43 @@ def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
     return TargetUnits.of(rows.y, rows.weights, pair[1], standardize=scaled)
 
 
-def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: bool) -> NetworkShape:
+@dataclass(frozen=True)
+class Candidate:
+    """A likelihood and a transform of the targets.
+
+    Args:
+        pair: Names of the likelihood and the transform.
+        likelihood: p(y | outputs) in the units of training.
+        units: Conversion from the units of training to the targets' units; `None` for classes.
+        rows: Encoded rows, with targets in the units of training.
+        num_outputs: Number of outputs that the likelihood needs.
+    """
+
+    pair: Pair
+    likelihood: Likelihood
+    units: TargetUnits | None
+    rows: Rows
+    num_outputs: int
+
+    @classmethod
+    def of(cls, rows: Rows, pair: Pair, settings: Settings) -> Self:
+        """A candidate for rows with targets in their own units."""
+        likelihood = make_likelihood(pair[0])
+        if settings.num_classes:
+            return cls(pair, likelihood, None, rows, settings.num_classes)
+        units = take_units(rows, pair, settings)
+        if pair[0] == "gaussian" and settings.noise is not None:
+            likelihood = Gaussian((settings.noise / np.square(units.scale)).tolist(), learn=False)
+        scaled = Rows(rows.x, units(rows.y).numpy(), rows.weights)
+        return cls(pair, likelihood, units, scaled, rows.y.shape[1] * likelihood.outputs_per_target)
+
+
+def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkShape:
     """The shape of the network: the user's choice, or the default for a method and a number of rows."""
-    if settings.method is not None:
-        activation, dropout = ACTIVATION_BY_NAME, 0.0
-    else:
-        activation = ACTIVATION_OF_CLASSES if classes else ACTIVATION
-        dropout = DROPOUT_OF_CLASSES if classes else 0.0
+    activation, dropout = ACTIVATION_BY_NAME, 0.0
+    if settings.method is None:
+        activation = ACTIVATION_OF_CLASSES if settings.num_classes else ACTIVATION
+        dropout = DROPOUT_OF_CLASSES if settings.num_classes else 0.0
     hidden: tuple[int, ...] | None = settings.hidden
     if hidden is None:
         few = len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS
@@ -302,64 +320,62 @@ def shape_network(rows: Rows, num_outputs: int, settings: Settings, classes: boo
 
 
 def _train_by_name(
-    encoded: Sequence[Rows], tables: Sequence[TrainingTable], settings: Sequence[Settings]
-) -> list[_Trained]:
+    tables: Sequence[TrainingTable], settings: Sequence[Settings], encodings: Sequence[Mapping[str, Encoding]]
+) -> list[FittedTable]:
     """Train one method on several tables: noise by the evidence of a plain network, the method, its recalibration."""
-    drafts = [_begin(rows, table.classes, own) for rows, table, own in zip(encoded, tables, settings, strict=True)]
-    begun = [draft.start for draft in drafts]
-    starts = settle(begun) if drafts[0].likelihood == "gaussian" and settings[0].noise is None else begun
+    chosen, shapes, begun = [], [], []
+    names = [next(iter(found)) for found in encodings]
+    for table, own, found, name in zip(tables, settings, encodings, names, strict=True):
+        rows = _encoded(table.rows, found[name])
+        candidate = Candidate.of(rows, list_candidates(rows, own)[0], own)
+        shape, net = None, own.network
+        if net is None:
+            shape = shape_network(rows, candidate.num_outputs, own)
+            net = shape.make(derive_seed(own.seed, "network"))
+        else:
+            net = own_network(net, rows.x.shape[1], candidate.num_outputs, own.owner)
+        chosen.append(candidate)
+        shapes.append(shape)
+        begun.append(Start(net, candidate.likelihood.double(), candidate.rows, own))
+    starts = settle(begun) if chosen[0].pair[0] == "gaussian" and settings[0].noise is None else begun
     models = train_methods(starts)
     if settings[0].temperature:
         networks = [replace(start, network=first.network) for start, first in zip(starts, begun, strict=True)]
         models = list(scale_temperatures(cast(list[BayesianNetwork], models), networks))
         starts = [replace(start, evidence=None) for start in starts]
     return [
-        _recalibrated(_Trained(model, draft.likelihood, draft.units, draft.network), start)
-        for model, draft, start in zip(models, drafts, starts, strict=True)
+        _recalibrated(_fitted(table, own, model, found[name], candidate, shape, FitReport(categories=name)), start)
+        for table, own, model, found, name, candidate, shape, start in zip(
+            tables, settings, models, encodings, names, chosen, shapes, starts, strict=True
+        )
     ]
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A method by name before training."""
-
-    start: Start
-    likelihood: str
-    units: TargetUnits | None
-    network: NetworkShape | None
-
-
-def _begin(rows: Rows, classes: np.ndarray | None, settings: Settings) -> _Draft:
-    """Likelihood, units and network of a method by name."""
-    units, name, likelihood = None, "categorical", cast(Likelihood, Categorical())
-    num_outputs = 0 if classes is None else len(classes)
-    if classes is None:
-        name, transform = list_candidates(rows, settings)[0]
-        units, likelihood = take_units(rows, (name, transform), settings), make_likelihood(name).double()
-        num_outputs = rows.y.shape[1] * likelihood.outputs_per_target
-        if name == "gaussian" and settings.noise is not None:
-            likelihood = Gaussian((settings.noise / np.square(units.scale)).tolist(), learn=False).double()
-        rows = Rows(rows.x, units(rows.y).numpy(), rows.weights)
-    shape = None
-    if settings.network is None:
-        shape = shape_network(rows, num_outputs, settings, classes is not None)
-        net: nn.Module = shape.make(derive_seed(settings.seed, "network"))
-    else:
-        net = own_network(settings.network, rows.x.shape[1], num_outputs, settings.owner)
-    return _Draft(Start(net, likelihood, rows, settings), name, units, shape)
+def _fitted(
+    table: TrainingTable,
+    settings: Settings,
+    model: Predictor,
+    encoding: Encoding,
+    chosen: Candidate,
+    shape: NetworkShape | None,
+    report: FitReport,
+) -> FittedTable:
+    return FittedTable(
+        settings.method_name, chosen.pair[0], model, encoding, chosen.units, shape, settings.seed, report, table.columns,
+        table.classes, table.flat,
+    )  # fmt: skip
 
 
-def _recalibrated(trained: _Trained, start: Start) -> _Trained:
+def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
     """A model with recalibrated probabilities if the noise was settled, and with what settled it, for `fit_further`."""
-    units, settings = trained.units, start.settings
-    if start.evidence is not None and units is not None:
-        x = torch.from_numpy(start.evidence.rows.x)
-        found = predict_scaled(trained.model, x, settings.prediction_draws, settings.seed)
-        assert isinstance(found, RegressionPredictive)
-        recalibration = recalibrate_by_leverage(start.evidence, found)
-        settled = start.network, start.likelihood
-        return replace(trained, units=replace(units, recalibration=recalibration), settled=settled)
-    return trained
+    units, settings = fitted.units, start.settings
+    if start.evidence is None or units is None:
+        return fitted
+    x = torch.from_numpy(start.evidence.rows.x)
+    found = predict_scaled(fitted.model, x, settings.prediction_draws, settings.seed)
+    assert isinstance(found, RegressionPredictive)
+    recalibration = recalibrate_by_leverage(start.evidence, found)
+    return replace(fitted, units=replace(units, recalibration=recalibration), settled=(start.network, start.likelihood))
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
@@ -378,72 +394,69 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
         start = settle_further(Start(network, settled, rows, settings))
         likelihood.load_state_dict(start.likelihood.state_dict())
     train_posteriors([model], [rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
-    found = _recalibrated(_Trained(model, fitted.likelihood, units, fitted.network), start)
-    return replace(fitted, units=found.units, settled=found.settled)
+    return _recalibrated(fitted, start)
 
 
 # -- the default method ------------------------------------------------------------------------------------------------
 
 
-def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> _Trained:
+def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> FittedTable:
     """Members with the likelihood, transform and inputs that predict held-out rows best, recalibrated on these rows."""
-    name, num_classes = next(iter(encodings)), 0 if table.classes is None else len(table.classes)
+    name = next(iter(encodings))
     rows = _encoded(table.rows, encodings[name])
-    ranked, tried = ([], dict[str, float]()) if num_classes else _rank_pairs(rows, settings)
+    ranked, tried = _rank_pairs(rows, settings)
     if len(encodings) > 2:
         part = table.rows.thinned(ENCODING_MAX_ROWS, derive_seed(settings.seed, "encode"))
         scores = {}
         for other in ("means", "levels"):
-            encoded = _encoded(part, encodings[other])
-            if not ranked:
-                scores[other] = _train_classes(encoded, num_classes, settings, brief=True).report.score or 0.0
-            else:
-                scores[other] = _train_numbers(encoded, ranked[:1], settings, brief=True)[0].score
+            (one,) = _train_candidates(_encoded(part, encodings[other]), ranked[:1], settings, brief=True)
+            scores[other] = one.score
         name = min(scores, key=scores.__getitem__)
         rows = _encoded(table.rows, encodings[name])
         tried |= {f"categories by {other}": score for other, score in scores.items()}
-    if ranked:
-        made = _train_ranked(rows, _encoded(table.rows, encodings[NOTHING]), ranked, settings, tried)
-    else:
-        made = _train_classes(rows, num_classes, settings)
-    return replace(made, report=replace(made.report, tried=tried, categories=made.report.categories or name))
+    chosen, blank, notes = _train_ranked(rows, _encoded(table.rows, encodings[NOTHING]), ranked, settings, tried)
+    name = NOTHING if blank else name
+    report = FitReport(chosen.score, tried, steps=chosen.steps, notes=notes, categories=name)
+    model = chosen.members.as_ensemble(chosen.group).double()
+    fitted = _fitted(table, settings, model, encodings[name], chosen.candidate, chosen.shape, report)
+    return _judged_out_of_fold(fitted, chosen, table.rows, settings)
 
 
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
-) -> _Trained:
+) -> tuple[_Members, bool, tuple[str, ...]]:
     """Members with the first of two likelihoods and transforms whose final score keeps the promise of the trial.
 
-    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, networks without inputs are
-    trained on `blank`, the same rows with a single input, which is 0. They predict one distribution for all rows, and the best of
-    all is used. `ranked` are likelihoods and transforms, best first, and `tried` their scores in the trial.
+    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the first
+    choice are trained on `blank`, the same rows with a single input, which is 0. They predict one distribution for all rows, and
+    the best of all is used. `ranked` are likelihoods and transforms, best first, and `tried` their scores in the trial.
+
+    Returns:
+        The members, whether they are trained on `blank`, and a sentence about what failed.
     """
-    constant, found, failed = _constant_score(rows), list[tuple[float, str, Pair, _Numbers]](), list[str]()
-    for pair in ranked[:MAX_CHOICES]:
-        (one,) = _train_numbers(rows, [pair], settings)
-        found.append((one.score if np.isfinite(one.score) else np.inf, "", pair, one))
+    if len(ranked) == 1 and (settings.num_classes or settings.likelihood != AUTO or settings.noise is not None):
+        return _train_candidates(rows, ranked, settings)[0], False, ()
+    constant, found, failed = _constant_score(rows), list[tuple[_Members, bool]](), list[str]()
+    for pair in ranked[: 1 if len(rows) <= MAX_TINY_ROWS else MAX_CHOICES]:
+        (one,) = _train_candidates(rows, [pair], settings)
+        found.append((one, False))
         promised = max(MAX_TRIAL_RATIO * tried.get(", ".join(pair), np.inf), GOOD_CONSTANT_RATIO * constant)
-        if len(ranked) == 1 or found[-1][0] <= min(promised, MAX_CONSTANT_RATIO * constant):
+        if one.score <= min(promised, MAX_CONSTANT_RATIO * constant):
             break
         failed.append(f"{', '.join(pair)} (CRPS {one.score:.4g})")
     if len(failed) == len(found):
-        scores = [one.score for one in _train_numbers(blank, ranked, settings, brief=True)]
-        pair = ranked[int(np.argmin(scores))]
-        (one,) = _train_numbers(
-            blank, [pair], replace(settings, epochs=min(settings.epochs or CHOICE_MAX_STEPS, CHOICE_MAX_STEPS))
-        )
-        found.append((one.score, NOTHING, pair, one))
-    _, categories, pair, chosen = min(found, key=lambda entry: entry[0])
-    made = _recalibrated_out_of_fold(chosen, rows, pair[0], settings)
+        linear = replace(settings, hidden=(), epochs=min(settings.epochs or MAX_BLANK_STEPS, MAX_BLANK_STEPS))
+        found.append((_train_candidates(blank, ranked[:1], linear)[0], True))
+    chosen, is_blank = min(found, key=lambda entry: entry[0].score if np.isfinite(entry[0].score) else np.inf)
     if not failed:
-        return made
-    said = " with one distribution for all rows" if categories else ""
+        return chosen, is_blank, ()
+    said = " with one distribution for all rows" if is_blank else ""
     note = (
         f"These likelihoods failed on held-out rows: {'; '.join(failed)}; a constant guess has CRPS {constant:.4g}. "
-        f"The model uses {', '.join(pair)}{said} (CRPS {chosen.score:.4g})."
+        f"The model uses {', '.join(chosen.candidate.pair)}{said} (CRPS {chosen.score:.4g})."
     )
     warnings.warn(f"{settings.owner}: {note}", stacklevel=8)
-    return replace(made, report=replace(made.report, notes=(note,), categories=categories))
+    return chosen, is_blank, (note,)
 
 
 def _constant_score(rows: Rows) -> float:
@@ -459,106 +472,109 @@ def _constant_score(rows: Rows) -> float:
 
 
 def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, float]]:
-    """Likelihoods and transforms, best first, and the scores of all trials."""
+    """Likelihoods and transforms, best first, and their scores: in a trial, or of tiny tables without inputs."""
     pairs, tried = list_candidates(rows, settings), dict[str, float]()
     if len(pairs) > 1:
-        part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
-        found = _train_numbers(part, pairs, settings, brief=True)
-        scores = {pair: one.score for pair, one in zip(pairs, found, strict=True)}
+        if len(rows) <= MAX_TINY_ROWS:
+            found = [_score_start(rows, Candidate.of(rows, pair, settings)) for pair in pairs]
+        else:
+            part = rows.thinned(CHOICE_MAX_ROWS, derive_seed(settings.seed, "choose"))
+            found = [one.score for one in _train_candidates(part, pairs, settings, brief=True)]
+        scores = dict(zip(pairs, found, strict=True))
         simple = [pairs[0]] if (1 - MIN_GAIN_SHARE) * scores[pairs[0]] < min(scores.values()) else []
         pairs = list(dict.fromkeys((*simple, *sorted(pairs, key=scores.__getitem__))))
         tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
     return pairs, tried
 
 
-def _train_classes(rows: Rows, num_classes: int, settings: Settings, *, brief: bool = False) -> _Trained:
-    """Train members with a softmax."""
-    shape, y = shape_network(rows, num_classes, settings, classes=True), torch.from_numpy(rows.y)
-    folds = _folds(rows, settings, rows.y)
-    trained = _train_members(rows, [y], folds, [Categorical()], shape, settings, brief=brief)
-    seen = folds < len(trained.every[0])
-    found = Categorical().predictive(Outputs(kept=trained.outputs[0][:, torch.from_numpy(seen)]))
-    assert isinstance(found, ClassificationPredictive)
-    probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
-    scores = Scores.of_classes(probs, labels, rows.y[seen], LEVELS, rows.weights[seen]).means()
-    report = FitReport(scores["log_loss"], out_of_fold=scores, steps=trained.steps)
-    held_out = HeldOut(rows.y[seen], probs=probs)
-    return _Trained(trained.members.as_ensemble().double(), "categorical", None, shape, report, held_out=held_out)
+def _score_start(rows: Rows, own: Candidate) -> float:
+    """CRPS of the distribution that an untrained network states for every row; it fits all rows together."""
+    outputs, bias = torch.zeros(own.num_outputs), _start_bias(rows, own)
+    if bias is not None:
+        outputs[: len(bias)] = bias
+    found = own.likelihood.predictive(Outputs(kept=outputs.expand(1, len(rows), -1)))
+    assert isinstance(found, RegressionPredictive)
+    assert own.units is not None
+    return pinball(own.units.predictive(found), torch.from_numpy(rows.y), rows.weights)
 
 
 @dataclass(frozen=True)
 class _Members:
-    """Trained members: networks of each likelihood, and their outputs for the rows that each has not seen.
+    """Members of one likelihood and transform, with their out-of-fold predictive in the units of training and its score.
 
     Args:
-        members: The networks.
-        every: Outputs of all K networks of each likelihood for all rows, [K, N, outputs].
-        outputs: Out-of-fold outputs [1, N, outputs] of each likelihood; 0 for rows that no network held out.
+        members: Networks of all likelihoods that were trained together.
+        group: Index of this likelihood among them.
+        candidate: Likelihood, transform and rows.
+        every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].
+        folds: Index of the network that holds out each row, [N]; in a trial, some rows have no network.
+        found: Predictive of the held-out rows.
+        score: CRPS in the targets' unit, summed over targets, or log-loss, of the held-out rows.
+        shape: Shape of the networks.
         steps: Step at which each network was best.
     """
 
     members: ModelStack
-    every: list[Tensor]
-    outputs: list[Tensor]
+    group: int
+    candidate: Candidate
+    every: Tensor
+    folds: np.ndarray
+    found: RegressionPredictive | ClassificationPredictive
+    score: float
+    shape: NetworkShape
     steps: tuple[int, ...]
 
 
-def _folds(rows: Rows, settings: Settings, labels: np.ndarray | None = None) -> np.ndarray:
-    """Index of the member that holds out each row, [N]."""
-    count = int(settings.options.get("members", NUM_MEMBERS))
-    return make_folds(len(rows), min(count, len(rows)), derive_seed(settings.seed, "folds"), labels)
-
-
-def _member_steps(num_rows: int, settings: Settings, *, classes: bool, brief: bool) -> StoppedSteps:
-    """The steps of the members' training; see `_train_members`."""
+def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedSteps:
+    """The steps of the members' training; see `_train_candidates`."""
     rows = MEMBER_BATCH_ROWS if num_rows <= MAX_ROWS_FOR_SMALL_NETWORKS else MEMBER_BATCH_ROWS_OF_MANY
-    tiny = num_rows <= MAX_TINY_ROWS and settings.learning_rate is None
-    pace, patience = (TINY_PACE, TINY_PATIENCE) if tiny else (1, MEMBER_PATIENCE)
+    pace, patience = 1, MEMBER_PATIENCE
+    most = MAX_FULL_BATCH_ROWS_OF_CLASSES if settings.num_classes else MAX_FULL_BATCH_ROWS
+    if num_rows <= most and settings.learning_rate is None:
+        rows, pace, patience = num_rows, FULL_BATCH_PACE, FULL_BATCH_PATIENCE
     steps = settings.epochs or EFFORTS[settings.effort].member_steps // pace
-    rate = pace * (MEMBER_LEARNING_RATE_OF_CLASSES if classes else MEMBER_LEARNING_RATE)
+    rate = pace * (MEMBER_LEARNING_RATE_OF_CLASSES if settings.num_classes else MEMBER_LEARNING_RATE)
     return StoppedSteps(
         settings.batch_size or rows,
         min(CHOICE_MAX_STEPS // pace, steps) if brief else steps,
         check_every=round(CHECK_EVERY_STEPS / pace),
         patience=CHOICE_PATIENCE if brief else patience,
         learning_rate=settings.learning_rate or rate,
+        min_gain=MIN_LOG_LOSS_GAIN if settings.num_classes else 0.0,
     )
 
 
-def _train_members(
-    rows: Rows,
-    targets: Sequence[Tensor],
-    folds: np.ndarray,
-    likelihoods: Sequence[Likelihood],
-    shape: NetworkShape,
-    settings: Settings,
-    *,
-    brief: bool = False,
-    biases: Sequence[Tensor | None] = (None,),
-) -> _Members:
-    """Train members that each hold out a fold, for several likelihoods with targets of the same rows, all at once.
+def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Members]:
+    """Train members that each hold out a fold, for several likelihoods and transforms, all at once.
 
-    Each likelihood has targets in its units and an initial bias of the last layer. `folds` [N] are the members that hold out the
-    rows. A brief training is a trial, with fewer folds and steps.
+    A brief training is a trial, with fewer folds and steps.
     """
-    count = min(int(folds.max()) + 1, CHOICE_FOLDS) if brief else int(folds.max()) + 1
-    nets = [shape.make(derive_seed(settings.seed, "network", k), torch.float32) for _ in targets for k in range(count)]
-    for index, net in enumerate(nets):
-        bias = biases[index // count]
-        if bias is not None:
-            with torch.no_grad():
-                cast(nn.Linear, net[-1]).bias[: len(bias)] = bias
+    candidates = [Candidate.of(rows, pair, settings) for pair in pairs]
+    shape = shape_network(rows, max(own.num_outputs for own in candidates), settings)
+    most = min(int(settings.options.get("members", NUM_MEMBERS)), len(rows))
+    folds = make_folds(len(rows), most, derive_seed(settings.seed, "folds"), rows.y if settings.num_classes else None)
+    count = min(most, CHOICE_FOLDS) if brief else most
+    nets = []
+    for own in candidates:
+        bias = _start_bias(rows, own)
+        for k in range(count):
+            nets.append(shape.make(derive_seed(settings.seed, "network", k), torch.float32))
+            if bias is not None:
+                with torch.no_grad():
+                    cast(nn.Linear, nets[-1][-1]).bias[: len(bias)] = bias
     prior = Neal(MEMBER_PRIOR_FACTOR * settings.prior_scale)
     points = [bayesianize(net, Point(), prior=prior) for net in nets]
-    members = ModelStack(points, likelihoods=[own.float() for own in likelihoods])
-    x, own = torch.from_numpy(rows.x).float(), np.arange(count)[:, None] == folds[None]
-    held = np.concatenate([own] * len(targets))
+    members = ModelStack(points, likelihoods=[own.likelihood.float() for own in candidates])
+    targets = [torch.from_numpy(own.rows.y) for own in candidates]
+    targets = targets if settings.num_classes else [target.float() for target in targets]
+    x, mine = torch.from_numpy(rows.x).float(), np.arange(count)[:, None] == folds[None]
+    held = np.concatenate([mine] * len(candidates))
     best_steps, judged = train_held_out(
         members,
         x,
         torch.stack([target for target in targets for _ in range(count)]),
         held,
-        _member_steps(len(rows), settings, classes=targets[0].ndim == 1, brief=brief),
+        _member_steps(len(rows), settings, brief=brief),
         weights=torch.from_numpy(rows.weights),
         seed=settings.seed,
         progress=("choosing the model" if brief else f"training {count} networks") if settings.progress else "",
@@ -568,70 +584,41 @@ def _train_members(
         every = members(x.expand(len(nets), -1, -1))
         if judged is not None:
             every = torch.where(torch.from_numpy(held).unsqueeze(-1), judged, every)
-        every = every.unflatten(0, (len(targets), count))  # [G, K, N, outputs]
-    mine = torch.from_numpy(own).unsqueeze(-1).to(every)
-    outputs = [(mine * group).sum(0, keepdim=True) for group in every]
-    return _Members(members, list(every), outputs, tuple(int(step) for step in best_steps))
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """Members of one likelihood and transform, with their out-of-fold predictive in the units of training and its score.
-
-    Args:
-        trained: Members of all likelihoods.
-        group: Index of this likelihood among them.
-        likelihood: Likelihood of these members.
-        units: Conversion from the units of training to the targets' units.
-        found: Predictive of the held-out rows, in the units of training.
-        score: CRPS in the targets' unit, summed over targets.
-        shape: Shape of the networks.
-    """
-
-    trained: _Members
-    group: int
-    likelihood: Likelihood
-    units: TargetUnits
-    found: RegressionPredictive
-    score: float
-    shape: NetworkShape
-
-
-def _train_numbers(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Numbers]:
-    """Train members of each likelihood and transform, all at once."""
-    units, targets, biases, likelihoods = [], [], [], []
-    for pair in pairs:
-        own = take_units(rows, pair, settings)
-        likelihood = make_likelihood(pair[0])
-        if settings.noise is not None:
-            likelihood = Gaussian((settings.noise / np.square(own.scale)).tolist(), learn=False)
-        units.append(own)
-        likelihoods.append(likelihood)
-        targets.append(own(rows.y).float())
-        biases.append(_start_bias(rows, pair, own))
-    y, folds = torch.from_numpy(rows.y), _folds(rows, settings)
-    num_outputs = y.shape[1] * max(likelihood.outputs_per_target for likelihood in likelihoods)
-    shape = shape_network(rows, num_outputs, settings, classes=False)
-    trained = _train_members(rows, targets, folds, likelihoods, shape, settings, brief=brief, biases=biases)
-    seen = folds < len(trained.every[0])
-    result = []
-    for group, (likelihood, own) in enumerate(zip(likelihoods, units, strict=True)):
-        outputs = trained.outputs[group][:, torch.from_numpy(seen), : y.shape[1] * likelihood.outputs_per_target]
-        found = likelihood.predictive(Outputs(kept=outputs))
-        assert isinstance(found, RegressionPredictive)
-        score = pinball(own.predictive(found), y[torch.from_numpy(seen)], rows.weights[seen])
-        result.append(_Numbers(trained, group, likelihood, own, found, score, shape))
+        groups = every.unflatten(0, (len(candidates), count))  # [G, K, N, outputs]
+    steps, result = tuple(int(step) for step in best_steps), []
+    for group, (own, outputs) in enumerate(zip(candidates, groups, strict=True)):
+        found, score = _score_held_out(own, outputs, folds, rows)
+        result.append(_Members(members, group, own, outputs, folds, found, score, shape, steps))
     return result
 
 
-def _start_bias(rows: Rows, pair: Pair, units: TargetUnits) -> Tensor | None:
+def _score_held_out(
+    own: Candidate, every: Tensor, folds: np.ndarray, rows: Rows
+) -> tuple[RegressionPredictive | ClassificationPredictive, float]:
+    """Predictive of the rows that a network has not seen, by this network, and its score."""
+    seen = np.flatnonzero(folds < len(every))
+    outputs = every[torch.from_numpy(folds[seen]), torch.from_numpy(seen), : own.num_outputs]
+    found = own.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
+    if own.units is None:
+        assert isinstance(found, ClassificationPredictive)
+        return found, _score_classes(found, rows[seen])["log_loss"]
+    assert isinstance(found, RegressionPredictive)
+    return found, pinball(own.units.predictive(found), torch.from_numpy(rows.y[seen]), rows.weights[seen])
+
+
+def _score_classes(found: ClassificationPredictive, rows: Rows) -> dict[str, float]:
+    probs = found.class_probs.double().numpy()
+    return Scores.of_classes(probs, [str(code) for code in range(probs.shape[1])], rows.y, LEVELS, rows.weights).means()
+
+
+def _start_bias(rows: Rows, own: Candidate) -> Tensor | None:
     """Initial bias of the last layer, with which the first outputs fit all rows together; `None` for 0."""
-    if pair[0] in COUNT_LIKELIHOODS:
-        return torch.from_numpy(TargetUnits.of(rows.y, rows.weights, pair[1]).shift).clamp_min(1e-2).log().float()
-    if pair[0] != HURDLE:
+    if own.pair[0] in COUNT_LIKELIHOODS:
+        return torch.from_numpy(TargetUnits.of(rows.y, rows.weights, own.pair[1]).shift).clamp_min(1e-2).log().float()
+    if own.pair[0] != HURDLE or own.units is None:
         return None
     above, share = rows.y > 0, rows.weights[:, None]
-    logs = np.log(np.where(above, rows.y / units.scale, 1.0))
+    logs = np.log(np.where(above, rows.y / own.units.scale, 1.0))
     amounts = (share * above).sum(0).clip(min=1e-300)
     spread, zeros = (share * above * np.square(logs)).sum(0) / amounts, (share * ~above).sum(0)
     start = np.concatenate((0 * spread, np.log(spread.clip(min=1e-2)), np.log(zeros.clip(min=1e-2) / amounts)))
@@ -646,34 +633,39 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
     return float(np.average(loss.numpy(), weights=weights))
 
 
-def _recalibrated_out_of_fold(chosen: _Numbers, rows: Rows, likelihood: str, settings: Settings) -> _Trained:
-    """A model with probabilities recalibrated on rows that members have not seen, and with the members as one network."""
-    y, folds, every = torch.from_numpy(rows.y), _folds(rows, settings), chosen.trained.every[chosen.group]
-    bounded = rows.y.min() >= 0 and y.shape[1] == 1
+def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, settings: Settings) -> FittedTable:
+    """Members with scores of rows that they have not seen, and with probabilities of numbers recalibrated on these rows."""
+    found, units, folds = chosen.found, fitted.units, chosen.folds
+    if units is None:
+        assert isinstance(found, ClassificationPredictive)
+        report = replace(fitted.report, out_of_fold=_score_classes(found, rows))
+        return replace(fitted, report=report, held_out=HeldOut(rows.y, probs=found.class_probs.double().numpy()))
+    assert isinstance(found, RegressionPredictive)
+    y, one = torch.from_numpy(rows.y), rows.y.shape[1] == 1
+    bounded = rows.y.min() >= 0 and one
     floor, ceiling = (0.5 * float(rows.y.min()), MAX_MEAN_RATIO * float(rows.y.max())) if bounded else (None, None)
-    units = replace(chosen.units, floor=floor, ceiling=ceiling)
-    plain = units.predictive(chosen.found)
+    units = replace(units, floor=floor, ceiling=ceiling)
+    plain = units.predictive(found)
     u, below = plain.cdf(y), plain.below(y)
     # A value of positive probability (a count, or a zero at the floor) leaves an interval of u, from which u is drawn.
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
     ties = torch.rand(u.shape, generator=generator, dtype=u.dtype)
     u = below + (u - below) * ties
-    recalibrated = y.shape[1] == 1 and settings.noise is None
+    recalibrated = one and settings.noise is None
     recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
-    if recalibrated and likelihood not in UNSHIFTED_LIKELIHOODS and len(every) > 2:
-        places = ensemble_places(chosen.likelihood, every, folds, chosen.units(rows.y), rows.weights)
+    if recalibrated and fitted.likelihood not in UNSHIFTED_LIKELIHOODS and len(chosen.every) > 2:
+        places = ensemble_places(chosen.candidate.likelihood, chosen.every, folds, units(rows.y), rows.weights)
         places = np.where(rows.y[:, 0] == floor, ties[:, 0].numpy(), 1.0) * places
         recalibration = Recalibration.of(places, rows.weights)
     units = replace(units, recalibration=recalibration)
     scores, judged = Scores(), list[HeldOut]()
-    for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
+    for fold in range(int(folds.max()) + 1) if one else ():
         own, others = folds == fold, folds != fold
         of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if recalibrated else Recalibration()
-        outputs = chosen.found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
-        part = replace(units, recalibration=of_others).predictive(chosen.found.with_outputs(outputs))
+        outputs = found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
+        part = replace(units, recalibration=of_others).predictive(found.with_outputs(outputs))
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
         judged.append(HeldOut.of_numbers(part, rows.y[own, 0]))
-    report = FitReport(chosen.score, out_of_fold=scores.means(), steps=chosen.trained.steps)
-    model = chosen.trained.members.as_ensemble(chosen.group).double()
     held_out = HeldOut.joined(judged)[np.argsort(np.argsort(folds, kind="stable"))] if judged else None
-    return _Trained(model, likelihood, units, chosen.shape, report, held_out=held_out)
+    report = replace(fitted.report, out_of_fold=scores.means())
+    return replace(fitted, units=units, report=report, held_out=held_out)

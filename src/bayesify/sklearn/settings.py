@@ -60,6 +60,7 @@ class Settings:
         temperature: Whether the method is `TEMPERATURE`.
         options: Arguments of the method's posterior or function; the defaults for small problems fill in missing ones.
         epochs: Passes over the data in the main phase, or steps of the default method.
+        num_classes: Number of classes of the table; 0 for a regression.
         owner: Name of the estimator, for messages.
     """
 
@@ -82,6 +83,7 @@ class Settings:
     effort: EffortName = "full"
     seed: int = 0
     progress: bool = False
+    num_classes: int = 0
     owner: str = "BayesianRegressor"
 
     @property

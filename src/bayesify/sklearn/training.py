@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,6 +22,7 @@ from bayesify.sklearn.rows import Rows, stacked
 from bayesify.sklearn.settings import FULL_BATCH_ROWS, Settings
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
+from bayesify.training.hold_out import make_folds
 from bayesify.training.maximum_a_posteriori import search_point
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
@@ -295,7 +295,8 @@ def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))
-        of_row = np.random.default_rng(derive_seed(start.settings.seed, "folds")).permutation(len(start.rows)) % folds
+        labels = start.rows.y if start.settings.num_classes else None
+        of_row = make_folds(len(start.rows), folds, derive_seed(start.settings.seed, "folds"), labels)
         used = range(folds if len(start.rows) <= FULL_BATCH_ROWS else 1)
         bnns += [start.point() for _ in used]
         rows += [start.rows[of_row != fold] for fold in used]
