@@ -55,9 +55,9 @@ class Verdict:
     Args:
         headline: Method to use, or the methods that are tied.
         certainty: `"clear"`: one method is better than all others by a paired test, and by enough to matter. `"tie"`: some
-            methods are within a standard error of the best. `"likely"`: no other method is within a standard error, but the test
-            does not rule out all others. `"nothing"`: no method is clearly better than a constant guess. `"untested"`: there was
-            a single split.
+            methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the best,
+            but at least one is not clearly worse by the test. `"nothing"`: no method is clearly better than a constant guess.
+            `"untested"`: there was a single split.
         pick: Method to use: the best method, or in a tie the cheapest of the tied methods with accurate uncertainty.
         network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
             `None` if no network was ranked.

@@ -72,12 +72,12 @@ class Rule:
         if self.scores is None:
             raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
-        if (self.groups is None) != (new is None):
-            raise ValueError(
-                "conformal: groups were given either only to fit or only to interval or sets; give groups to both"
-            )
-        if self.groups is None or new is None:
+        if self.groups is None and new is None:
             return threshold(scores, level).unsqueeze(0)
+        if new is None:
+            raise ValueError("conformal: fit was given groups; give the groups of the new rows too")
+        if self.groups is None:
+            raise ValueError("conformal: groups are given, but fit had none; call fit with groups, or leave groups out")
         found: dict[Hashable, Tensor] = {}
         for group in dict.fromkeys(new):
             rows = [index for index, other in enumerate(self.groups) if other == group]

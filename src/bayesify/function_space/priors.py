@@ -252,7 +252,8 @@ class UnknownPrior(FunctionPrior):
     ) -> tuple[Tensor, Tensor]:
         """Raises `ValueError`."""
         raise ValueError(
-            f"FunctionSpaceVI: the prior ({self.was}) is code, which a file cannot contain; set model.prior"
+            f"FunctionSpaceVI: the model was loaded without its prior ({self.was}), because a file cannot store code; "
+            "set model.prior again"
         )
 
     def config(self) -> dict[str, Any]:

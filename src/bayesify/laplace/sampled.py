@@ -516,8 +516,8 @@ class Equations:
     def _error(self, group: Group, left: Tensor) -> float:
         r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, for the preconditioner M.
 
-        $r^\top M^{-1} r$ estimates the squared error in the norm of the equations. This norm bounds the error's effect on the
-        outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
+        $r^\top M^{-1} r$ estimates $e^\top (\tilde H + c I) e$ for the error e of the solution u. This quantity bounds the effect
+        of e on the outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
         """
         # Subtract before summing: for large c, both sums are so large that float32 cannot resolve their difference.
         parts = zip(

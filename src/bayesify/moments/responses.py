@@ -216,7 +216,7 @@ class SharedRows:
     is_rest: bool = False
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Sums over the positions of each token."""
+        """Slopes times standard deviations, summed over the positions that hold the same token."""
         moved = self.arrange(slopes) * self.std
         place = self.first.unsqueeze(-1).expand_as(moved)
         return [torch.zeros_like(moved).scatter_add_(1, place, moved).flatten(1)]

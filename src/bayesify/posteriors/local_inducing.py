@@ -112,7 +112,7 @@ class LocalInducing(Posterior):
         return self.problem(layer, scale).solve()
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """One regression per layer, all draws together."""
+        """Draw each layer's weights from the posterior of its regression; all draws are computed in one batch."""
         noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
         scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
         by_shape: dict[tuple[int, int], list[tuple[Layer, RegressionFactors, Tensor]]] = {}

@@ -82,7 +82,7 @@ class OutputGaussian:
         return diagonal.clamp_min(0).reshape(self.mean.shape)
 
     def _in_shape(self, rows: Tensor) -> Tensor:
-        """Values in a spread's rows [S, N, K], in the shape of the outputs: [S, B, ...]."""
+        """Reshape values that are arranged as a spread's rows, [S, N, K], to the shape of the outputs, [S, B, ...]."""
         if self._axis is None:
             return rows.reshape(len(rows), *self.mean.shape)
         last = self.mean.movedim(self._axis, -1).shape
@@ -224,7 +224,8 @@ class GaussianClassPredictive(ClassificationPredictive):
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    All three links compute `aleatoric_entropy` and `mutual_information` by `"mc"`. `outputs` holds separate draws.
+    With every link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. `outputs` holds
+    separate draws.
 
     Args:
         outputs: The Gaussian over outputs.

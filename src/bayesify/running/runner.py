@@ -105,7 +105,10 @@ class Decisions:
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """Way to run several draws, in the current modes of the layers; see `Runner.mode`."""
+        """How to run several draws, given which BatchNorm layers are in training mode now; see `Runner.mode`.
+
+        With `evaluate`, all layers count as in evaluation mode.
+        """
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:

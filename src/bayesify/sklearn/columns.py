@@ -48,8 +48,9 @@ class Columns(Plain):
     ) -> tuple[Self, np.ndarray]:
         """Learn the rules from training rows, and return the rows' inputs, [N, D]. Rows of weight 0 teach nothing and get zeros.
 
-        Rows that are equal in cells and targets y [N, ...] count as one where `merge_rows` merges them. The means of `score`, a
-        function from targets and weights to scores [N, K], encode texts with many levels; without it there is no such encoding.
+        Rows that are equal in cells and targets y [N, ...] count as one where `merge_rows` merges them. `score` is a
+        function from targets and row weights to scores, [N, K]. A text column with many levels is also encoded by the mean score
+        of each level; without `score` or y it is not.
 
         Raises:
             InputError: If two columns have the same name, a column has mixed contents, or no column is usable.

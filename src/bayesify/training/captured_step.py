@@ -142,7 +142,10 @@ class GraphOptimizer:
                 state["step"] = state["step"].to(device)
 
     def options(self) -> list[Any]:
-        """All optimizer options whose values a graph fixes. Assigned learning rates are copied to the graph's tensors."""
+        """All optimizer options whose values a graph fixes.
+
+        First copies each learning rate that was assigned since the last call into the tensor that the graph reads.
+        """
         found: list[Any] = []
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             if group["lr"] is not rate:

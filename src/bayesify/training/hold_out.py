@@ -83,7 +83,7 @@ def train_held_out(
     progress: str = "",
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
-    r"""Train R networks together by `fit`, each without the rows that it holds out, in place.
+    r"""Train R networks in place and together, by `fit`, each on the rows that it does not hold out.
 
     The objective of each network is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Each check
     compares a network's `Likelihood.held_out_score` on its held-out rows with its best score so far. Training ends when no
