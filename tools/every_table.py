@@ -247,7 +247,7 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
     again = any(fits(case, setting) for case in table.get("no_command", ()))
     why = "" if judged["met"] else _first(table["reasons"], setting, ran)["text"]
     note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
-    recipe = f"Ours: {first['recipe']}." if "recipe" in first else ""
+    recipe = f"Our run had {first['recipe']}." if "recipe" in first else ""
     kept = table["only_other"] if ran and "only_other" in table and cell["ours_other"] is None else ""
     return {
         **judged,
