@@ -17,8 +17,6 @@ from tools.tables_page import OURS, Found, Runs, kind, mean, number
 PAGE, STRESS = seen.ROOT / "docs" / "unseen-tables.md", seen.RESULTS.parent / "stress.json"
 START, END = "<!-- unseen: by python -m tools.unseen_tables_page -->", "<!-- end of unseen -->"
 NOT_RIVALS = (OURS, "bayesify-ensemble", "constant")
-RUN_ELSEWHERE = ("CatBoost",)
-"""Methods that ran while the machine did other work, so that their seconds are not comparable."""
 MIN_GROUP_ROWS = 30
 """Smallest number of test rows of a separate group. The rows of smaller groups form one group."""
 LEVEL = 0.9
@@ -101,7 +99,7 @@ def summary(found: Found) -> str:
 def by_rival(found: Found) -> str:
     rows = []
     for method in found:
-        if method in (OURS, "bayesify-ensemble"):
+        if method in (OURS, "bayesify-ensemble") or not any(one.name in found[method] for one in sources(found)):
             continue
         cells = [method]
         for classes in (False, True):
@@ -116,16 +114,14 @@ def by_rival(found: Found) -> str:
         coverage = [run for run in runs if "inside_90" in run]
         inside = sum(run.get("drawn_90", run["inside_90"]) for run in coverage)
         cells.append(f"{100 * inside / sum(run['num'] for run in coverage):.0f}" if coverage else "")
-        cells.append("" if method in RUN_ELSEWHERE else seen.spent(runs))
         rows.append(cells)
-    return table(
-        ["rival", "CRPS, ours / rival", "log-loss, ours / rival", "coverage of its 90 % intervals, %", "seconds"], rows
-    )
+    return table(["rival", "CRPS, ours / rival", "log-loss, ours / rival", "coverage of its 90 % intervals, %"], rows)
 
 
 def each(found: Found) -> str:
     rows = []
-    methods = [method for method in found if method not in NOT_RIVALS]
+    ran = {method for source in sources(found) for method in rivals(found, source.name)}
+    methods = [method for method in found if method in ran]
     for source in sources(found):
         key = kind(source.task)[0]
         chosen, winner = best_on_validation(found, source), best_on_test(found, source)
@@ -230,7 +226,7 @@ def tables() -> str:
     parts: list[tuple[str, Callable[[Found], str]]] = [
         ("## Against the best rival", summary),
         (
-            "## Against each rival\n\nGeometric means over tables (number in parentheses). Seconds are the median of a fold.",
+            "## Against each rival\n\nGeometric means over tables (number in parentheses).",
             by_rival,
         ),
         ("## Table by table\n\nOur score divided by the rival's: below 1 is better for us.", each),
