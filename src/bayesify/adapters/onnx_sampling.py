@@ -135,7 +135,7 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
 
 
 def _apart(traced: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with a copy of each piece of the noise.
+    """The same graph, in which each piece of the noise is copied before it is used.
 
     A draw works in place on its pieces. Without the copies, a functional graph would rewrite all of the noise for each piece.
     """

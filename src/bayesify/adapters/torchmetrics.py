@@ -96,7 +96,7 @@ class NLL(PredictiveScore):
     r"""Mean over examples of $-\log p(y)$, in nats, summed over an example's outputs; regression or classification."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """One number per example."""
+        """Negative log-likelihood of each example."""
         matched = self._classes if isinstance(prediction, ClassificationPredictive) else self._values
         return -prediction.log_prob(matched(prediction, y)[1])
 
@@ -116,7 +116,7 @@ class BrierScore(PredictiveScore):
     r"""Mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950)."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """One number per prediction."""
+        """Brier score of each prediction."""
         found, labels = self._classes(prediction, y)
         return brier(found.class_probs, labels)
 
@@ -172,7 +172,7 @@ class CRPS(PredictiveScore):
     """Mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """One number per example and output, [B, O]."""
+        """CRPS of each example and output, [B, O]."""
         found, values = self._values(prediction, y)
         return found.crps(values)
 
@@ -207,7 +207,7 @@ class IntervalWidth(Coverage):
     higher_is_better = False
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
-        """One number per example and output, [B, O]."""
+        """Width of the interval of each example and output, [B, O]."""
         lower, upper = self._values(prediction, y)[0].interval(self.level)
         return upper - lower
 

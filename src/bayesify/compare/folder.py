@@ -78,7 +78,7 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:
-    """The difference in words."""
+    """The difference between a setting of the finished runs and the wanted setting, in words."""
     if key == "fingerprint":
         return "another table, or with another --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":

@@ -93,7 +93,7 @@ def _percent(value: float | None) -> str:
 
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
-    """An entry that only the run of the first split has."""
+    """Entry `key` of a method's run on the first split. Runs on other splits do not have this entry."""
     return comparison.summary.results.get((row.name, 0), {}).get(key)
 
 

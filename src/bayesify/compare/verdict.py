@@ -126,7 +126,7 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or about as accurate as that of any other method."""
+    """The cheapest method whose stated uncertainty is accurate, or about as accurate as any other method's uncertainty."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)

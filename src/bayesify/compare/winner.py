@@ -70,7 +70,7 @@ def train_winner(
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:
-    """The comparison's scores under the names of a model's scores."""
+    """Scores of a method in the comparison, under the names that a model's scores have."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}

@@ -43,7 +43,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """The sha256 of several arrays: of each name and its entries in C order, by ascending name."""
+    """The sha256 of several arrays: a hash of each name, then its entries in C order, by ascending name."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(key.encode())

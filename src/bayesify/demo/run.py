@@ -129,7 +129,7 @@ def problems(seed: int = 0) -> list[ToyProblem]:
 
 
 def chosen_methods(everything: bool = False) -> list[Method]:
-    """Registered methods that the demonstration runs: those within its time budget, or all methods."""
+    """Registered methods that the demonstration runs: the methods within its time budget, or all methods."""
     return [method for method in all_methods().values() if everything or not method.slow]
 
 

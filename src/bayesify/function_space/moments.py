@@ -65,7 +65,7 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 def _of_dense(
     gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """Terms from gradients with respect to every entry of a weight.
+    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight.
 
     Used for small weights, weights used several times, and layers without a rule.
     """
@@ -98,7 +98,10 @@ def _of_dense(
 
 
 def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    """Terms from inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map whose weights have variances [d_out, d_in]."""
+    """Terms of the sum in `output_covariance` for a linear map.
+
+    Shapes: inputs a [B, T, d_in], gradients g [K, B, T, d_out], variances of the weights [d_out, d_in].
+    """
     once = a.shape[1] == 1
     if kind == "diagonal" and once:
         yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)
@@ -135,7 +138,7 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
 def _of_table(
     rule: LookupRule, kept: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """Terms from the rows of an embedding table that were looked up; the other rows contribute nothing."""
+    """Terms of the sum in `output_covariance` for an embedding table. Rows that were not looked up contribute nothing."""
     words, place = kept.unique(return_inverse=True)
     g = rule.without_padding(kept, g)  # [K, B, T, D]
     rows, size = g.shape[0] * g.shape[1], g.shape[-1]

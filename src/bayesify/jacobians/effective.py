@@ -89,7 +89,7 @@ def held_out_ratio(
 def _pieces(
     inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]], counts: Iterable[Tensor] | None
 ) -> Iterator[tuple[tuple[tuple[Any, ...], Mapping[str, Any]], Tensor | None]]:
-    """Some rows at a time, with their example weights."""
+    """Pieces of the batches, of at most `ROWS_AT_ONCE` rows each, with their example weights."""
     if counts is None:
         yield from ((part, None) for batch in inputs for part in split_rows(*batch, ROWS_AT_ONCE))
         return
@@ -98,7 +98,7 @@ def _pieces(
 
 
 def _scales(weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Root mean square of the layer of each weight."""
+    """For each weight, the root mean square of all weights in its layer."""
     layers = group_layers(weights.values())
     return {part.name: _root_mean_square(layer.weights, values) for layer in layers for part in layer.weights}
 

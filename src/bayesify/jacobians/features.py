@@ -37,13 +37,13 @@ class Features:
         return with_ones(self.inputs, layer)
 
     def at_positions(self, values: Tensor) -> Tensor:
-        """Values in the shape of the outputs, [B, ...], rearranged by position and row of W: [B, T, K]."""
+        """Rearrange values from the shape of the outputs, [B, ...], to positions and rows of W, [B, T, K]."""
         flat = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
         flat = flat if self.place is None else flat[:, self.place.to(flat.device)]
         return flat.reshape(len(values), -1, self.channels)
 
     def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
-        """Values by position and row of W on each of the last `dims` axes, [..., T K], rearranged to the order of the outputs."""
+        """Rearrange each of the last `dims` axes, [..., T K], from positions and rows of W to the order of the outputs."""
         if self.place is None:
             return values
         order = self.place.argsort().to(values.device)

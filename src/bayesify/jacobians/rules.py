@@ -76,7 +76,7 @@ class LinearRule(Rule):
         return fold_product(g.movedim(2, -1), kept)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Only the chosen products."""
+        """The chosen entries of `dense`, without computing the others."""
         g = self._at_positions(g)
         if leaf == "bias":
             return g.sum(2)[..., index]
@@ -86,7 +86,7 @@ class LinearRule(Rule):
         return gather_products(g.movedim(2, -1), kept.transpose(1, 2), rows, cols)
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and gradients, position by position."""
+        """Inputs and gradients at each position."""
         return kept, self._at_positions(g)
 
     @staticmethod
@@ -123,7 +123,7 @@ class ConvRule(Rule):
         return padded.as_strided(shape, (*strides[:2], *windows, *steps), padded.storage_offset())
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """One product of gradients and patches per group."""
+        """Gradient with respect to the kernel or the bias, by one product of gradients and patches per group."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
@@ -140,7 +140,7 @@ class ConvRule(Rule):
         return (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Only the chosen sums over positions."""
+        """The chosen entries of `dense`, without computing the others."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
@@ -158,7 +158,7 @@ class ConvRule(Rule):
         return gather_products(g, seen, rows, place_of)
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Patches and gradients, position by position; for convolutions without groups."""
+        """Patches and gradients at each position; `None` for transposed convolutions and convolutions with groups."""
         if not self.has_factors:
             return None
         return self.positions(kept, g[0]), as_float(g).flatten(3).transpose(2, 3)
@@ -183,7 +183,7 @@ class TransposedConvRule(ConvRule):
         return F.pad(g, [side for size in reversed(self.module.padding) for side in (size, size)])
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """One product of inputs and the gradient's windows per group and vector."""
+        """Gradient with respect to the kernel or the bias, by one product of inputs and gradient windows per group and vector."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
@@ -196,7 +196,7 @@ class TransposedConvRule(ConvRule):
         return torch.stack(found)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Only the chosen sums over positions."""
+        """The chosen entries of `dense`, without computing the others."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
@@ -219,14 +219,14 @@ class LookupRule(Rule):
         return inputs.reshape(inputs.shape[0], -1)
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradients added up by row."""
+        """Gradients at all positions, added up for each row of the table."""
         g = self.without_padding(kept, g)  # [K, B, T, D]
         table = g.new_zeros(g.shape[0], g.shape[1], self.module.num_embeddings, g.shape[-1])
         index = kept.unsqueeze(-1).expand(g.shape)
         return table.scatter_add(2, index, g)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Only the chosen entries."""
+        """The chosen entries of `dense`, without computing the others."""
         g = self.without_padding(kept, g)
         rows, cols = index // g.shape[-1], index % g.shape[-1]
         parts = []

@@ -106,7 +106,7 @@ class WeightCovariance(ABC):
         """Deviations from the mean: [n, S]."""
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
-        """Deviations whose mean product approximates the covariance, [n, S]: `count` draws."""
+        """Deviations from the mean, [n, S], whose mean outer product approximates the covariance. By default, `count` draws."""
         return self.draw(count, generator)
 
     @abstractmethod
@@ -150,7 +150,7 @@ class FullCovariance(WeightCovariance):
 
     @property
     def held(self) -> int:
-        """All weights."""
+        """Number of all weights, because whole Jacobian rows are held."""
         return len(self.prior)
 
     @cached_property
@@ -191,7 +191,7 @@ class FullCovariance(WeightCovariance):
         return gradient @ self._eigen[1]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Triangular solves, or products with the eigenvectors for several factors."""
+        """Covariances by triangular solves or, for several factors, by products with the eigenvectors."""
         if factors is None:
             white = self._whitened(gradients)  # [B, K, S]
             return white @ white.mT.contiguous()  # a transposed view in batched products is several times slower on ARM
@@ -218,12 +218,12 @@ class FullCovariance(WeightCovariance):
         return matrix[matrix_order(self.subset, self.layer).T.to(matrix.device)]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Products of whitened rows, or of rows in the eigenbasis for several factors."""
+        """Covariances as products of whitened rows or, for several factors, of rows in the eigenbasis."""
         rows = a.flatten(0, 1).unsqueeze(1)
         return [DenseSpread(found) for found in self.across_positions(rows, factors)]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Products of whitened rows, or of rows in the eigenbasis for several factors."""
+        """Covariances as products of whitened rows or, for several factors, of rows in the eigenbasis."""
         if factors is not None and not self.diagonalize():
             return torch.cat([self.rescaled(factor).across_positions(a) for factor in factors])
         basis = self._whitening if factors is None else self._eigen_by_columns
@@ -245,12 +245,12 @@ class FullCovariance(WeightCovariance):
         return white.T.reshape(rows.shape).movedim(1, 0)
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """One product of whitened rows."""
+        """The joint covariance, by one product of whitened rows."""
         white = self._whitened(gradients).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Solves with the transposed factor."""
+        """Draws by triangular solves with the transposed factor."""
         noise = self.noise(num_draws, len(self.prior), generator=generator)
         drawn: Tensor = torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True)
         return drawn.T
@@ -260,11 +260,11 @@ class FullCovariance(WeightCovariance):
         return torch.cholesky_inverse(self._widened(self._factor)).to(self._factor)
 
     def variances(self) -> Tensor:
-        """Diagonal of the inverse."""
+        """Diagonal of the inverse of the precision."""
         return self.dense().diagonal()
 
     def log_det_ratio(self) -> Tensor:
-        """From the eigenvalues if they are known, otherwise from the factor."""
+        """The log ratio, from the eigenvalues if they are known, otherwise from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
             return (self._eigen[0] / self.factor).log1p().sum()
         factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
@@ -326,7 +326,7 @@ class MarginalCovariance(FullCovariance):
         return super().draw(num_draws, generator)[:, self._index]
 
     def dense(self) -> Tensor:
-        """Rows and columns of the whole covariance."""
+        """The subset's rows and columns of the whole covariance."""
         return super().dense()[self._index][:, self._index]
 
 
@@ -448,7 +448,7 @@ class KroneckerCovariance(WeightCovariance):
         return a[:, 0].to(self.prior), slopes[:, :, 0].to(self.prior)
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Weight by weight and layer by layer, so that no Jacobian over all weights is held."""
+        """Covariances, summed weight by weight and layer by layer, so that no Jacobian over all weights is held."""
         chosen = factors or [self.factor]
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
@@ -496,7 +496,7 @@ class KroneckerCovariance(WeightCovariance):
         return torch.stack(found)
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Weight by weight and layer by layer."""
+        """The joint covariance, summed weight by weight and layer by layer."""
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(batch * vectors, batch * vectors)
         for part, rows in self._rows(gradients):
@@ -572,7 +572,7 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names])
 
     def log_det_ratio(self) -> Tensor:
-        """Sums of logarithms of diagonals and of products of eigenvalues."""
+        """The log ratio, summed over the independent weights and over the eigenvalues of each block."""
         parts = [(curvature, self._prior_of[name]) for name, curvature in self.diagonal.items()]
         parts += [(eigen[0], block.prior) for eigen, block in zip(self._eigen, self.blocks, strict=True)]
         return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()
@@ -595,7 +595,7 @@ class DiagonalCovariance(KroneckerCovariance):
         self.curvature = curvature
 
     def tensors(self) -> dict[str, Tensor]:
-        """h."""
+        """The diagonal h."""
         return {"curvature": self.curvature}
 
 

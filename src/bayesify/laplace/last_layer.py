@@ -134,7 +134,7 @@ def _diagonal_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """The whole sum, [K D, K D] over [W b], in float64 up to `MAX_DIAGONALIZED_WEIGHTS`."""
+    """Sum of the full curvature over [W b], [K D, K D], in float64 up to `MAX_DIAGONALIZED_WEIGHTS`."""
     outputs, columns = piece.diagonal.shape[1], piece.inputs.shape[1]
     size = outputs * columns
     a = widened(piece.inputs) if size <= MAX_DIAGONALIZED_WEIGHTS else piece.inputs

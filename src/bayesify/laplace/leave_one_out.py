@@ -19,7 +19,10 @@ from bayesify.likelihoods import Likelihood
 MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
 """Range of penalties, relative to the largest eigenvalue. Below it, eigenvalues of a float32 curvature are rounding errors."""
 MAX_DENSITY_LOSS = 2.0
-"""Nats, summed over rows, by which a factor may be worse than the best one. The default factor stays if it is within this limit."""
+"""Nats, summed over rows, by which a factor may be worse than the best one.
+
+The default factor stays if it is within this limit.
+"""
 MIN_LEFT_SHARE = 1e-4
 """Lower bound on 1 - h of a row, a few times the rounding error of h in float32."""
 MAX_JOINT_OUTPUTS = 32
@@ -159,7 +162,7 @@ class LeftOutRows:
 
 
 def _left(leverages: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of I - H, at least `MIN_LEFT_SHARE`, and eigenvectors, [n, O] and [n, O, O]."""
+    """Eigenvalues of I - H, raised to at least `MIN_LEFT_SHARE`, [n, O], and eigenvectors, [n, O, O]."""
     if leverages.shape[-1] == 1:
         values, vectors = leverages.squeeze(2).double(), torch.ones_like(leverages, dtype=torch.float64)
     else:

@@ -688,7 +688,7 @@ class Equations:
         return max(1, int(self.pieces.memory // held))
 
     def set_noise(self, variance: float) -> float:
-        """Set the variance of a Gaussian noise, and return the ratio of the former to the new variance."""
+        """Set the variance of a Gaussian noise, and return the ratio of the old variance to the new variance."""
         assert isinstance(self.likelihood, Gaussian)
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)

@@ -54,7 +54,7 @@ class _Box:
     axis: int
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors, as a view of the border's positions [G, M, *n, C], which begin at `start`."""
+        """One of the two factors of the box, as a view of the border's positions [G, M, *n, C], which begin at `start`."""
         for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
             move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
             side = side.narrow(2 + axis, first + move, end - first)
@@ -221,7 +221,7 @@ class _Lagged(Function):
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """[M] reshaped to multiply the first axis of a tensor."""
+    """Numbers [M], reshaped to multiply the first axis of a tensor."""
     return numbers.view(-1, *[1] * (value.ndim - 1))
 
 
@@ -243,7 +243,7 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """First position and end of each border that boxes need, keyed by the axis and whether it is the axis's first border."""
+    """First position and end of each border that boxes need, by axis and by whether the border is the axis's first."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

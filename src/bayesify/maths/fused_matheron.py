@@ -59,7 +59,7 @@ class Matrix:
     Args:
         outputs: Sizes and strides of W, and of b if there is one, in the network.
         lookup: Whether W is an embedding table, whose matrix has a column for each of its rows.
-        ratio: Prior standard deviation of b divided by that of W.
+        ratio: Prior standard deviation of b divided by the prior standard deviation of W.
         shape: d_out, d_in, M_r, M_c.
         noise: Position of the noise in the stream: its first number, and the distances between draws and between rows, all
             multiples of four.
@@ -83,7 +83,7 @@ def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def _columns(rest: Tensor, count: int) -> Tensor:
-    """The first `count` columns, padded with zeros."""
+    """The first `count` columns of a matrix, padded with zeros if it has fewer."""
     return F.pad(rest, (0, count - rest.shape[-1])) if rest.shape[-1] < count else rest[..., :count]
 
 
@@ -138,7 +138,7 @@ class MatheronPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=device)
 
     def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
-        """Column of $A_c$ at each place of memory, [G, 1, d_in], for each group in which the two orders differ."""
+        """Column of $A_c$ at each place in memory, [G, 1, d_in], for each group; `None` if memory has the same order."""
         found: list[Tensor | None] = []
         for first, last in pairwise(accumulate(counts, initial=0)):
             members = self.matrices[first:last]

@@ -180,7 +180,10 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 
 
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
-    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R], with half of the frequencies in the first axis and all in others."""
+    """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R].
+
+    The first axis has half of the frequencies, other axes have all frequencies.
+    """
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
     if max(sizes) > MAX_MATRIX_PERIOD:
@@ -214,7 +217,7 @@ def _maps(
     sizes: tuple[int, ...],
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], scaled by [M]."""
+    """Two maps from their spectrum, [F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], each example scaled by `scale` [M]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > MAX_MATRIX_PERIOD:
@@ -238,7 +241,7 @@ def _maps(
 
 
 def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
-    """Contiguous copy with each example scaled."""
+    """Contiguous copy of maps, with each example scaled."""
     if scale is None:
         return maps.contiguous()
     return torch.mul(maps, scale.view(-1, *[1] * (maps.ndim - 1)), out=maps.new_empty(maps.shape))

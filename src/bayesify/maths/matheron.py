@@ -183,7 +183,7 @@ class _Stacked(Function):
 
 
 def _cut(stacked: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The groups of a stack."""
+    """The tensor of each group, cut out of a padded stack."""
     parts = stacked.split([shape[0] for shape in shapes])
     return [part[:, : shape[1], : shape[2]] for part, shape in zip(parts, shapes, strict=True)]
 
@@ -318,7 +318,7 @@ def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, no
 
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:
-    """[G, S, a, b] @ [G, b, c] as one product per matrix, all draws together: [G, S, a, c]."""
+    """[G, S, a, b] @ [G, b, c] -> [G, S, a, c], with one product per matrix for all draws."""
     found: Tensor = (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])
     return found
 

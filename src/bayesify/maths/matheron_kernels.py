@@ -145,7 +145,7 @@ def reach_kernel(
 
 @triton.jit
 def _summed(parts, row, draw, num_draws, at, SIZE: tl.constexpr):
-    """Sum of a matrix's parts of U's size."""
+    """Sum of the parts of a matrix that has U's size."""
     first = _read(row, 18)
     total = tl.zeros(at.shape, tl.float32)
     for part in range(first, first + _read(row, 19)):

@@ -122,7 +122,7 @@ class AttentionWeights(Moments):
 
 
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
-    """The outputs' moments, and the attention of the means."""
+    """Moments of the outputs, and the attention weights that follow from the means."""
     random = [
         nonlinear(value_of(part), "attention") if isinstance(part, Moments) else None for part in (query, key, value)
     ]

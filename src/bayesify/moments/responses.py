@@ -85,7 +85,7 @@ class Spread:
 
     @property
     def num_sure(self) -> int:
-        """0 for a nonlinear part with several positions, otherwise all parts."""
+        """0 for a nonlinear part with several positions, otherwise the number of all parts."""
         alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
         return 2 if alone or not self.is_rest else 0
 
@@ -95,7 +95,7 @@ class Spread:
         return self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Deviations of the units, and their sums over positions."""
+        """Slopes times standard deviations of the units, and the sums of these products over positions."""
         moved = slopes * self.std
         batch = self.channels.index(-1)
         flat = moved.movedim(batch, 0).flatten(1)
@@ -130,7 +130,7 @@ class Correlated:
 
     @property
     def num_sure(self) -> int:
-        """0 with several positions, otherwise all parts."""
+        """0 with several positions, otherwise the number of all parts."""
         return 2 if self.covariance.shape[1] == 1 else 0
 
     @cached_property
@@ -141,7 +141,7 @@ class Correlated:
         return found
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Deviations of the units along independent directions, and their sums over positions."""
+        """Slopes times the columns of `factor` at each position, and the sums of these products over positions."""
         rows, positions, count, _ = self.covariance.shape
         moved = slopes.movedim(self.batch, 0).reshape(rows, positions, 1, count) @ self.factor
         share = self.share.unsqueeze(1)
@@ -171,7 +171,7 @@ class SharedWeights:
 
     @property
     def num_sure(self) -> int:
-        """All parts except those of `second`."""
+        """Number of all parts except the parts of `second`."""
         return (self.variance is not None) + (self.bias is not None)
 
     @cached_property

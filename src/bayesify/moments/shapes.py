@@ -342,7 +342,7 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
 def _largest_of(
     windows: Callable[..., list[Tensor]], lowest: float, mean: Tensor, variance: Tensor, share: Tensor
 ) -> tuple[Tensor, ...]:
-    """Mean, variance, nonlinear part of the variance, and the gain of each position of the windows."""
+    """Mean and variance of each window's maximum, the nonlinear part of the variance, and the gain of each position."""
     spreads = [part.contiguous() for part in windows(variance)]  # strided parts would slow down every step
     means = [part.contiguous() for part in windows(mean, lowest)]
     if share.ndim > mean.ndim:
@@ -610,7 +610,7 @@ def _transpose(x: Moments, dim0: int, dim1: int) -> Moments:
 
 @Moments.rule(Tensor.__getitem__)
 def _index(x: Any, index: Any) -> Any:
-    """Indexing by slices, integers and new axes."""
+    """Units indexed by slices, integers and new axes."""
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
     if not isinstance(x, Moments) or not plain:

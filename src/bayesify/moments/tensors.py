@@ -129,7 +129,7 @@ class Value:
 
 
 def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Noise | None = None) -> Value:
-    """Units whose only noise is their own."""
+    """Units with one new source of noise and no other noise."""
     node = Node(mean.shape, noise=noise or Spread(variance, channels, mean.new_ones(mean.shape[channels.index(-1)])))
     rows = mean.shape[channels.index(-1)]
     source = frozenset({(node.order, 0, 2**62)})
@@ -546,7 +546,7 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
 
 
 def _longer(part: Tensor, rows: int) -> Tensor:
-    """Memory for more examples, with channels last if the part has channels last."""
+    """Empty memory like `part` for `rows` examples, with channels last if `part` has channels last."""
     last = part.ndim == 4 and part.stride(1) == 1
     form = torch.channels_last if last else torch.contiguous_format
     return torch.empty(rows, *part.shape[1:], dtype=part.dtype, device=part.device, memory_format=form)

@@ -78,7 +78,7 @@ class Dropout(Posterior):
         return wanted and weight.units is not None and not weight.is_bias and weight.kind == "matrix"
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """One mask per layer and draw."""
+        """Draw one mask per layer and draw, and multiply the weights by the masks."""
         masked = {weight.name: weight for weight in self.weights if self.masked(weight)}
         sizes = [weight.groups * (weight.units or 0) for weight in masked.values()]
         like = self.value.values()[0]

@@ -148,7 +148,7 @@ class LocalInducing(Posterior):
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
-        """The weights by name, from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
+        """Results of `use` for each layer, [rows, cols], split into weights by name; the prior's scales are at their means."""
         scale = self._typical()
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 

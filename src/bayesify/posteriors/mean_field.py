@@ -140,7 +140,10 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws by one kernel, if all weights have one type. For a bfloat16 network it writes bfloat16 directly."""
+        """The draws of `draw` by one kernel, if all weights have one type.
+
+        For a bfloat16 network, the kernel writes bfloat16 directly.
+        """
         means, log_stds = self.mean_value.values(), self.raw_std.values()
 
         def make(stds: list[float]) -> DrawPlan | None:

@@ -105,7 +105,7 @@ class SharedBasis(Spread):
         return self._rows if self._basis is None else self._rows @ self._basis.square().T
 
     def row_means(self) -> Tensor:
-        """Products with the eigenvectors' means."""
+        """The means of the rows, by products with the eigenvectors' means."""
         if self._basis is None:
             return self._rows / self.num_noise
         return (self._rows * self._basis.mean(0)) @ self._basis.T
@@ -116,7 +116,7 @@ class SharedBasis(Spread):
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 
     def dense(self) -> Tensor:
-        """One product for each row."""
+        """The covariance matrices, by one matrix product each."""
         if self._basis is None:
             return torch.diag_embed(self._rows)
         return (self._basis * self._rows.unsqueeze(-2)) @ self._basis.T
@@ -135,11 +135,11 @@ class LowRank(Spread):
         return self._like(math.sqrt(factor) * self._rows)
 
     def variances(self) -> Tensor:
-        """Sums of squares."""
+        """The diagonals of the covariances, as sums of squares."""
         return self._rows.square().sum(-1)
 
     def row_means(self) -> Tensor:
-        """Products with the columns' means."""
+        """The means of the rows, by products with the columns' means."""
         return (self._rows @ self._rows.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:
@@ -147,5 +147,5 @@ class LowRank(Spread):
         return (noise.transpose(0, 1) @ self._rows.mT).transpose(0, 1)
 
     def dense(self) -> Tensor:
-        """One product for each row."""
+        """The covariance matrices, by one matrix product each."""
         return self._rows @ self._rows.mT

@@ -356,7 +356,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 
     def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """z of targets, a mask of atoms and censored targets, and the term to add: log dz/dy, or minus infinity."""
+        """z of targets, a mask of atoms and censored targets, and the log-density's extra term: log dz/dy, or minus infinity."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)

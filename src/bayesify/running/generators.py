@@ -48,7 +48,7 @@ def owned_generators() -> list[torch.Generator]:
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of torch's global generators for tensors on a device: the CPU's, and a GPU's own."""
+    """States of torch's global generators for tensors on a device: the state of the CPU and, for a GPU, of this GPU."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

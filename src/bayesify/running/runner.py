@@ -262,7 +262,7 @@ class Runner:
         return output
 
     def mode(self, num_draws: int) -> Mode:
-        """Way to run `num_draws` draws.
+        """How to run `num_draws` draws.
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode have no
         batching rule, or one that loops internally with a warning, so they run in a loop. `vmap` cannot return the key-value
@@ -335,7 +335,7 @@ class Pass(Runner):
         self.unchanged = False
 
     def evaluating(self) -> Runner:
-        """The pass itself if it is in evaluation mode."""
+        """The pass itself if it is in evaluation mode; otherwise a runner in evaluation mode."""
         return self if self.evaluate else super().evaluating()
 
     @contextmanager

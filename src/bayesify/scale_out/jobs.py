@@ -134,7 +134,7 @@ class _Records:
         return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:
-        """Whether there is a file of an equal job; if so, its result is taken."""
+        """Whether a file holds the result of an equal job. If so, the result is stored."""
         found = read_result(self.folder, name)
         if found is None or found[0] != self.jobs[name]:
             return False

@@ -60,7 +60,7 @@ class Drift:
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
     def _shares(self, column: Column) -> tuple[float, str] | None:
-        """Distance between the nonempty cells, with a sentence; `None` if the distance is small."""
+        """Distance between a column's nonempty cells here and in training, with a sentence; `None` if the distance is small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
             return None
@@ -85,7 +85,7 @@ class Drift:
         return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
 
     def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """Difference of the shares of empty cells, with a sentence; `None` if the difference is small."""
+        """Difference between a column's shares of empty cells here and in training, with a sentence; `None` if it is small."""
         if not self._num_rows:
             return None
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained

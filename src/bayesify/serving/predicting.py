@@ -203,7 +203,7 @@ class _Predicted:
         return columns, part
 
     def _classes(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """Columns before and after `unusual`, and scores, for classes."""
+        """For classes, the columns before and after the column `unusual`, and the scores."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianClassifier)
         probs, labels = estimator.predict_proba(inputs), _labels(estimator)
@@ -220,7 +220,7 @@ class _Predicted:
         return columns, extra, Scores.of_classes(probs[known], labels, values)
 
     def _numbers(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """Columns before and after `unusual`, and scores, for numbers."""
+        """For numbers, the columns before and after the column `unusual`, and the scores."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianRegressor)
         found = estimator.predictive(inputs)
@@ -350,7 +350,7 @@ def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
 
 
 def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
-    """Cells of the file, numbers with six digits."""
+    """Cells as the file holds them: numbers have six digits."""
     return [f"{cell:.6g}".replace(".", decimal) if isinstance(cell, float) else cell for cell in cells]
 
 

@@ -111,14 +111,14 @@ class Columns(Plain):
             raise _told(error, owner) from None
 
     def unseen(self, features: Features) -> dict[str, np.ndarray]:
-        """By column, the rows that are unusual because of its cell alone, [N]; see `Preparation.unseen`."""
+        """For each column, the rows that are unusual because of their cell in this column alone, [N]; see `Preparation.unseen`."""
         odd = self.preparation.unseen(features)
         new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
         return {name: rows for name, rows in found.items() if rows.any()}
 
     def cut(self, features: Features) -> dict[str, np.ndarray]:
-        """By column, the rows whose number is so far outside of the training range that it is clipped, [N]; see `Preparation`."""
+        """For each column, the rows whose number is clipped, far outside the training range, [N]; see `Preparation`."""
         found: dict[str, np.ndarray] = {}
         for name, values, low, high in zip(
             features.sources, features.numbers.T, self.preparation.low, self.preparation.high, strict=True
@@ -146,7 +146,9 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first of all rows with equal cells and targets, in order, and which of these each row equals; every row without y.
+    """Indices of the distinct rows, in order, and for each row the place of its distinct row.
+
+    Rows with equal cells and targets are one distinct row, the first of them. Without y, every row is distinct.
 
     The third result is an order of the distinct rows that does not depend on the given order, so that sums and folds do not either.
     """

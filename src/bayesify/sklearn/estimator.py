@@ -255,7 +255,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return (found, y, None) if y is NONE else (*found, None)
 
     def _check_parameters(self) -> Method | None:
-        """Check the parameters, and return the method; `None` for the estimators' own."""
+        """Check the parameters, and return the method; `None` for the estimators' own method."""
         kind, owner = type(self), type(self).__name__
         if not isinstance(self.method, str):
             raise refuse(owner, "method", self.method, "the name of a method from `bayesify methods`")

@@ -73,14 +73,14 @@ class HeldOut:
 
     @classmethod
     def of_numbers(cls, predictive: RegressionPredictive, values: np.ndarray) -> Self:
-        """From a predictive of N rows, [N, 1]."""
+        """Results of N held-out rows, from their predictive [N, 1] and their targets [N]."""
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         parts = (predictive.mean, *predictive.interval(0.9), predictive.centrality(y))
         return cls(values, *(part.detach().double().numpy()[:, 0] for part in parts))
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOut]) -> Self:
-        """Several parts, one after the other."""
+        """Several parts, concatenated."""
         return cls(*(np.concatenate(each) for each in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def __getitem__(self, rows: np.ndarray) -> HeldOut:

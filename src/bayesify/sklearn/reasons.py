@@ -225,7 +225,7 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column [N, D, Q] and of the others [N, Q], and the measured quantities of the rows x [N, Q].
+    """Contributions of each column, [N, D, Q], and of all others together, [N, Q], and measured quantities of the rows x, [N, Q].
 
     `rank` [N, D] is the place of each column in the order of replacement, and `MAX_GROUPS` - 1 for the others. Replacements start
     at the typical row [E], whose measured quantities are `base` [1, Q].

@@ -322,7 +322,7 @@ def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkSh
 def _train_by_name(
     tables: Sequence[TrainingTable], settings: Sequence[Settings], encodings: Sequence[Mapping[str, Encoding]]
 ) -> list[FittedTable]:
-    """Train one method on several tables: noise by the evidence of a plain network, the method, its recalibration."""
+    """Train one method on several tables: find the noise by the evidence of a plain network, train, and recalibrate."""
     chosen, shapes, begun = [], [], []
     names = [next(iter(found)) for found in encodings]
     for table, own, found, name in zip(tables, settings, encodings, names, strict=True):
@@ -367,7 +367,10 @@ def _fitted(
 
 
 def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
-    """A model with recalibrated probabilities if the noise was settled, and with what settled it, for `fit_further`."""
+    """The model with recalibrated probabilities, if the noise was settled.
+
+    The network that settled it is kept for `fit_further`.
+    """
     units, settings = fitted.units, start.settings
     if start.evidence is None or units is None:
         return fitted
@@ -401,7 +404,7 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
 
 
 def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> FittedTable:
-    """Members with the likelihood, transform and inputs that predict held-out rows best, recalibrated on these rows."""
+    """Train members with the likelihood, transform and inputs that predict held-out rows best, and recalibrate on these rows."""
     name = next(iter(encodings))
     rows = _encoded(table.rows, encodings[name])
     ranked, tried = _rank_pairs(rows, settings)
@@ -425,7 +428,7 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
 ) -> tuple[_Members, bool, tuple[str, ...]]:
-    """Members with the first of two likelihoods and transforms whose final score keeps the promise of the trial.
+    """Train members with the best likelihood and transform, or with the second best if the best scores far worse than in the trial.
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the first
     choice are trained on `blank`, the same rows with a single input, which is 0. They predict one distribution for all rows, and
@@ -472,7 +475,7 @@ def _constant_score(rows: Rows) -> float:
 
 
 def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, float]]:
-    """Likelihoods and transforms, best first, and their scores: in a trial, or of tiny tables without inputs."""
+    """Likelihoods and transforms, best first, and their scores, from a short trial or, for tiny tables, from `_score_start`."""
     pairs, tried = list_candidates(rows, settings), dict[str, float]()
     if len(pairs) > 1:
         if len(rows) <= MAX_TINY_ROWS:
@@ -545,7 +548,7 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
 
 
 def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Members]:
-    """Train members that each hold out a fold, for several likelihoods and transforms, all at once.
+    """Train members that each hold out a fold, for several likelihoods and transforms in one run.
 
     A brief training is a trial, with fewer folds and steps.
     """

@@ -62,14 +62,14 @@ class Rows:
         return Rows(self.x[first], self.y[first], weights)
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first of all equal rows, in the order of `merged`, and the index among them that each row has, [N]."""
+        """Indices of the distinct rows, in the order of `merged`, and for each row the place of its distinct row, [N]."""
         both = np.column_stack((self.x, self.y))
         _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:
-        """Several parts, one after the other."""
+        """The rows of several parts, concatenated."""
         return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:

@@ -272,7 +272,7 @@ def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
 
 
 def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Plain networks, trained on all rows, with the temperature or factor on the noise that suits rows they have not seen."""
+    """Plain networks, trained on all rows, with a temperature or a factor on the noise, fitted to out-of-fold predictions."""
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
         # A temperature depends only on the outputs, so the identity stands in for the network.
@@ -291,7 +291,7 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
 
 def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows, for each table."""
+    """For each table, outputs [N, O] of maximum a posteriori networks for rows that they have not seen, and these rows."""
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))

@@ -51,14 +51,17 @@ class Neighbors:
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
-        """Share of training rows that are at least as far from the others, or as uncertain, as each row is, [N].
+        """Share of training rows that are at least as unusual as each row, by distance to other rows or by uncertainty, [N].
 
         The share is the smaller of the two `tails`: near 0 for an unusual row.
         """
         return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Twice the share of training rows that are at least as far from the others, and as uncertain; 1 at most, [N] each."""
+        """Twice the shares of training rows that are at least as far from other rows, and that are at least as uncertain.
+
+        Each is [N] and at most 1.
+        """
         found = _nearest(self.scaled(inputs), self.rows.double(), self._count)
         far, unsure = tail_share(found, self.distances), tail_share(spreads.double(), self.spreads)
         return (2 * far).clip(max=1.0), (2 * unsure).clip(max=1.0)

@@ -179,7 +179,10 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
-        """A part with numbers in their styles. Its `attrs` hold the separator and the decimal mark, under `DIALECT`."""
+        """A part of the table, with written numbers read in their styles.
+
+        Its `attrs` hold the separator and the decimal mark, under `DIALECT`.
+        """
         frame = apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
         frame.attrs[DIALECT] = (self.options["sep"], self.options["decimal"])
         return frame
@@ -254,7 +257,7 @@ class CsvFile:
 
 
 def _words_of(error: Exception) -> str:
-    """The problem with a table, and the remedy."""
+    """The problem with a table and its remedy, as text for a message."""
     quotes = "correct it, and put texts that contain a separator into quotes"
     if ragged := RAGGED_ROW_PATTERN.search(str(error)):
         return f"line {ragged[2]} has {ragged[3]} cells, but the lines before it have {ragged[1]}; {quotes}"

@@ -222,7 +222,7 @@ class _Halves:
         self._outputs = kept
 
     def of_rows(self) -> Tensor:
-        """Outputs by row, [R, N, outputs]; 0 for rows in training."""
+        """Outputs of each network for the rows that it holds out, [R, N, outputs]; 0 for its training rows."""
         assert self._outputs is not None
         found = self._outputs.new_zeros(*self._held.shape, self._outputs.shape[-1])
         for row, own, outputs in zip(found, self._held, self._outputs, strict=True):

@@ -280,7 +280,7 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Context that adds to an error where it happened, and that the steps before it are kept."""
+        """Context that adds two facts to an error: where it happened, and that the steps before it are kept."""
         try:
             yield
         except BatchError as failure:

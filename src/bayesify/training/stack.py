@@ -292,7 +292,7 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms of perceptrons; `None` if they cannot run here, or if `_by_models` must report a non-finite value."""
+        """Both terms for perceptrons; `None` if they cannot run here, or if `_by_models` must report a non-finite value."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -314,7 +314,7 @@ class ModelStack(nn.Module, Trainable):
         return None
 
     def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
-        """Both terms by `vmap`, or model by model if `vmap` refuses or a term is not finite."""
+        """Both terms of each model's objective by `vmap`, or model by model if `vmap` refuses or a term is not finite."""
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)
@@ -365,7 +365,7 @@ class ModelStack(nn.Module, Trainable):
     def _run(
         self, values: dict[str, Tensor], batch: Batch, options: _Options, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of one model, [S] each, computed with its parameters and buffers in the template."""
+        """Both terms of one model's objective, [S] each, computed with its parameters and buffers in the template."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)
@@ -434,7 +434,7 @@ def _score_alike(likelihoods: Sequence[Likelihood], held_out: bool, outputs: Ten
 
 
 def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
-    """Neighbors that differ only in the values of single numbers, so that one call gives the scores of their rows."""
+    """Groups of consecutive likelihoods that differ only in the values of scalars, so that one call can score a group's rows."""
     found: list[list[Likelihood]] = []
     for likelihood in likelihoods:
         plain = isinstance(likelihood, NumberLikelihood) and all(not own.ndim for own in likelihood.parameters())

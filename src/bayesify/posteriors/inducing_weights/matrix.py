@@ -198,7 +198,7 @@ class MatrixNormalMatrix(InducingMatrix):
         return self.location.unsqueeze(1) + rows.unsqueeze(1) @ noise @ cols.unsqueeze(1).mT
 
     def kl(self, factors: Factors) -> Tensor:
-        """Closed form of two matrix normals."""
+        """KL between two matrix normals in closed form."""
         rows, cols = self.trils()
         if not self.whiten:
             rows = torch.linalg.solve_triangular(factors.row_tril, rows, upper=False)
@@ -215,7 +215,7 @@ class MatrixNormalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """`L_r T_r` and `L_c T_c`."""
+        """Replace the factors by `L_r T_r` and `L_c T_c`, in place."""
         rows, cols = self.trils()
         _pack(factors.row_tril @ rows, self.row_lower, self.row_raw_diagonal)
         _pack(factors.col_tril @ cols, self.col_lower, self.col_raw_diagonal)
@@ -263,7 +263,7 @@ class FullMatrix(InducingMatrix):
         return tril(self.lower, self.raw_diagonal)
 
     def noise_shape(self) -> tuple[int, ...]:
-        """One number per entry of U."""
+        """Shape with one number per entry of U."""
         return (self.rows * self.cols,)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
@@ -273,7 +273,7 @@ class FullMatrix(InducingMatrix):
         return found
 
     def kl(self, factors: Factors) -> Tensor:
-        """Closed form of two Gaussians."""
+        """KL between two Gaussians in closed form."""
         factor = self.scale_tril()
         columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: each column of T as a matrix
         trace = self.whitened(columns, factors).square().sum()
@@ -290,7 +290,7 @@ class FullMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """`(L_r (x) L_c) T`."""
+        """Replace the factor T by `(L_r (x) L_c) T`, in place."""
         prior = [torch.kron(rows, cols) for rows, cols in zip(factors.row_tril, factors.col_tril, strict=True)]
         _pack(torch.stack(prior) @ self.scale_tril(), self.lower, self.raw_diagonal)
 

@@ -31,7 +31,10 @@ MAX_SIZE_TO_FORM = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group, with the group's blocks from `start` to `stop`. Linear layers never materialize it if it is `fast`."""
+    """One weight of a group, with the group's blocks from `start` to `stop`.
+
+    Linear layers never materialize it if it is `fast`.
+    """
 
     weight: Weight
     blocks: Blocks
@@ -221,7 +224,7 @@ class WalshHadamard(Posterior):
         return [g for g, _ in parts], sum((kl for _, kl in parts[1:]), parts[0][1])
 
     def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: MutableMapping[str, Tensor]) -> None:
-        """The weights of a group from draws of g, [S, K, D]."""
+        """Make the weights of a group from draws of g, [S, K, D], and put them into `into`."""
         left, right = self.left[str(size)], self.right[str(size)]
         local = request.local and self.local_reparameterization
         materialized: list[_Part] = []
@@ -267,7 +270,10 @@ class WalshHadamard(Posterior):
         return self._moments("mean")
 
     def variance(self) -> dict[str, Tensor]:
-        r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$ in closed form. For a flow it is an estimate from fixed draws."""
+        r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$ in closed form.
+
+        For a flow it is an estimate from fixed draws.
+        """
         return self._moments("variance")
 
     def _moments(self, which: Literal["mean", "variance"]) -> dict[str, Tensor]:
