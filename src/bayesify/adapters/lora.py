@@ -18,9 +18,8 @@ from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
-"""Scale of the default prior `Neal` of A and of B. An update drawn from this prior, divided by alpha / r, has the square of this
-scale, relative to a linear map that preserves the scale of activations. Chosen with `benchmarks/lora.py`, on data that its table
-does not show."""
+"""Scale of the default prior `Neal` of A and of B. The product B A drawn from this prior has the square of this scale. At a scale
+of 1, a linear map preserves the size of activations. Chosen with `benchmarks/lora.py`, on data that its table does not show."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
 """Parts of the names of the factor that starts at 0 in peft: B, but A for embeddings."""

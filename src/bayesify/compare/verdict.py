@@ -27,7 +27,8 @@ from bayesify.tables.written_numbers import significant
 REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve at which a fifth of the rows is left out."""
 GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
-"""A calibration error is good enough up to the first value, or up to the smallest of the tied methods' errors plus the second."""
+"""A calibration error is good enough if it is at most the first value, or above the smallest error of the tied methods by at most
+the second value."""
 MAX_COVERAGE_ERROR = 0.06
 """If two standard errors of a coverage exceed this, there are too few test rows to judge the coverage."""
 MIN_COVERAGE_GAP = 0.015

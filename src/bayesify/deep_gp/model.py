@@ -37,7 +37,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 HIDDEN_NOISE_STD = 0.3
-"""Initial noise of the pseudo-outputs of hidden layers, as a standard deviation relative to the process's own."""
+"""Initial noise of the pseudo-outputs of hidden layers, as a standard deviation relative to the process's standard deviation."""
 DEFAULT_BATCH_SIZE = 256
 
 
@@ -82,7 +82,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             projection of the input on its first principal axes. With more, it is the input padded with zeros. In both cases hidden
             layers start near this map.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
-        jitter: Share of its mean that is added to the diagonal of each kernel matrix.
+        jitter: Share of the diagonal's mean that is added to the diagonal of each kernel matrix.
         seed: Seed of k-means.
 
     Raises:

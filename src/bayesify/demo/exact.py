@@ -44,8 +44,8 @@ def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
     r"""Distance of an outcome from the exact outcome, in words.
 
     For a curve, the distance is the mean over the grid of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, the 2-Wasserstein
-    distance of Gaussians with the means and epistemic standard deviations of both. For classes, it is the mean difference of
-    probabilities.
+    distance of Gaussians with the means and epistemic standard deviations of both outcomes. For classes, it is the mean
+    difference of probabilities.
     """
     ours, right = outcome.figure, exact.figure
     if outcome.problem == "classification":

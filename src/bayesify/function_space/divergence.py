@@ -94,7 +94,7 @@ def gaussian_kl(
 ) -> Tensor:
     """KL between Gaussians over function values, a scalar in nats.
 
-    Both are given by their mean [B, O] and their variance or covariance; see `FunctionSpaceVI`.
+    Both Gaussians are given by their mean, [B, O], and their variance or covariance; see `FunctionSpaceVI`.
 
     Raises:
         ValueError: If there is no jitter and there are more function values than weights. The covariance of q is then singular.

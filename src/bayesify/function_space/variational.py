@@ -59,9 +59,9 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not scaled; it
     linearizes the network around the means m, at context inputs X that are drawn anew in each step. Uncertainty grows where there
-    are context inputs but no data. The KL is finite only if the covariance has full rank. If it does not, `"full"` and `"joint"`
-    add a relative jitter to both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values
-    than weights.
+    are context inputs but no data. The KL is finite only if the covariance has full rank. Otherwise, `"full"` and `"joint"` add a
+    relative jitter to both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values than
+    weights.
 
     Args:
         bnn: The network, under `MeanField` or `KTied`. It is trained in place, in its current mode (train or eval).

@@ -222,7 +222,7 @@ class Pieces:
         """The same pass with the inputs of the network's last layer instead of derivatives.
 
         Raises:
-            FeaturesEnd: If the network's outputs are not those of its last layer in some batch, here or in another process.
+            FeaturesEnd: If the network's outputs are not the outputs of its last layer in some batch, here or in another process.
         """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:
@@ -294,7 +294,7 @@ class Pieces:
 
 
 class FeaturesEnd(Exception):
-    """The network's outputs are not those of its last layer, so derivatives have to be computed."""
+    """The network's outputs are not the outputs of its last layer, so derivatives have to be computed."""
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:

@@ -727,7 +727,8 @@ class Laplace(Drawable):
     ) -> dict[str, float]:
         """The default precision in the unit of the targets. The last layer's default assumes outputs of variance 1.
 
-        Weights without a number of inputs keep their precision, because their own size sets it and already follows the unit.
+        Weights without a number of inputs keep their precision, because it follows from their own size, which already reflects
+        the unit.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -928,8 +929,8 @@ class Laplace(Drawable):
 
         The same rows choose the link, if none was given. The probit must be better by more than `MAX_DENSITY_LOSS`.
 
-        Training rows alone do not show that a network is overconfident on new rows. Without their own effect on the network
-        (`leave_out`), they do.
+        Training rows alone do not show that a network is overconfident on new rows. Left-out rows, without their own effect on
+        the network (`leave_out`), do.
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)

@@ -90,7 +90,7 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
     The results equal the curvature from the Jacobian, also for Kronecker factors.
 
     Raises:
-        FeaturesEnd: If the network's outputs are not those of the layer in some batch.
+        FeaturesEnd: If the network's outputs are not the layer's outputs in some batch.
     """
     layer = layer_of(subset)
     assert layer is not None

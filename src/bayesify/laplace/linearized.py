@@ -23,8 +23,8 @@ from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_i
 
 MAX_EXACT_OUTPUTS = 128
 """Number of outputs up to which curvature and predictive covariance are exact by default, if each output takes a backward pass.
-With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace them. The last layer is always
-exact."""
+With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace the exact computation. The last layer is
+always exact."""
 
 NUM_CURVATURE_SAMPLES = 16
 """Number of vectors per example for the curvature of more than `MAX_EXACT_OUTPUTS` outputs."""

@@ -129,8 +129,8 @@ class Sampled:
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
         """Memory of the draws over `size` weights.
 
-        One copy of the weights per draw, six more for each draw being solved, and two for all draws together. If the rest stays on
-        the CPU, it is three copies.
+        It is one copy of the weights per draw, six more for each draw being solved, and two for all draws together. If the draws
+        stay on the CPU, it is three copies.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8

@@ -240,7 +240,8 @@ def _total(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) ->
 # -- pooling ---------------------------------------------------------------------------------------------------------
 
 MAX_NEIGHBORS = 9
-"""Windows of up to this many positions use the correlation of neighbors; larger windows use that of any two positions."""
+"""Windows of up to this many positions use the correlation of neighbors; larger windows use the correlation of any two
+positions."""
 
 
 def _share(value: Value, window: float) -> Tensor:

@@ -65,7 +65,7 @@ class Value:
         lanes: Channel of the last linear map for each unit, in the units' shape; `None` if it is not tracked.
         doubt: How well the variance is known.
         base: Units of which these units are an elementwise function.
-        chain: That function.
+        chain: The elementwise function from `base` to these units.
         affine: Whether the function is affine.
         before: Units to which a nondecreasing function was applied to get these units, and the function. Maximum pooling can be
             applied before it.
@@ -389,7 +389,7 @@ def _back(flat: Tensor, value: Value) -> Tensor:
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
     """Two values of the same shape with known variances, and the covariance of each pair of units.
 
-    Returns `None` if there are too many units to compute them one by one.
+    Returns `None` if there are too many units to compute their variances one by one.
     """
     found = _settle(x, y)
     if found is None:

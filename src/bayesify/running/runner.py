@@ -292,7 +292,7 @@ class Runner:
             values: Weights by first name, each with a leading axis of S draws.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
-            mode: Way to run; chosen automatically by default.
+            mode: How to run the draws; chosen automatically by default.
             chunk_size: Maximum number of draws that `vmap` runs at once.
             buffers: Buffers of each draw, one dict per draw; in a loop, the network may update them in place.
 

@@ -209,7 +209,7 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
     """Open an engine of `ENGINES`, starting it if necessary; an engine that was started here is closed afterwards.
 
-    A single local worker is this process. `threads` limits the libraries of a new local process.
+    A single local worker is this process. `threads` limits the threads of the libraries in a new local process.
     """
     if engine == "local" and (workers or usable_cores()) == 1:
         yield lambda call, arguments: (call(*each) for each in arguments)

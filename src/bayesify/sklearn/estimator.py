@@ -327,8 +327,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual_share(self, X: Any) -> np.ndarray:
         """Share of training rows that are at least as unusual as each row: [N], near 0 for an unusual row.
 
-        Two measures count: the mean distance to the five nearest training rows, and the epistemic uncertainty. The latter is the
-        variance of the network's first outputs over draws, or the mutual information of classes; see
+        Two measures count: the mean distance to the five nearest training rows, and the epistemic uncertainty. The epistemic
+        uncertainty is the variance of the network's first outputs over draws, or the mutual information of classes; see
         `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
@@ -407,7 +407,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         """An estimator from `config` and `state`; no network is needed.
 
         Raises:
-            ValueError: If an earlier version of bayesify wrote them.
+            ValueError: If an earlier version of bayesify wrote `config` and `state`.
         """
         if "table" not in config:
             raise ValueError(

@@ -107,11 +107,11 @@ def ensemble_places(
 ) -> np.ndarray:
     r"""P(Z <= z) as an ensemble would state it for rows that none of its K members has seen, [N].
 
-    For a row that exactly one member has not seen, there is this member's distribution, with the location c. An ensemble of K such
+    Each row has exactly one member that has not seen it. This member's distribution has the location c. An ensemble of K such
     members errs less, and its members disagree; both effects follow from the variance v between members. Let $\bar o$ be the mean
-    location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because the
-    others were drawn to the target, and the variance between the others is smaller than v. So v is the geometric mean of these two
-    averages over rows, in units of the noise's variance. Then
+    location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because
+    training has moved the other members toward the target, and the variance between these members is smaller than v. So v is the
+    geometric mean of these two averages over rows, in units of the noise's variance. Then
 
     - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, with $e^2$ its mean square;
     - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, with s such that the variance

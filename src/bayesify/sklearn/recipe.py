@@ -59,8 +59,8 @@ HURDLE = "hurdle"
 UNSHIFTED_LIKELIHOODS = (*COUNT_LIKELIHOODS, HURDLE)
 """Likelihoods for which zero is special; their targets are neither shifted nor transformed."""
 MIN_ZERO_SHARE, MIN_AMOUNTS = 0.05, 3
-"""Minimum share of targets that are exactly 0, and minimum number of targets above 0, for which the hurdle is tried. It is then
-the simplest choice, because the score of a trial hardly depends on amounts that one row in twenty has."""
+"""Minimum share of targets that are exactly 0, and minimum number of targets above 0, for which the hurdle is tried. The hurdle
+is then the simplest choice, because the score of a trial hardly depends on amounts that one row in twenty has."""
 MAX_SMALL_COUNT = 10
 """Counts are tried if a tenth of the targets above 0 are at most this large. Larger whole numbers behave like real numbers, and
 amounts in whole units are not counts merely because many are zero."""
@@ -77,8 +77,8 @@ MEMBER_BATCH_ROWS, MEMBER_BATCH_ROWS_OF_MANY = 128, 256
 """Units of the hidden layers, and rows of a batch: up to `MAX_ROWS_FOR_SMALL_NETWORKS` rows, above it, and for methods by name."""
 ACTIVATION, ACTIVATION_OF_CLASSES, ACTIVATION_BY_NAME = "silu_relu", "silu", "tanh"
 DROPOUT_OF_CLASSES = 0.1
-"""Dropout of classifiers. Regression networks have none: on tables with little noise it costs up to half of the CRPS, and
-otherwise it changes nothing."""
+"""Dropout of classifiers. Regression networks have none: on tables with little noise, dropout costs up to half of the CRPS, and
+on other tables it changes nothing."""
 MEMBER_LEARNING_RATE, MEMBER_LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
 MEMBER_PRIOR_FACTOR = 5.0
 """The members' prior is wider than the prior of methods by name by this factor. Held-out rows stop each member, and the narrow
@@ -104,7 +104,8 @@ MAX_MEAN_RATIO = 1.5
 """For targets of at least 0, tails count in means only up to this multiple of the largest target."""
 MAX_TRIAL_RATIO, GOOD_CONSTANT_RATIO, MAX_CONSTANT_RATIO, MAX_CHOICES = 2.0, 0.75, 1.1, 2
 """A choice has failed if its final score exceeds the first multiple of the trial's score and the second multiple of the score
-of a constant guess, or if it exceeds the third multiple of the latter. After `MAX_CHOICES` failures, the columns are not used."""
+of a constant guess, or if it exceeds the third multiple of the constant guess's score. After `MAX_CHOICES` failures, the columns
+are not used."""
 NOTHING, MAX_BLANK_STEPS = "nothing", 100
 """Encoding of networks without inputs, which predict one distribution for all rows, and maximum number of their steps."""
 MIN_GAIN_SHARE = 0.005

@@ -151,8 +151,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
-        rows together with up to `memory_rows` earlier rows, which stand for all of them. A method with its own recipe is trained
-        from the start on these rows. If training continues, it keeps the units of the first call. Noise that `fit` would
+        rows together with up to `memory_rows` earlier rows, which represent all earlier rows. A method with its own recipe is
+        trained from the start on these rows. If training continues, it keeps the units of the first call. Noise that `fit` would
         estimate is estimated again.
 
         Args:

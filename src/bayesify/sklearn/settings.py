@@ -53,10 +53,12 @@ EFFORTS: dict[EffortName, Effort] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """An estimator's checked parameters. The estimators describe the other ones; `None` means the default of the method.
+    """An estimator's checked parameters; `None` means the method's default.
+
+    The estimators describe the parameters that are not listed here.
 
     Args:
-        method: Method by name; `None` for the estimators' own.
+        method: Method by name; `None` for the estimators' own method.
         temperature: Whether the method is `TEMPERATURE`.
         options: Arguments of the method's posterior or function; the defaults for small problems fill in missing ones.
         epochs: Passes over the data in the main phase, or steps of the default method.

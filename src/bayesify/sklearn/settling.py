@@ -41,13 +41,14 @@ ALL_NOISE = 1.0
 def settle(starts: Sequence[Start]) -> list[Start]:
     r"""Train plain networks with the noise variance that maximizes their evidence (MacKay 1992).
 
-    It is the mean squared residual of their own rows, corrected for the $\gamma$ parameters that were fitted to them,
+    This variance is the mean squared residual of a network's own rows, corrected for the $\gamma$ parameters fitted to these rows,
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
     where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise of the
-    round before. If it then reproduces most of its targets, it trains once more from a large noise, and the greater evidence
-    decides. In a table with more rows, `FULL_BATCH_ROWS` rows represent all of them in the evidence.
+    round before. If the network then reproduces most of its targets, it trains once more from a large noise, and the result with
+    the greater evidence is kept. In a table with more than `FULL_BATCH_ROWS` rows, this many rows represent all rows in the
+    evidence.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -116,11 +117,12 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
 def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
     r"""Recalibration of a trained method's probabilities, by leave-one-out predictions of the rows' targets.
 
-    In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$. The
-    predictive then gives the probability of a target that is equally many of its standard deviations away. A method's mean may
-    have less leverage than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is
-    multiplied by a factor of at least 1, so that the method's mean and the network have the same root mean square of $r / (1 - h)$.
-    `found` is the method's predictive for the rows of the evidence.
+    In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$.
+    This difference is expressed in standard deviations of the leave-one-out prediction. The recalibration uses the probability
+    that the predictive states at this many of its own standard deviations from its mean. A method's mean may have less leverage
+    than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is multiplied by a
+    factor of at least 1, so that the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is
+    the method's predictive for the rows of the evidence.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

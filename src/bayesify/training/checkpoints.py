@@ -90,8 +90,8 @@ class Checkpoint:
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
         """Raise `ValueError` if this checkpoint is from another network or other settings, or cannot be continued.
 
-        `settings` and `data` describe the run that would continue it, and `epochs` includes the MAP phase. Entries in
-        `OPTIONAL_ENTRIES` are compared only if both runs have them.
+        `settings` and `data` describe the run that would continue this checkpoint, and `epochs` includes the MAP phase. Entries
+        in `OPTIONAL_ENTRIES` are compared only if both runs have them.
         """
         with altered(path):
             position, _, _ = self.place()

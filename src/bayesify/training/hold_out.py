@@ -29,7 +29,8 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
-"""After an early best check, the patience is this share of the number of checks up to the best one, but at least this many."""
+"""After an early best check, the patience is `PATIENCE_SHARE` of the number of checks up to the best check, but at least
+`EARLY_PATIENCE`."""
 
 
 @checked

@@ -84,7 +84,7 @@ class LearnedNoise:
     Attributes:
         replaced: The variance before the change at the end of an epoch, by name, until the epoch is closed; otherwise empty. A
             checkpoint in between stores this value, because a continued run makes the change again.
-        new_rows_ratio: Mean squared error on new rows divided by that on training rows, known after `finish`; 1 if unknown.
+        new_rows_ratio: Mean squared error on new rows divided by the error on training rows, known after `finish`; 1 if unknown.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:

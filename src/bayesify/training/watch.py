@@ -28,7 +28,8 @@ from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
-"""Maximum number of windows of steps in which the objective is recorded. When it is reached, neighbors are merged in pairs."""
+"""Maximum number of windows of steps in which the objective is recorded. When this number is reached, neighboring windows are
+merged in pairs."""
 MIN_WATCHED_STEPS = 10
 """In runs with fewer steps, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512

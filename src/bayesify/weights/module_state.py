@@ -62,7 +62,7 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
     """A copy of a network that shares nothing with the original, or only the frozen parameters.
 
     Raises:
-        ValueError: If a module holds a tensor that was computed from other tensors, because it cannot be copied.
+        ValueError: If a module holds a tensor that was computed from other tensors, because such a tensor cannot be copied.
     """
     try:
         frozen = [value for value in net.parameters() if share_frozen and not value.requires_grad]

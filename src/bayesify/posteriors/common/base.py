@@ -195,7 +195,7 @@ class Posterior(nn.Module):
             relative_stds: See the attribute.
 
         Raises:
-            ValueError: If the prior correlates the positions of a kernel or has a mean, and this family has no KL for that.
+            ValueError: If the prior correlates the positions of a kernel or has a mean, and the family has no KL to such a prior.
         """
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):

@@ -33,7 +33,7 @@ MAX_SIZE_TO_FORM = 1024
 class _Part:
     """One weight of a group, with the group's blocks from `start` to `stop`.
 
-    Linear layers never materialize it if it is `fast`.
+    If the part is `fast`, linear layers never materialize the weight.
     """
 
     weight: Weight
