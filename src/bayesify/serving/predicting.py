@@ -82,7 +82,7 @@ def predict_table(
 
     Args:
         model: The model, from `ModelFolder.read`.
-        new: The table. Columns are found by name, and other columns are ignored. If the table has the target, predictions are scored.
+        new: The table. Columns are found by name, other columns are ignored. If the table has the target, predictions are scored.
         out: File to write.
         level: Level of the intervals.
         rows: Number of rows of a part.
