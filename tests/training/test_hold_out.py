@@ -13,7 +13,7 @@ from bayesify.posteriors import Point
 from bayesify.predictor import Batch
 from bayesify.priors import Neal
 from bayesify.training.batches import StackedBatch
-from bayesify.training.hold_out import StoppedSteps, _Best, _Halves, make_folds, train_held_out
+from bayesify.training.hold_out import StoppedSteps, _Halves, make_folds, train_held_out
 from bayesify.training.stack import ModelStack
 
 ROWS, FOLDS = 60, 3
@@ -155,15 +155,3 @@ def test_a_best_look_that_came_early_is_waited_for_less():
 
     assert [waited(last) for last in (1, 10, 11, 16, 20, 50)] == [8, 8, 9, 12, 15, 15]
     assert StoppedSteps(patience=5).has_ended(6, 1)
-
-
-def test_small_gains_keep_weights_but_not_patience():
-    """Network 0 gains 1, 0.05, 0.05 and 0.05; the last gain makes it 0.15 since the first check."""
-    members = make_stack([make_net() for _ in range(2)], HeteroscedasticGaussian())
-    outside = StackedBatch(torch.zeros(2, 2, 2), torch.zeros(2, 2, 1), torch.tensor([[3.0, 1], [1, 0]]))
-    best, last = _Best(members, outside, 0.1), []
-    for score in (1.0, 1.05, 1.1, 1.15):
-        best.look(torch.tensor([[score, score], [-1.0, 5.0]]))  # row 1 of network 1 is padding
-        last.append(best.last)
-    assert last == [1, 1, 1, 4]
-    assert best.at.tolist() == [4, 1]

@@ -26,7 +26,6 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
-from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns
@@ -91,8 +90,6 @@ They take fewer steps by the same factor, in total and between checks, and stop 
 MAX_TINY_ROWS = 60
 """At most this many rows do not show tails: of the likelihoods of numbers, only the simplest one is tried. Its transform is chosen
 by the distribution of all targets, without a trial, and a failed choice is not followed by a second one."""
-MIN_LOG_LOSS_GAIN = 1e-3
-"""A check of classifiers counts as an improvement if a log-loss falls by at least this much."""
 MAX_ROWS_FOR_SPLIT_STOPPING = 250
 """With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the
 step that was best for the other half."""
@@ -344,27 +341,13 @@ def _train_by_name(
         networks = [replace(start, network=first.network) for start, first in zip(starts, begun, strict=True)]
         models = list(scale_temperatures(cast(list[BayesianNetwork], models), networks))
         starts = [replace(start, evidence=None) for start in starts]
-    return [
-        _recalibrated(_fitted(table, own, model, found[name], candidate, shape, FitReport(categories=name)), start)
-        for table, own, model, found, name, candidate, shape, start in zip(
-            tables, settings, models, encodings, names, chosen, shapes, starts, strict=True
-        )
-    ]
-
-
-def _fitted(
-    table: TrainingTable,
-    settings: Settings,
-    model: Predictor,
-    encoding: Encoding,
-    chosen: Candidate,
-    shape: NetworkShape | None,
-    report: FitReport,
-) -> FittedTable:
-    return FittedTable(
-        settings.method_name, chosen.pair[0], model, encoding, chosen.units, shape, settings.seed, report, table.columns,
-        table.classes, table.flat,
-    )  # fmt: skip
+    fitted = []
+    for place, (table, own, name) in enumerate(zip(tables, settings, names, strict=True)):
+        (likelihood, _), encoding, report = chosen[place].pair, encodings[place][name], FitReport(categories=name)
+        one = FittedTable(own.method_name, likelihood, models[place], encoding, chosen[place].units, shapes[place], own.seed,
+                          report, table.columns, table.classes, table.flat)  # fmt: skip
+        fitted.append(_recalibrated(one, starts[place]))
+    return fitted
 
 
 def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
@@ -421,8 +404,9 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
     chosen, blank, notes = _train_ranked(rows, _encoded(table.rows, encodings[NOTHING]), ranked, settings, tried)
     name = NOTHING if blank else name
     report = FitReport(chosen.score, tried, steps=chosen.steps, notes=notes, categories=name)
-    model = chosen.members.as_ensemble(chosen.group).double()
-    fitted = _fitted(table, settings, model, encodings[name], chosen.candidate, chosen.shape, report)
+    model, own = chosen.members.as_ensemble(chosen.group).double(), chosen.candidate
+    fitted = FittedTable(AUTO, own.pair[0], model, encodings[name], own.units, chosen.shape, settings.seed, report,
+                         table.columns, table.classes, table.flat)  # fmt: skip
     return _judged_out_of_fold(fitted, chosen, table.rows, settings)
 
 
@@ -544,7 +528,6 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
         check_every=round(CHECK_EVERY_STEPS / pace),
         patience=CHOICE_PATIENCE if brief else patience,
         learning_rate=settings.learning_rate or rate,
-        min_gain=MIN_LOG_LOSS_GAIN if settings.num_classes else 0.0,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, NonNegative, Positive, checked
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.running.progress import TimeLeft
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
@@ -44,7 +44,6 @@ class StoppedSteps:
         check_every: Steps between two checks on the held-out rows.
         patience: Number of checks without an improvement after which training ends. It is shorter if the best check came early.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
-        min_gain: Minimum gain of a score that counts as an improvement for the patience.
     """
 
     batch_size: Count = 256
@@ -52,7 +51,6 @@ class StoppedSteps:
     check_every: Count = 20
     patience: Count = 15
     learning_rate: Positive = 5e-3
-    min_gain: NonNegative = 0.0
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Adam over the parameters."""
@@ -108,7 +106,7 @@ def train_held_out(
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
     outside = _padded(x, y, omega, held)
-    best, judged = _Best(members, outside, steps.min_gain), _Halves(outside, held) if halves else None
+    best, judged = _Best(members, outside), _Halves(outside, held) if halves else None
 
     def look(*_: object) -> bool:
         members.eval()
@@ -162,15 +160,14 @@ class _Best:
 
     Attributes:
         looks: Number of checks so far.
-        last: Last check at which any network had gained enough since its last gain.
+        last: Last check at which any network improved.
         at: Best check of each network, [R].
     """
 
-    def __init__(self, members: ModelStack, outside: StackedBatch, min_gain: float) -> None:
+    def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
         assert outside.weights is not None
-        self._members, self._shares = members, outside.weights / outside.weights.sum(1, keepdim=True)
+        self._members, self._weights = members, outside.weights
         self._scores = torch.full((len(members),), -torch.inf, dtype=outside.x.dtype)
-        self._min_gain, self._reached = min_gain, self._scores.clone()
         self._states = {name: value.detach().clone() for name, value in members.named_parameters()}
         self.looks = self.last = 0
         self.at = np.zeros(len(members), dtype=np.int64)
@@ -178,13 +175,11 @@ class _Best:
     def look(self, scores: Tensor) -> None:
         """Keep the weights of the networks that improved, given the scores of their held-out rows, [R, B]."""
         self.looks += 1
-        scores = (scores * self._shares).sum(1)
+        scores = (scores * self._weights).mean(1)
         better = scores > self._scores
         if not bool(better.any()):
             return
-        if bool((gained := scores > self._reached + self._min_gain).any()):
-            self.last = self.looks
-            self._reached[gained] = scores[gained]
+        self.last = self.looks
         self._scores[better] = scores[better]
         self.at[better.numpy()] = self.looks
         for name, value in self._members.named_parameters():

@@ -274,9 +274,8 @@ class ModelStack(nn.Module, Trainable):
     def _scores(self, outputs: Tensor, y: Tensor, held_out: bool = False) -> Tensor:
         """The density that training maximizes, or the held-out score, of each model's rows, [R, B]."""
         if self._own:
-            score = partial(_score, self._likelihoods[0], held_out)
-            values = {name: getattr(self, key) for name, key in self._own.items()}
-            return torch.func.vmap(score)(outputs, y, values).view(outputs.shape[:2])
+            score = partial(_score_alike, self._likelihoods, held_out)
+            return torch.func.vmap(score)(outputs, y, {name: getattr(self, key) for name, key in self._own.items()})
         found, sizes = [], [len(kind) * (len(self) // len(self._likelihoods)) for kind in self._kinds]
         for kind, one, targets in zip(self._kinds, outputs.split(sizes), y.split(sizes), strict=True):
             if len(sizes) > 1 and targets.ndim == one.ndim:
@@ -406,42 +405,41 @@ def _are_finite(data: Tensor, kl: Tensor) -> bool:
     return math.isfinite((data + kl).sum().detach().item())
 
 
-def _score(
-    likelihood: Likelihood, held_out: bool, outputs: Tensor, y: Tensor, values: dict[str, Tensor] | None = None
+def _score_alike(
+    likelihoods: Sequence[Likelihood],
+    held_out: bool,
+    outputs: Tensor,
+    y: Tensor,
+    values: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Score of each row, [B], from outputs [B, O] and targets; `values` replaces the likelihood's parameters."""
-    with swapped(likelihood, values) if values else nullcontext():
-        return _score_alike([likelihood], held_out, outputs, y)
+    """Scores [...] of rows with outputs [..., O]; G likelihoods that differ only in values share the first axis evenly.
 
-
-def _score_alike(likelihoods: Sequence[Likelihood], held_out: bool, outputs: Tensor, y: Tensor) -> Tensor:
-    """Scores [...] of rows with outputs [..., O]; G likelihoods that differ only in values share the first axis evenly."""
-    first, rows = likelihoods[0], outputs.shape[:-1]
+    `values` replaces the parameters of a single likelihood.
+    """
+    first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)
     if y.shape != wanted:
         if (*y.shape, 1) != wanted and y.shape != (*wanted, 1):
             first.log_prob(flat, y, has_draws=False)  # raises an error with a remedy
         y = y.reshape(wanted)
-    score, values = first.held_out_score if held_out else first.training_density, dict[str, Tensor]()
-    if len(likelihoods) > 1:
-        y = y.unflatten(0, (len(likelihoods), -1))
-        named = [dict(likelihood.named_parameters()) for likelihood in likelihoods]
+    if count > 1:
+        y, named = y.unflatten(0, (count, -1)), [dict(own.named_parameters()) for own in likelihoods]
         values = {name: torch.stack([own[name] for own in named]).view(-1, 1, 1) for name in named[0]}
     with swapped(first, values) if values else nullcontext():
-        found = score(flat.unflatten(0, (len(likelihoods), -1)), y)
+        score = first.held_out_score if held_out else first.training_density
+        found = score(flat.unflatten(0, (count, -1)), y)
     return (found.flatten(2).sum(-1) if found.ndim > 2 else found).view(rows)
 
 
 def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
     """Groups of consecutive likelihoods that differ only in the values of scalars, so that one call can score a group's rows."""
     found: list[list[Likelihood]] = []
-    for likelihood in likelihoods:
-        plain = isinstance(likelihood, NumberLikelihood) and all(not own.ndim for own in likelihood.parameters())
-        if found and plain and found[-1][0].config() == likelihood.config():
-            found[-1].append(likelihood)
-        else:
-            found.append([likelihood])
+    for own in likelihoods:
+        plain = isinstance(own, NumberLikelihood) and not any(value.ndim for value in own.parameters())
+        if not (found and plain and found[-1][0].config() == own.config()):
+            found.append([])
+        found[-1].append(own)
     return found
 
 
