@@ -218,11 +218,11 @@ class SampledCovariance(WeightCovariance):
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
         """Not available for draws."""
-        raise NotImplementedError("Laplace: draws have no form by the inputs of a layer")
+        raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
         """Not available for draws."""
-        raise NotImplementedError("Laplace: draws have no form by the inputs of a layer")
+        raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
         """Products of the changes of outputs that the draws cause."""

@@ -103,6 +103,8 @@ def dense_ranks(scores: Tensor, name: str) -> Tensor:
         ValueError: If a score is not finite.
     """
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError(f"metrics: {name} is not finite for some example; check the network's outputs for it")
+        raise ValueError(
+            f"metrics: {name} is not finite for some example; check the network's outputs for NaN and infinity"
+        )
     ranks: Tensor = torch.unique(scores, return_inverse=True)[1]
     return ranks

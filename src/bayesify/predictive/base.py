@@ -42,7 +42,10 @@ class Outputs:
         yield from self.kept.split(max(1, MAX_ELEMENTS_PER_CHUNK // per_row), dim=1)
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
-        """Outputs after a function that acts on each draw and row separately. The result is kept in memory if these outputs are."""
+        """Outputs after a function that acts on each draw and row separately.
+
+        The result is kept in memory if these outputs are.
+        """
         if self.kept is not None:
             return Outputs(kept=function(self.kept))
         return Outputs(chunks=lambda: (function(chunk) for chunk in self))
@@ -106,7 +109,7 @@ class Predictive:
                 words = "for classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
             else:
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise AttributeError(f"{kind}: {name} is {words}; for the other kind, use another likelihood")
+            raise AttributeError(f"{kind}: {name} is {words}; to change the kind, give the model another likelihood")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
         """The same mixture over other outputs of the draws, [S, B, ...]. This prediction does not change.

@@ -126,7 +126,7 @@ def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if len(lengths) > 1:
         raise ValueError(
             f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be split by "
-            "examples; give split_batch=False to pass all of it to the network at once"
+            "examples; give split_batch=False to pass the whole batch to the network at once"
         )
 
 

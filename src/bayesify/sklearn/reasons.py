@@ -87,7 +87,7 @@ class Explanation:
         values, others = (self.moves, self.others_move) if which == "moves" else (self.widens, self.others_widen)
         if values.ndim > 2:
             count = values.shape[2]
-            raise ValueError(f"told: there are {count} targets, and a text describes one; use `{which}` instead")
+            raise ValueError(f"told: there are {count} targets, but a text describes only one; use `{which}` instead")
         names = [*self.columns, "other columns"]
         every = np.nan_to_num(np.column_stack([values, others]))
         found = []
