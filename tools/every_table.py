@@ -126,7 +126,11 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
         given = {**figure, **changes}
         if shown is None and "not_run" in given:
             numbers += f"; {given['not_run']}"
-        paper = {True: " The paper's own numbers show it.", False: " The paper's own numbers do not show it.", None: ""}
+        paper = {
+            True: " The paper's own numbers show the claim.",
+            False: " The paper's own numbers do not show the claim.",
+            None: "",
+        }
         about = given.get("about", table.get("about"))
         found.append(
             {
@@ -174,11 +178,11 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     ]
     shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), "; ".join(facts))
     if "rank_other" in table and (others := pairs(usual)):
-        words += f"; {table['rank_other']}: {sum(one.holds for one in others)} of {len(others)}"
+        words += f"; {table['rank_other']}, {sum(one.holds for one in others)} of {len(others)} hold"
     printed = pairs(theirs)
     if among := pairs(same) or printed:
-        which = "the paper, in the same comparisons" if pairs(same) else "the paper"
-        words += f"; {which}: {sum(one.holds for one in among)} of {len(among)}"
+        which = "of the same comparisons in the paper" if pairs(same) else "in the paper"
+        words += f"; {which}, {sum(one.holds for one in among)} of {len(among)} hold"
     return shown, ranking.holds(printed), words
 
 

@@ -228,10 +228,10 @@ def test_only_dropout_and_ensemble_are_of_the_run_with_other_images():
 def test_rankings_by_single_draws_count_the_mixture_too():
     claims = [one for one in CONTENT["figures"] if "of single draws" in one["claim"] and one["shown"] is not None]
     assert len(claims) > 15
-    assert all("by the mixture of draws: " in one["reason"] for one in claims)
+    assert all("by the mixture of draws, " in one["reason"] for one in claims)
     (wide,) = [one for one in claims if one["claim"].startswith("WHVI has a lower RMSE with 512 units")]
     assert (wide["shown"], wide["reason"].startswith("3 of 8")) == (False, True)
-    assert "by the mixture of draws: 5 of 8; the paper, in the same comparisons: 7 of 8" in wide["reason"]
+    assert "by the mixture of draws, 5 of 8 hold; of the same comparisons in the paper, 7 of 8 hold" in wide["reason"]
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------------

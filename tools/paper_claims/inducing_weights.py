@@ -20,7 +20,7 @@ def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
     words = ", ".join(f"{name} {value:.1f} ({short[name]:.1f})" for name, value in published.items())
     return published, (
         "std in the gap divided by std at the data, medians over three seeds, after the paper's 20,000 steps of 32 draws (in "
-        f"parentheses after 1,500 of 8): {words}; NUTS {short['NUTS']:.1f}"
+        f"parentheses: after 1,500 steps of 8 draws): {words}; NUTS {short['NUTS']:.1f}"
     )
 
 

@@ -72,9 +72,9 @@ def toy_variance_beats_random(folder: Path) -> Verdict:
         for name, own in found.items()
     )
     return shown, (
-        f"std kept in the gap by 3 and 1 % of the weights, {words}; judged by the first rule, which the authors' code has for "
-        "images, tried after the others had failed. The text's rule, 1 / (H + lambda), takes weights of units that are never "
-        "active first, and these change nothing"
+        f"std kept in the gap by 3 and 1 % of the weights, {words}; judged by the first rule, which the authors' code uses for "
+        "images and which we tried after the others had failed. The rule in the paper's text, 1 / (H + lambda), first takes "
+        "weights of units that are never active, and these weights change nothing"
     )
 
 
@@ -101,7 +101,7 @@ def uci_more_weights(folder: Path) -> Verdict:
         most, splits = max(max(found) for found in own.values()), len({key[0] for key in own})
         words.append(f"{name} {100 * shares[name]:.0f} (splits: {splits}, up to {most:,} weights)")
     shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
-    about = "percentage of networks and splits in which the largest subnetwork is above MAP"
+    about = "percentage of networks and splits in which the largest subnetwork has a higher log-likelihood than MAP"
     return shown, f"{about}: {'; '.join(words)}; protein was not run"
 
 
@@ -215,7 +215,8 @@ def rejection(folder: Path) -> Verdict:
         for file in ("rotated_mnist", "rotated_mnist_others", "corrupted_cifar")
     )
     return found["subnetwork"] > found["map"], (
-        f"accuracy of MNIST with Fashion-MNIST in percent when half is rejected by entropy: {listed(found, 1)}; in another run, "
-        f"with 2,500 instead of 2,000 test images: {listed(others, 1)}; of CIFAR-10 with Fashion-MNIST (the paper has SVHN): "
+        f"accuracy in percent on MNIST mixed with Fashion-MNIST if half of the images are rejected by entropy: "
+        f"{listed(found, 1)}; in another run, "
+        f"with 2,500 instead of 2,000 test images: {listed(others, 1)}; on CIFAR-10 mixed with Fashion-MNIST (SVHN in the paper): "
         f"{listed(photographs, 1)}"
     )

@@ -15,8 +15,8 @@ def approximability(folder: Path) -> Verdict:
     rows = read(folder / "approximability.json")["rows"]
     found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
     return max(found.values()) < zero + 0.01, (
-        f"median distance by D: {listed(found)}; it rises to the distance of the matrix of zeros, "
-        f"{zero:.2f}, which bounds it, because 3 D parameters cannot fit D^2 random numbers"
+        f"median distance by D: {listed(found)}; the distance rises to the distance of the matrix of zeros, "
+        f"{zero:.2f}, which is an upper bound, because 3 D parameters cannot fit D^2 random numbers"
     )
 
 
@@ -26,8 +26,9 @@ def random_features_beat_fourier(folder: Path) -> Verdict:
     ratios = [own["walsh_hadamard"] / own["fourier"] for own in found.values()]
     wins = sum(ratio < 1 for ratio in ratios)
     return wins > 0.75 * len(found) and min(ratios) < 0.8, (
-        f"{about}: below in {wins} of {len(found)} settings, by RMSE ratios of {', '.join(f'{one:.2f}' for one in ratios)}; "
-        "it counts as shown if WHVI is below in three quarters, and once by a fifth"
+        f"{about}: WHVI has the lower RMSE in {wins} of {len(found)} settings, with RMSE ratios of "
+        f"{', '.join(f'{one:.2f}' for one in ratios)}; "
+        "the claim counts as shown if WHVI has the lower RMSE in three quarters of the settings, and once by a fifth"
     )
 
 
