@@ -105,7 +105,7 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """Sums over examples of squared gradients of weights without a rule, one example at a time; call `LayerPass.pull` first."""
+    """Squared gradients of weights without a rule, summed over examples, which run one by one; call `LayerPass.pull` first."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()

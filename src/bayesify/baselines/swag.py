@@ -75,7 +75,7 @@ class SWAG(Drawable):
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
     $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D are the deviations of the last K
-    iterates from the running mean at that time (section 3.2). With `rank=0` the posterior is SWAG-Diagonal,
+    iterates, each from the running mean when it was collected (section 3.2). With `rank=0` the posterior is SWAG-Diagonal,
     $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. It spans every trainable parameter, including parameters of normalization
     layers. The moments are stored in float32 or float64. The variance is stored as a sum of squared deviations, because a
     difference of two moments would lose its digits in float32.

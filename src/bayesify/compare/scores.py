@@ -29,9 +29,10 @@ def score_regression(
 ) -> tuple[Scores, dict[str, Any]]:
     """Scores of a regression and the curves of its figures, by name.
 
-    The scores are those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal), `width_*` of
-    the central intervals, `coverage_90_*` of the lowest, middle and highest third of predictions, and `conformal_coverage_*` and
-    `conformal_width_*` of recalibrated intervals. The last two are `None` if there are too few calibration rows.
+    The scores include all scores of `metrics.evaluate`. `calibration` is the mean distance of the coverage curve from the
+    diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the lowest, middle and
+    highest third of predictions. `conformal_coverage_*` and `conformal_width_*` describe recalibrated intervals; they are `None`
+    if there are too few calibration rows.
 
     Args:
         test: Prediction of the test rows, [N, 1].

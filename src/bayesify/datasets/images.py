@@ -59,7 +59,7 @@ class Images:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
-    The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
+    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names is searched, and the cache
     (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded from its public source and kept in
     the cache. All files outside a given folder are verified, by the sha256 of all values if it is known.
 

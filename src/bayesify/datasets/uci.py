@@ -80,7 +80,7 @@ class Table:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
     """Read a UCI data set.
 
-    The set is searched in the given folder only, or otherwise in the folder that `BAYESIFY_DATA` names and in the cache
+    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names is searched, and the cache
     (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded and kept in the cache. All files
     outside a given folder are verified by the sha256 of all values.
 

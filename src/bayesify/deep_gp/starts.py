@@ -62,7 +62,7 @@ def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
 
 
 def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean target over the rows nearest to each center, 0 without any, and the number of these rows: [M, O], [M]."""
+    """Mean target of the rows nearest to each center, [M, O], or 0 if there are no such rows, and the number of these rows, [M]."""
     owner = nearest_center(x, centers)
     sums = torch.zeros(len(centers), targets.shape[-1], dtype=torch.float64, device=x.device)
     sums.index_add_(0, owner, targets.double())

@@ -133,7 +133,7 @@ def _places(
     offset: int,
     channel_axis: int,
 ) -> Tensor | None:
-    """Flat index among an example's outputs of each number that the layer returned, channels last: [T K].
+    """For each number that the layer returned, channels last, its flat index among an example's outputs: [T K].
 
     `None` if the outputs are not exactly the numbers of the layer, each once.
     """

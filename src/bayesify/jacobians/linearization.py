@@ -519,7 +519,10 @@ def _watched(uses: Uses) -> dict[nn.Module, Rule]:
 
 
 def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
-    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, with `evaluate` in evaluation mode."""
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch.
+
+    With `evaluate`, all layers count as in evaluation mode.
+    """
     for name, module in network.named_modules():
         training = module.training and not evaluate
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):

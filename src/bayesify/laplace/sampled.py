@@ -707,7 +707,7 @@ def find_factor(
     finds_noise: bool,
     excess: Callable[[Tensor], float] | None = None,
 ) -> None:
-    r"""Set the equations to the prior precision, and the Gaussian noise, with the largest evidence of the linearized model.
+    r"""Find the prior precision, and the Gaussian noise, with the largest evidence of the linearized model, and set them.
 
     At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992). $\theta^*$ is the mode of the linearized model, which is not
     $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). A group of draws

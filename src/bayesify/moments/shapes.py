@@ -411,7 +411,7 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
 
 
 def _linear_share(value: Value) -> Tensor:
-    """Share of each unit's variance that is a linear response to its root."""
+    """Share of each unit's variance that comes from its linear response to its root."""
     rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
     if rest is None:
         return torch.ones_like(value.variance)

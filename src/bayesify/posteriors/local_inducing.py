@@ -144,7 +144,7 @@ class LocalInducing(Posterior):
         return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
-        """The value in the type of the parameters."""
+        """The value, cast to the type of the parameters."""
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ class Outputs:
 
     Args:
         kept: All outputs, or `None`.
-        chunks: If outputs are not kept, a function that yields them in order in pieces [S, rows, ...], the same at each call.
+        chunks: If outputs are not kept, a function that yields the same outputs at each call, in order, in pieces [S, rows, ...].
     """
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:

@@ -368,7 +368,7 @@ def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
     """Continue the training of a posterior, for a quarter as long, on a table of the old and the new rows.
 
-    The units stay, and the noise is estimated again.
+    The targets' units do not change, and the noise is estimated again.
     """
     model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)

@@ -60,7 +60,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
             on the number of rows. For `"auto"`: maximum number of optimizer steps.
         learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
-        batch_size: Rows of a batch. The default is all rows up to 1,024, otherwise 256; for `"auto"` 128, or 256 above 1,500 rows.
+        batch_size: Rows of a batch. The default is all rows of a table of up to 1,024 rows, otherwise 256. For `"auto"` it is
+            128, or 256 above 1,500 rows.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             at most as many as it has.

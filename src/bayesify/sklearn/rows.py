@@ -92,7 +92,7 @@ class Batches:
 
     Args:
         rows: Rows to cut into batches.
-        size: Number of rows of a batch; if all rows fit into one batch, their order stays.
+        size: Number of rows of a batch; if all rows fit into one batch, their order does not change.
     """
 
     def __init__(self, rows: Rows, size: int) -> None:

@@ -111,8 +111,8 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 class KeptStatistics:
     """Running statistics of K draws from a seed, each computed with the draw's own weights.
 
-    The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors behind them detects
-    changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
+    The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors on which the
+    statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
 
     Args:
         seed: Seed of the K draws.

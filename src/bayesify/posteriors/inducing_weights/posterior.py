@@ -34,8 +34,8 @@ class InducingWeights(Posterior):
     r"""Each layer's weights given a small matrix of inducing weights U (Ritter et al. 2021; FFG-U, FCG-U, Ensemble-U).
 
     The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
-    without changing its marginal (eq. 5). The posterior keeps the prior's conditional up to a scale,
-    $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and puts its parameters into q(U). Draws
+    without changing its marginal (eq. 5). Given U, W has the prior's conditional distribution up to a scale,
+    $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and the posterior learns q(U). Draws
     come from the extended Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together.
     The KL of the joint over (W, U) has a closed form (eq. 9):
 
