@@ -502,7 +502,7 @@ class Gradients:
 
 @cache
 def _load_forward_rules() -> None:
-    """Load the module that torch would load, with an irrelevant warning, at the first forward derivative."""
+    """Load a module that torch would otherwise load, with an irrelevant warning, at the first forward derivative."""
     with FILTERS, warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", DeprecationWarning)
         import_module("torch._decomp.decompositions_for_jvp")

@@ -67,7 +67,7 @@ def fit_with_evidence(
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
     for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
-    in deep learning", which ascends the gradient of the same evidence). If no noise variance was given, it is
+    in deep learning", which ascends the gradient of the same evidence). If no noise variance was given, the variance is
     $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` under `posteriors.Point`, by Adam. Its rate is constant
     until it falls to 0 in the last epochs. The precisions start at the number of inputs of a layer, as in `priors.Neal()`.
 

@@ -85,7 +85,7 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 
 
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
-    """The curvature of a layer with a given structure, with the keys of `CURVATURES`, by a forward pass over the data.
+    """The curvature of a layer with a given structure, by a forward pass over the data; tensors are named as by `CURVATURES`.
 
     The results equal the curvature from the Jacobian, also for Kronecker factors.
 

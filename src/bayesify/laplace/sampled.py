@@ -210,7 +210,7 @@ class SampledCovariance(WeightCovariance):
         return self
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Products of the changes of outputs that the draws cause."""
+        """Covariances, as mean products of the changes of the outputs under the draws."""
         draws = self.draws.to(gradients.device)
         roots = self.subset.move(gradients, draws).permute(2, 1, 0) / math.sqrt(len(draws))  # [B, K, n]
         found = roots @ roots.mT.contiguous()
@@ -225,7 +225,7 @@ class SampledCovariance(WeightCovariance):
         raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Products of the changes of outputs that the draws cause."""
+        """Covariances, as mean products of the changes of the outputs under the draws."""
         roots = (
             self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
         )  # [B K, n]

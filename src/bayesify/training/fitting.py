@@ -100,8 +100,8 @@ def fit(
             AdamW runs in its fused form during the call, with the same steps up to rounding; set `foreach=True` to prevent this.
         scheduler: Learning rate scheduler on the same optimizer, or a function from optimizer to scheduler. By default, the rate of
             the default optimizer falls to 0 as half a cosine over the variational phase, step by step. After three epochs this was
-            0.02 nats better on the suite of defaults. `"constant"` keeps the rate, which is the default with your own optimizer. If
-            you continue a finished run for more epochs, the rate follows the schedule of the new length.
+            0.02 nats better on the suite of defaults. `"constant"` keeps the rate; this is the default with your own optimizer.
+            If you continue a finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch; a `Validation` also sets the number of draws.
         patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs of
             the MAP phase, and epochs in which the KL schedule is below 1, do not count.
