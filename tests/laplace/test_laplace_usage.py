@@ -321,7 +321,8 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    method = "spawn" if torch.accelerator.is_available() else "fork"  # which loads nothing again
+    threaded = torch.accelerator.is_available() or torch.get_num_threads() > 1  # a fork of threads may wait forever
+    method = "spawn" if threaded else "fork"  # which loads nothing again
     torch.multiprocessing.start_processes(_part, (port, str(tmp_path)), nprocs=2, start_method=method)
     for structure in ("full", "diagonal", "kronecker"):
         alone = Laplace(network(), CATEGORICAL, covariance=structure).fit(data())

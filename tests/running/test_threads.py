@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -270,6 +271,7 @@ def test_a_prediction_in_training_mode_is_one_of_evaluation_mode() -> None:
     def watch() -> None:
         while not finished.is_set():
             modes.update(module.training for module in bnn.modules())
+            time.sleep(1e-4)  # let the predictions run
 
     watcher = threading.Thread(target=watch)
     watcher.start()
