@@ -225,8 +225,8 @@ def review(found: list[list[str]]) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @forks
 def test_a_sample_of_wrong_calls(tmp_path: Path) -> None:
-    found = run(tmp_path, 0.03, 0, 280)
-    assert len(found) > 200
+    found = run(tmp_path, 0.02, 0, 280)
+    assert len(found) > 130
     review(found)
 
 

@@ -21,6 +21,7 @@ def scores_of(name, train, test):
     return score_regression(model(test[0]), test[1], model(test[0]), test[1])[0]
 
 
+@pytest.mark.slow
 def test_a_linear_truth():
     """Noise 1 and slopes (2, -1, 0): the linear model errs by 1, the constant by the targets' deviation, root of 6."""
     train, test = line(400, 0), line(2000, 1)

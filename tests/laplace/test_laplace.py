@@ -416,7 +416,7 @@ def test_the_default_precision_counts_layers_under_the_posterior() -> None:
     assert alone.base_precision == pytest.approx(last)  # one layer starts at the same under each structure
 
 
-@pytest.mark.parametrize(("rows", "bound"), [(600, False), (30, True)])
+@pytest.mark.parametrize(("rows", "bound"), [pytest.param(600, False, marks=pytest.mark.slow), (30, True)])
 def test_the_default_precision_of_one_layer_is_the_evidences_as_far_as_training_rows_bear(
     rows: int, bound: bool
 ) -> None:

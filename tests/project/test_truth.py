@@ -22,6 +22,7 @@ HERE = {"gap", "heteroscedastic", "extrapolation", "small_noise", "moons", "proc
 """Problems that need no file."""
 
 
+@pytest.mark.slow
 def test_chains_of_a_problem_meet_its_closed_form_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the floor: the chains have a quarter of the draws, and their error is twice as large."""
     problem = PROBLEMS["linear"]()

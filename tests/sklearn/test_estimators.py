@@ -206,6 +206,7 @@ def test_columns_with_names_and_constants():
         BayesianRegressor(**FEW).fit(x, np.full(30, 2.5))
 
 
+@pytest.mark.slow
 def test_noise_of_many_rows_and_batches():
     """Batches of 64: the estimated noise is at least the true 1 and not far above it, 400 rows of a line (standard error 0.07)."""
     x, y = line(400)
