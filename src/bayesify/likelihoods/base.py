@@ -296,7 +296,7 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
-    """The log-density with unchanged values. Its gradients are multiplied by `weight`, and the gradients of `beside` are added."""
+    """The same values as `density`, whose gradient is `weight` times the gradient of `density`, plus the gradient of `beside`."""
     fixed = density.detach()
     return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 

@@ -1,8 +1,8 @@
 """The engines that run jobs: processes of this machine, Dask, Ray.
 
-Each engine implements `submit`, `wait` and `result`; everything else is the same for all engines. Dask and Ray are called directly:
-joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result before all jobs
-are finished.
+Each engine implements `submit`, `wait` and `result`. Everything else is the same for all engines. Dask and Ray are not called
+through joblib, because joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no
+result before all jobs are finished.
 """
 
 from __future__ import annotations
