@@ -14,6 +14,7 @@ from bayesify.function_space import Box, Context, DatasetContext, FunctionSpaceV
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import MeanField, Point, Posterior
 from bayesify.predictor import Trainable
+from bayesify.priors import Gaussian, Prior
 from bayesify_papers.function_space.networks import convolutional_network
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late, problem
@@ -23,8 +24,13 @@ from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_
 OUTSIDE_SETS = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
 """Out-of-distribution sets by training set: the paper's set, then its replacement if it is not available."""
 
-PRIOR_NAMES = ("standard", "neal", "default")
-"""Priors of the weights: the paper's standard normal; Neal's, whose variance falls with a layer's inputs; the library's default."""
+PRIOR_NAMES = ("standard", "neal", "default", "decay")
+"""Priors of the weights: the paper's standard normal; Neal's, whose variance falls with a layer's inputs; the library's default;
+and `WEIGHT_DECAY`, the prior of the paper's deterministic networks."""
+
+WEIGHT_DECAY = 0.1
+r"""Weight decay $\lambda$ of the paper's deterministic networks, as the prior N(0, 1 / $\lambda$): half of $\lambda$ times the
+squared weights is added to the NLL of all training images. The paper does not say which loss it adds the decay to."""
 
 JITTER_STD = 0.3
 """Standard deviation of the noise on training images that serve as context. Pixels range from 0 to 1."""
@@ -132,7 +138,8 @@ def train(job: Training, given: ImageProblem) -> Trained:
     """The trained network of a job, and its training history."""
     x, y = given.x, given.y
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)
-    prior = None if job.prior == "default" else job.prior
+    named: dict[str, Prior | None] = {"default": None, "decay": Gaussian(WEIGHT_DECAY**-0.5)}
+    prior = named.get(job.prior, job.prior)
     stopping: dict[str, Any] = {}
     if job.patience and job.system == "mfvi":
         count = len(x) // 10

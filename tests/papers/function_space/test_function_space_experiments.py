@@ -42,7 +42,7 @@ def test_one_system_from_other_deviations(tmp_path: Path) -> None:
     assert plain.init_std == trainings.Training("fsvi").init_std  # of mean-field nothing changes
 
 
-@pytest.mark.parametrize(("name", "scale"), [("standard", None), ("neal", 1.0), ("default", 8.0)])
+@pytest.mark.parametrize(("name", "scale"), [("standard", None), ("neal", 1.0), ("default", 8.0), ("decay", 10**0.5)])
 def test_prior_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: float | None) -> None:
     made = []
 
@@ -64,7 +64,8 @@ def test_prior_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
         str(tmp_path),
     ]
     assert fashion.main(chosen) == 0
-    assert getattr(made[0].prior, "scale", None) == scale
+    prior = made[0].prior
+    assert getattr(prior, "scale", getattr(prior, "std", None)) == (None if scale is None else pytest.approx(scale))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["prior"] == name
     assert results["last_epoch"]["mfvi-1"]["kl"] > 0
