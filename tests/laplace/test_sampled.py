@@ -16,6 +16,7 @@ from bayesify import likelihoods
 from bayesify.jacobians import Jacobians
 from bayesify.laplace import Sampled
 from bayesify.laplace import sampled as sampled_module
+from bayesify.laplace.curvature import Examples
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 
@@ -149,7 +150,8 @@ def test_chosen_examples_stand_for_all() -> None:
     net, likelihood, (x, y, weights) = problem("classes")
     laplace = bayesify.Laplace(net, likelihood, covariance=Sampled(2, 2), prior_precision=2.0)
     laplace.fit(batches((x, y, weights)))
-    pieces = laplace._draw_equations(laplace.subset, batches((x, y, weights)), None, (weights, None)).pieces  # type: ignore[arg-type]
+    examples = Examples(batches((x, y, weights)), None, laplace.device, progress=False)
+    pieces = laplace._draw_equations(laplace.subset, examples, (weights, None)).pieces  # type: ignore[arg-type]
     h = net(x).softmax(1).detach()
     traces = weights * (h - h.square()).sum(1)
     chance = (4 * (weights / weights.sum() + traces / traces.sum())).clamp_max(1)

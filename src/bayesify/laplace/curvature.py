@@ -18,7 +18,7 @@ from bayesify.maths.gamma import as_float
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs
 from bayesify.running.progress import Display
-from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.training.batches import BatchReader, batches_all_over, check_repeatable, parse_batch
 from bayesify.training.rules import Score
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
@@ -175,32 +175,57 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return moved.to(tensor.device)
 
 
-@dataclass
-class Pieces:
-    """A pass over a loader's examples, in pieces whose Jacobians fit into a memory budget.
-
-    Iteration yields the network linearized at each piece, the vectors of its `OutputCurvature`, and the examples' weights. It also
-    adds up the data term. Examples of weight 0 are left out before the network runs.
+@dataclass(frozen=True)
+class Examples:
+    """Data of a fit. Iteration yields all batches on the device, without examples of weight 0.
 
     Args:
         loader: Iterable of batches; see `bayesify.fit`.
+        reader: Function that converts an item of the loader to inputs and targets, if needed.
+        device: Device of the network.
+        progress: Whether to show the progress of passes.
+    """
+
+    loader: Iterable[Any]
+    reader: BatchReader | None
+    device: torch.device
+    progress: bool
+
+    def __iter__(self) -> Iterator[Batch]:
+        for item in self.loader:
+            batch = parse_batch(item, self.reader).to(self.device).weighed()
+            if len(batch):
+                yield batch
+
+    def all_over(self, count: int) -> list[Batch]:
+        """Batches from all parts of the data that hold about `count` examples."""
+        return [batch.to(self.device) for batch in batches_all_over(self.loader, count, self.reader)]
+
+
+@dataclass
+class Pieces:
+    """A pass over examples, in pieces whose Jacobians fit into a memory budget.
+
+    Iteration yields the network linearized at each piece, the vectors of its `OutputCurvature`, and the examples' weights. It also
+    adds up the data term.
+
+    Args:
+        examples: The data.
         jacobians: Derivatives of the network.
         loss: Curvature of the loss with respect to the outputs.
         memory: Budget in bytes.
         per_row: Number of entries of the Jacobian that are held per example and vector.
-        reader: Function that converts an item of the loader to inputs and targets, if needed.
         num_examples: Number of examples after which to stop.
         one_by_one: Whether vectors are pulled back one after the other.
         progress: Called with the number of examples after each piece.
         store: Device on which Kronecker factors are added up; by default the network's device.
     """
 
-    loader: Iterable[Any]
+    examples: Examples
     jacobians: Jacobians
     loss: OutputCurvature
     memory: int
     per_row: int
-    reader: BatchReader | None = None
     num_examples: int | None = None
     one_by_one: bool = False
     progress: Callable[[int], None] | None = None
@@ -250,15 +275,11 @@ class Pieces:
         self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
     ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
         """Pieces of the batches, with their inputs, up to `num_examples` examples."""
-        check_repeatable(self.loader)
-        device = next(self.jacobians.runner.network.parameters()).device
+        check_repeatable(self.examples.loader)
         rows = 0
-        for item in self.loader:
-            batch = parse_batch(item, self.reader).to(device).weighed()
+        for batch in self.examples:
             if self.num_examples is not None:
                 batch = batch.rows(slice(0, self.num_examples - data.num_data))
-            if not len(batch):
-                continue
             inputs = checked_inputs(batch.x)
             rows = rows or count_rows(*inputs)
             step = -(-len(batch) // -(-len(batch) // rows))  # pieces of equal size
@@ -282,7 +303,7 @@ class Pieces:
     @contextmanager
     def shown(self, title: str, show: bool) -> Iterator[None]:
         """Show the number of finished examples if there is a terminal and `rich` is installed."""
-        dataset: Any = getattr(self.loader, "dataset", None)
+        dataset: Any = getattr(self.examples.loader, "dataset", None)
         total = len(dataset) if hasattr(dataset, "__len__") else None
         if self.num_examples is not None:
             total = min(self.num_examples, total or self.num_examples)

@@ -39,6 +39,7 @@ from bayesify.laplace.curvature import (
     MAX_DIAGONALIZED_WEIGHTS,
     Curvature,
     DataTerm,
+    Examples,
     FeaturesEnd,
     OutputCurvature,
     Pieces,
@@ -102,7 +103,7 @@ from bayesify.running.memory import in_words, parse_bytes
 from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import BatchReader, batches_all_over, cut, parse_batch, total_count
+from bayesify.training.batches import BatchReader, cut, parse_batch, total_count
 from bayesify.training.rules import labels_as_numbers, learned_little, probabilities_as_logits
 from bayesify.weights.catalog import Weight, catalog, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
@@ -127,6 +128,14 @@ residuals."""
 def _matrices(covariance: Covariance) -> Tensor:
     """A covariance over the outputs of each example as matrices, [B, O, O]."""
     return covariance.dense() if isinstance(covariance, Spread) else covariance
+
+
+def _parts_of(batch: Batch, found: Iterable[tuple[Tensor, Any]]) -> Iterator[tuple[Batch, Tensor, Any]]:
+    """The rows of a batch that belong to each pair of means and covariances, and the pair."""
+    start = 0
+    for mean, covariances in found:
+        yield batch.rows(slice(start, start + len(mean))), mean, covariances
+        start += len(mean)
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -301,13 +310,14 @@ class Laplace(Drawable):
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
         self._check_sampling(checkpoint)
+        examples = Examples(loader, read_batch, self.device, progress)
         first = parse_batch(first_batch(loader), read_batch).to(self.device)
         args, kwargs = checked_inputs(first.x)
         seen: list[Tensor] = []
         find_last = functools.cache(
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output, seen=seen.append)
         )
-        candidates = self._candidates(loader, read_batch, progress, find_last)
+        candidates = self._candidates(examples, find_last)
         chosen_for = self._choose_extent(candidates) if self._chooses else ()
         size = candidates.free if self.marginal else self.selector.count(candidates)
         self._check_memory(size)
@@ -315,7 +325,7 @@ class Laplace(Drawable):
             few = next(split_rows(args, kwargs, 2))
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
         self._check_outputs(outputs, first)
-        variance = self._start_noise(loader, read_batch, outputs.shape[1] if outputs.ndim == 2 else 1)
+        variance = self._start_noise(examples, outputs.shape[1] if outputs.ndim == 2 else 1)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = (*chosen_for, *candidates.remarks)
@@ -324,11 +334,11 @@ class Laplace(Drawable):
         if self.covariance in ("kronecker", "sampled"):
             self._check_whole(self.subset)
         if self.covariance == "sampled":
-            self._solve_draws(loader, read_batch, checkpoint, progress)
+            self._solve_draws(examples, checkpoint)
         else:
-            self._fit_covariance(loader, read_batch, first.x, progress)
+            self._fit_covariance(examples, first.x)
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
-            self._find_noise(loader, read_batch, first.x)
+            self._find_noise(examples, first.x)
         self._report_untrained()
         return self
 
@@ -351,45 +361,43 @@ class Laplace(Drawable):
         for finding in (*probabilities_as_logits(self.likelihood, outputs), *labels):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
-    def _find_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any) -> None:
+    def _find_noise(self, examples: Examples, x: Any) -> None:
         """Find the noise and, if all weights are chosen, the factor on a default precision, given the curvature."""
         subset, posterior = self.fitted()
         if not self.data.squared_error > 0:  # without residuals, the noise stays at its lower bound
             return
         if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
-            batches = self._whole_rows(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+            batches = self._whole_rows(examples, precisions.MAX_SETTLING_ROWS)
             if batches:
-                self._leave_rows_out(loader, read_batch, batches)
+                self._leave_rows_out(examples, batches)
                 return
         self._fit_noise()
-        self._widen_noise(loader, read_batch)
+        self._widen_noise(examples)
 
     def _is_whole(self, subset: Subset) -> bool:
         """Whether all weights that torch trains are chosen."""
         return subset.size == Subset.trained(self.network, self.weights).size
 
-    def _whole_rows(self, loader: Iterable[Any], count: int, read_batch: BatchReader | None) -> list[Batch]:
+    def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
         """About `count` rows from all over the data; none if a weight is below 1, because its row cannot be left out once."""
-        batches = [batch.to(self.device).weighed() for batch in batches_all_over(loader, count, read_batch)]
+        batches = [batch.weighed() for batch in examples.all_over(count)]
         parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
         if float(sum_over_processes(parts.sum())) > 0:
             return []
         step = max(1, sum(map(len, batches)) // count)
         return [batch if step == 1 else batch.rows(slice(None, None, step)) for batch in batches if len(batch)]
 
-    def _leave_rows_out(self, loader: Iterable[Any], read_batch: BatchReader | None, batches: Iterable[Batch]) -> None:
+    def _leave_rows_out(self, examples: Examples, batches: Iterable[Batch]) -> None:
         """Choose the noise and the factor on a default precision by left-out training rows; see `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
-        model = self._linear_model(loader, read_batch, noise, self.data.squared_error)
+        model = self._linear_model(examples, noise, self.data.squared_error)
         training, ratio = model.training_penalty()
         rows = LeftOutRows(model.penalties())
         factors = [penalty / noise for penalty in (training, *rows.penalties)]
         network = self._linearized()
         for batch in batches:
-            start = 0
-            for outputs, covariances in network.gaussians(batch.x, self.memory, factors):
-                part = batch.rows(slice(start, start + len(outputs)))
-                start += len(outputs)
+            found = network.gaussians(batch.x, self.memory, factors)
+            for part, outputs, covariances in _parts_of(batch, found):
                 residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs).reshape(len(outputs), -1)
                 counts = part.counts.to(self.device)
                 leverages = (_matrices(one).double() / noise for one in covariances)
@@ -398,19 +406,16 @@ class Laplace(Drawable):
                     leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
                 rows.add(residuals, next(leverages), leverages, counts)
         rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
-        found, factor = rows.choose(moves=self._default)
-        self.set_noise(max(found, MIN_RELATIVE_NOISE * noise))
+        variance, factor = rows.choose(moves=self._default)
+        self.set_noise(max(variance, MIN_RELATIVE_NOISE * noise))
         self._rescale(factor)
 
-    def _score(self, loader: Iterable[Any], read_batch: BatchReader | None) -> Tensor:
+    def _score(self, examples: Examples) -> Tensor:
         """Gradient of the log-likelihood with respect to the chosen weights, in a pass over the data: [S]."""
         subset, _ = self.fitted()
         given = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         total = torch.zeros(subset.size, dtype=torch.float64, device=self.device)
-        for item in loader:
-            batch = parse_batch(item, read_batch).to(self.device).weighed()
-            if not len(batch):
-                continue
+        for batch in examples:
             with torch.enable_grad():
                 outputs = select_output(self._runner.call(given, *checked_inputs(batch.x)), self.output)
                 log_prob = self.likelihood.log_prob(outputs, batch.y, has_draws=False)
@@ -424,9 +429,7 @@ class Laplace(Drawable):
             total += subset.take(gradients)
         return sum_over_processes(total).to(self.dtype)
 
-    def _linear_model(
-        self, loader: Iterable[Any], read_batch: BatchReader | None, noise: float, loss: float
-    ) -> LinearModel:
+    def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
         """The linearized network as a regression whose squared error in units of the noise is twice its negative log-likelihood."""
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
@@ -434,19 +437,19 @@ class Laplace(Drawable):
         return LinearModel(
             noise * posterior.spectrum().double(),
             posterior.in_eigenbasis(mean).double(),
-            noise * posterior.in_eigenbasis(self._score(loader, read_batch)).double(),
+            noise * posterior.in_eigenbasis(self._score(examples)).double(),
             loss,
         )
 
-    def _widen_noise(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+    def _widen_noise(self, examples: Examples) -> None:
         """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows; see `held_out_ratio`.
 
         Predictions of training rows then have the variance that residuals of the whole network are expected to have on new rows.
         """
         if not self._is_one_layer:
             return
-        read = batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
-        batches = [batch for batch in (each.to(self.device).weighed() for each in read) if len(batch)]
+        read = examples.all_over(precisions.MAX_SETTLING_ROWS)
+        batches = [batch for batch in (each.weighed() for each in read) if len(batch)]
         if not batches:
             return
         noise, residual = float(self._shared_noise("Laplace").noise), self.data.squared_error / self._num_outputs
@@ -460,12 +463,10 @@ class Laplace(Drawable):
             spread += float(batch.counts.sum()) / total_count(batches) * batch.mean(found.epistemic)
         self.set_noise(max(noise, ratio * residual / (1 + spread / noise)))
 
-    def _fit_covariance(self, loader: Iterable[Any], read_batch: BatchReader | None, x: Any, progress: bool) -> None:
+    def _fit_covariance(self, examples: Examples, x: Any) -> None:
         """Sum the curvature of the chosen weights over the data, and find the precision if none was given."""
         assert self.subset is not None
-        found, self.data = self._curvature(
-            self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
-        )
+        found, self.data = self._curvature(self.covariance, self._curved(self.subset), examples)
         posterior = self.posterior = self._covariance_from(found, self.subset)
         quiet = self.subset.size <= MAX_QUIET_WEIGHTS or self.device.type != "cpu" or not self._chooses
         if isinstance(posterior, FullCovariance) and not quiet and not posterior.has_low_rank:
@@ -479,8 +480,8 @@ class Laplace(Drawable):
         if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
         elif self._default:
-            self._settle_precision(loader, read_batch)
-            self._leave_labels_out(loader, read_batch)
+            self._settle_precision(examples)
+            self._leave_labels_out(examples)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
         """Raise `ValueError` for a checkpoint without `covariance="sampled"`, or for draws in several processes."""
@@ -504,9 +505,7 @@ class Laplace(Drawable):
             )
         check_budget(structure, size, self.weights, self.dtype, self.memory - taken)
 
-    def _solve_draws(
-        self, loader: Iterable[Any], read_batch: BatchReader | None, checkpoint: str | Path | None, progress: bool
-    ) -> None:
+    def _solve_draws(self, examples: Examples, checkpoint: str | Path | None) -> None:
         """Solve for draws of the linearized posterior over the chosen weights; see `Equations`."""
         subset = self.subset
         assert subset is not None
@@ -518,17 +517,17 @@ class Laplace(Drawable):
             found, self.data = below("curvature", kept), DataTerm(**facts["data"])
             found = {name: value.to(home) for name, value in found.items()}
         else:
-            found, self.data = self._curvature("kronecker", subset, loader, read_batch, progress=progress, store=home)
+            found, self.data = self._curvature("kronecker", subset, examples, store=home)
         announced = self._announce("fit", sampling.count_passes(subset.size, self.data.num_data))
         scale, preconditioner = whiten(subset, found, None if prior is None else prior.to(home), self.device)
         found = {} if file is None else {name: value.cpu() for name, value in found.items()}
-        with self._shown_draws(progress or announced) as advance:
-            equations = self._draw_equations(subset, loader, read_batch, (scale, preconditioner), advance)
+        with self._shown_draws(examples.progress or announced) as advance:
+            equations = self._draw_equations(subset, examples, (scale, preconditioner), advance)
             if facts:
                 equations.factor, equations.noise_ratio = facts["factor"], facts["noise_ratio"]
                 self.likelihood.load_state_dict(below("likelihood", kept))
             elif prior is None:
-                self._find_draws_factor(equations, loader, read_batch)
+                self._find_draws_factor(equations, examples)
             common = {key: getattr(equations, key) for key in ("factor", "noise_ratio")} | {"data": asdict(self.data)}
             tensors = prefixed(curvature=found, likelihood=self.likelihood.state_dict())
             keep = None if file is None else lambda more, own: file.write(common | more, tensors | own)
@@ -536,10 +535,10 @@ class Laplace(Drawable):
             if "done" in facts:
                 solver.continue_from(facts, kept)
             self.posterior = solver.run()
-        if not facts and equations.pieces.loader is loader:
+        if not facts and equations.pieces.examples is examples:
             self.data = equations.pieces.data
         if prior is None and sampling.settle:
-            self._narrow_draws(loader, read_batch)
+            self._narrow_draws(examples)
         self.remarks += (self._draws_remark(solver.error, equations.rate),)
         if solver.error > MAX_DRAW_ERROR:
             more = "steps" if sampling.takes_minibatches else "iterations"
@@ -562,8 +561,7 @@ class Laplace(Drawable):
     def _draw_equations(
         self,
         subset: Subset,
-        loader: Iterable[Any],
-        read_batch: BatchReader | None,
+        examples: Examples,
         prior: tuple[Tensor, KroneckerCovariance],
         advance: Callable[[], None] | None = None,
         most: int | None = None,
@@ -571,11 +569,12 @@ class Laplace(Drawable):
         """The equations of the draws, over all data, or with conjugate gradients over at most `most` examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
-        pieces = Pieces(loader, self._jacobians(subset.names), loss, memory, 0, read_batch)
+        pieces = Pieces(examples, self._jacobians(subset.names), loss, memory, 0)
         minibatch = self.sampling.batch if self.sampling.takes_minibatches and most is None else None
         most = most or self.sampling.examples
         if minibatch is None and self.data.num_data > most:
-            pieces = replace(pieces, loader=choose_examples(pieces, most, self.seed), reader=None)
+            few = replace(examples, loader=choose_examples(pieces, most, self.seed), reader=None)
+            pieces = replace(pieces, examples=few)
         at_once = self.sampling.group(subset.size)
         return Equations(pieces, subset, *prior, at_once, self.seed, advance=advance, minibatch=minibatch)
 
@@ -583,17 +582,17 @@ class Laplace(Drawable):
         """Device that holds the draws and the factors of their solver."""
         return torch.device("cpu") if self.sampling.stays_on_host(subset.size) else self.device
 
-    def _find_draws_factor(self, equations: Equations, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+    def _find_draws_factor(self, equations: Equations, examples: Examples) -> None:
         """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
         examples. For classes, the precision stays so large that training rows are predicted well enough."""
         subset, few = equations.subset, equations
         if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
-            few = self._draw_equations(subset, loader, read_batch, prior, most=MAX_EVIDENCE_EXAMPLES)
+            few = self._draw_equations(subset, examples, prior, most=MAX_EVIDENCE_EXAMPLES)
         excess = None
         if self.sampling.settle and self.likelihood.task == "classification":
             count = precisions.NUM_WIDE_ROWS
-            rows = cut(batches_all_over(loader, count, read_batch), count)
+            rows = cut(examples.all_over(count), count)
 
             def excess(draws: Tensor) -> float:
                 losses = self._losses_of_draws(rows, SampledCovariance(subset, draws, equations.prior, 1.0), [1.0])
@@ -617,25 +616,23 @@ class Laplace(Drawable):
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
-        for own in batches:
-            start, batch = 0, own.to(self.device)
-            for mean, (spread,) in network.sampled(batch.x, self.memory, self.seed, [posterior]):
-                rows = slice(start, start + len(mean))
-                start += len(mean)
+        for batch in batches:
+            found = network.sampled(batch.x, self.memory, self.seed, [posterior])
+            for part, mean, (spread,) in _parts_of(batch, found):
                 for place, factor in enumerate(scales):
                     made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
-                    totals[place] += batch.counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
+                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
         losses: list[float] = ((totals[-1] - totals[:-1]) / total_count(batches)).tolist()
         return losses
 
-    def _narrow_draws(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+    def _narrow_draws(self, examples: Examples) -> None:
         """For classes, scale the draws down until training rows are predicted well enough; see `_settle_precision`."""
         if self.likelihood.task != "classification":
             return
         subset, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
         factors = precisions.SETTLING_FACTORS[::-1]
-        batches = batches_all_over(loader, precisions.MAX_SETTLING_ROWS, read_batch)
+        batches = examples.all_over(precisions.MAX_SETTLING_ROWS)
         losses = self._losses_of_draws(batches, posterior, factors)
         limit = precisions.MAX_TRAINING_LOSS_RISE
         narrowed = next((factor for factor, loss in zip(factors, losses, strict=True) if loss <= limit), factors[-1])
@@ -681,7 +678,7 @@ class Laplace(Drawable):
         whole = f"a full covariance over all {candidates.free:,} weights would take {in_words(needed)}"
         return (f"last layer, since {whole}",)
 
-    def _start_noise(self, loader: Iterable[Any], read_batch: BatchReader | None, columns: int) -> float | None:
+    def _start_noise(self, examples: Examples, columns: int) -> float | None:
         """Start the noise variance at the network's mean squared residual, if no noise was given.
 
         Returns:
@@ -691,10 +688,7 @@ class Laplace(Drawable):
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
         sums = torch.zeros(3 + columns, dtype=torch.float64)
-        for item in loader:
-            batch = parse_batch(item, read_batch).to(self.device).weighed()
-            if not len(batch):
-                continue
+        for batch in examples:
             args, kwargs = checked_inputs(batch.x)
             outputs = select_output(self._runner.call({}, args, kwargs), self.output)
             y = match_targets(batch.y, outputs).double()
@@ -737,16 +731,14 @@ class Laplace(Drawable):
 
     def _candidates(
         self,
-        loader: Iterable[Any],
-        read_batch: BatchReader | None,
-        progress: bool,
+        examples: Examples,
         last: Callable[[], Sequence[str]],
     ) -> Candidates:
         """Facts that the selector may use. Facts that need a pass over the data are computed on demand."""
         every = Subset(self.weights, dict.fromkeys(self.weights))
 
         def curvatures(num_examples: int | None) -> dict[str, Tensor]:
-            found, _ = self._curvature("diagonal", every, loader, read_batch, num_examples, progress=progress)
+            found, _ = self._curvature("diagonal", every, examples, num_examples)
             return every.split(found["curvature"])
 
         def iterates(options: SgdOptions) -> dict[str, Tensor]:
@@ -755,7 +747,7 @@ class Laplace(Drawable):
                 net.get_parameter(name).requires_grad_(True)
             with torch.enable_grad():
                 swag = SWAG(net, copy.deepcopy(self.likelihood), rank=0, output=self.output)
-                return swag.fit(loader, read_batch=read_batch, **options).variance()
+                return swag.fit(examples.loader, read_batch=examples.reader, **options).variance()
 
         return Candidates(
             weights=self.weights,
@@ -782,11 +774,9 @@ class Laplace(Drawable):
         self,
         structure: Structure,
         over: Subset,
-        loader: Iterable[Any],
-        read_batch: BatchReader | None,
+        examples: Examples,
         num_examples: int | None = None,
         *,
-        progress: bool,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
         """The curvature over some weights with a given structure, and the data term, in a pass over all or the first examples.
@@ -796,12 +786,11 @@ class Laplace(Drawable):
 
         def read(count: int | None) -> Pieces:
             return Pieces(
-                loader,
+                examples,
                 self._jacobians(over.names),
                 OutputCurvature(self.likelihood, self.curvature, count, self.seed),
                 self.memory,
                 over.size if structure == "full" else 0,
-                read_batch,
                 num_examples,
                 one_by_one=structure == "diagonal",
                 store=store,
@@ -812,7 +801,7 @@ class Laplace(Drawable):
         if layer_of(over) is not None and self.curvature == "ggn" and not isinstance(self.num_samples, int):
             try:
                 pieces = read(None)
-                with pieces.shown(title, progress):
+                with pieces.shown(title, examples.progress):
                     return last_layer_curvature(pieces, over, structure), pieces.data
             except FeaturesEnd:
                 pass
@@ -821,7 +810,7 @@ class Laplace(Drawable):
         each = PASSES_PER_VECTOR[structure if self.outputs_per_example > MAX_EXACT_OUTPUTS else "full"]
         announced = self._announce("fit", each * count)
         pieces = read(vectors)
-        with pieces.shown(title, progress or announced):
+        with pieces.shown(title, examples.progress or announced):
             return CURVATURES[structure](pieces, over), pieces.data
 
     @property
@@ -893,7 +882,7 @@ class Laplace(Drawable):
         self._derivatives = {chosen: known}
         return known
 
-    def _settle_precision(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+    def _settle_precision(self, examples: Examples) -> None:
         """For classes, adapt the default precision to the evidence and to predictions of training rows.
 
         The evidence takes the scale of a layer's features into account; the default does not. With few rows per weight, however,
@@ -909,7 +898,7 @@ class Laplace(Drawable):
         if self.likelihood.task != "classification" or (alone and not exact):
             return
         rows = precisions.MAX_SETTLING_ROWS if one else precisions.NUM_WIDE_ROWS
-        batches = [batch.to(self.device) for batch in batches_all_over(loader, rows, read_batch)]
+        batches = examples.all_over(rows)
         if one:
             factors = list(precisions.SETTLING_FACTORS)
             pieces = [factors[tuning.best_of(self._evidences(factors)) :]]
@@ -924,7 +913,7 @@ class Laplace(Drawable):
                 break
         self._rescale(bearable[0] if bearable else factors[-1])
 
-    def _leave_labels_out(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+    def _leave_labels_out(self, examples: Examples) -> None:
         """For classes, change the precision of all weights if left-out training rows are then predicted better.
 
         The same rows choose the link, if none was given. The probit must be better by more than `MAX_DENSITY_LOSS`.
@@ -936,22 +925,20 @@ class Laplace(Drawable):
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
         if self.likelihood.task != "classification" or not fits or not posterior.diagonalize():
             return
-        batches = self._whole_rows(loader, NUM_LEFT_OUT_ROWS, read_batch)
+        batches = self._whole_rows(examples, NUM_LEFT_OUT_ROWS)
         if not batches:
             return
-        model = self._linear_model(loader, read_batch, 1.0, -2 * self.data.log_likelihood)
+        model = self._linear_model(examples, 1.0, -2 * self.data.log_likelihood)
         factors = [*precisions.SETTLING_FACTORS[::2], *precisions.WIDE_FACTORS[1:]]
         links: list[Link] = [self._link] if self._link else ["mc", "probit"]
         totals = torch.zeros(len(links), len(factors), dtype=torch.float64)
         network, seed = self._linearized(), draw_seed(torch.Generator().manual_seed(0), 2**31)
         for batch in batches:
-            start = 0
-            for outputs, found in network.gaussians(batch.x, self.memory, [model.training_penalty()[0], *factors]):
+            found = network.gaussians(batch.x, self.memory, [model.training_penalty()[0], *factors])
+            for part, outputs, covariances in _parts_of(batch, found):
                 if outputs.ndim != 2:
                     return
-                part = batch.rows(slice(start, start + len(outputs)))
-                start += len(outputs)
-                spreads = [_matrices(one) for one in found]
+                spreads = [_matrices(one) for one in covariances]
                 for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
                     for row, link in enumerate(links):
                         made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)
@@ -1289,18 +1276,15 @@ class Laplace(Drawable):
         num_passes = 3 * NUM_DIRECTIONS * len(factors) if sampled else self._exact_passes(batches[0].x)
         self._announce("tune_prior_precision", num_passes)
         for batch in batches:
-            start, counts = 0, batch.counts
             if sampled:
                 others = [posterior.rescaled(factor) for factor in factors]
                 found: Any = network.sampled(batch.x, self.memory, self.seed, others)
             else:
                 found = network.gaussians(batch.x, self.memory, factors if diagonal else None)
-            for mean, covariances in found:
-                rows = slice(start, start + len(mean))
-                start += len(mean)
+            for part, mean, covariances in _parts_of(batch, found):
                 for place, covariance in enumerate(covariances):
                     made = self._closed_form(mean, covariance, seed, same_noise=True)
-                    totals[place] += counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
+                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
         return (totals / total_count(batches)).tolist()
 
     def _density_of_draws(
