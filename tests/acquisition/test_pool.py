@@ -126,7 +126,7 @@ def test_labels_to_reach(tmp_path):
 def test_what_does_not_fit_is_named(tmp_path):
     path = tmp_path / "pool.safetensors"
     run(Oracle(), path, at_random, rounds=0)
-    with pytest.raises(ValueError, match="another size"):
+    with pytest.raises(ValueError, match="a different size"):
         label_pool(train, Oracle(), X, at_random, start=[0, 1, 2], size=6, rounds=1, path=path, seed=7)
     for start in ([], [0, 0], [60]):
         with pytest.raises(ValueError, match="start is"):

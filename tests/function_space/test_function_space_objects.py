@@ -116,7 +116,7 @@ class TestContexts:
             Box(0.0, float("inf"), 3)
         with pytest.raises(ValueError, match="the same shape"):
             Box(torch.zeros(2), torch.ones(3), 5)
-        with pytest.raises(ValueError, match=r"low and high have shape \[2\], but inputs have \[3\]"):
+        with pytest.raises(ValueError, match=r"low and high have shape \[2\], but inputs have shape \[3\]"):
             Box(torch.zeros(2), torch.ones(2), 5).draw(X)
         with pytest.raises(ValueError, match="std=0"):
             NoisyContext(X, 0.0)

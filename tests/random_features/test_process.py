@@ -246,7 +246,7 @@ def test_bad_use():
         RandomFeatureGP(2, 8).predict(x, method="exact")
     with pytest.raises(TypeError, match="draws applies only to method='draws'"):
         RandomFeatureGP(2, 8).predict(x, method="closed_form", draws=None)
-    with pytest.raises(ValueError, match="only for posterior='full_covariance'"):
+    with pytest.raises(ValueError, match="needs posterior='full_covariance'"):
         RandomFeatureGP(2, 8).condition(x, y)
     with pytest.raises(ValueError, match=r"x \(40, 2\) and y \(39, 1\) do not fit"):
         RandomFeatureGP(2, 8, posterior="full_covariance").condition(x, y[1:])

@@ -35,24 +35,25 @@ def batch_bald(
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
     \tfrac1S \sum_s H[p_s(y_n)]$. Hypothetical labels of the chosen examples weight the draws by $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
-    `num_configurations`. Otherwise this number of configurations is sampled, an equal number from each draw. If each draw is
+    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. If each draw is
     certain of a chosen example's label, a copy of the example adds nothing, whereas `bald` scores the copy as high as the original.
 
     Args:
         draws: S functions that return logits of C classes.
         x: Inputs of N examples, N at least `size`.
         size: Number of examples q to choose.
-        likelihood: Likelihood of classes; `Categorical()` by default.
+        likelihood: Classification likelihood; `Categorical()` by default.
         output: Name or index of the output to use, if the network has several; see `bayesianize`.
         num_configurations: Largest number of label configurations.
         generator: Source of randomness of the sampled configurations.
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Indices of the chosen examples in the order of their choice, [q], and the information up to each example in nats, [q].
+        Indices of the chosen examples in the order of their choice, [q], and the mutual information of the examples chosen
+        so far after each choice, in nats, [q].
 
     Raises:
-        TypeError: If the likelihood is not a likelihood of classes.
+        TypeError: If the likelihood is not a classification likelihood.
         ValueError: If an example has several labels, there is only one class, or there are fewer examples than `size`.
     """
     args, kwargs = checked_inputs(x)
@@ -60,7 +61,7 @@ def batch_bald(
     predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
     if not isinstance(predictive, ClassificationPredictive):
         raise TypeError(
-            f"batch_bald: {type(likelihood).__name__} is not a likelihood of classes; use Categorical or Bernoulli"
+            f"batch_bald: {type(likelihood).__name__} is not a classification likelihood; use Categorical or Bernoulli"
         )
     return _greedy(_log_probs_of_one_label(predictive, size), size, num_configurations, generator)
 
@@ -77,7 +78,7 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
     if log_probs.shape[-1] == 1:
         raise ValueError(
             "batch_bald: the network has one output, and a single class has no information; give likelihood=Bernoulli() "
-            "for two classes, or use acquisition.epistemic for numbers"
+            "for two classes, or use acquisition.epistemic for a regression"
         )
     if log_probs.shape[1] < size:
         raise ValueError(
@@ -114,7 +115,7 @@ def _greedy(
 
 
 def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """log p_s of configurations of labels drawn from the mixture, [M, S], from log-probabilities [S, k, C]."""
+    """Log-probabilities log p_s, [M, S], of label configurations sampled from the mixture; `log_probs` is [S, k, C]."""
     num_draws, chosen, _ = log_probs.shape
     each = -(-count // num_draws)
     home = log_probs.device if generator is None else generator.device

@@ -129,7 +129,7 @@ class _StoredRun:
         different = [key for key, value in self._settings.items() if header["settings"].get(key) != value]
         if different:
             raise ValueError(
-                f"{self._path}: the file belongs to a run with another {different[0]}; give another path, or delete the file"
+                f"{self._path}: the file belongs to a run with a different {different[0]}; give another path, or delete the file"
             )
         self.indices, self.labels, self.rounds = tensors["indices"], tensors["labels"], header["rounds"]
         return True

@@ -31,13 +31,13 @@ def to_inference_data(
 ) -> Any:
     """Draws of the weights, and their predictions of data, as an `arviz.InferenceData`.
 
-    The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. With `x`, the
-    group `posterior_predictive` has the network's outputs as `outputs` [chain, draw, B, ...]. With `y` too, there are the groups
-    `observed_data` and `log_likelihood`, with `y` [chain, draw, B]. From these groups, `arviz.loo` estimates the predictive density
-    of unseen data.
+    The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. If `x` is given,
+    the group `posterior_predictive` has the network's outputs as `outputs`, [chain, draw, B, ...]. If `y` is given too, the group
+    `observed_data` has the targets, and the group `log_likelihood` has `y`, [chain, draw, B]. From these groups, `arviz.loo`
+    estimates the predictive density of unseen data.
 
     Args:
-        model: A model with `draw`, `Draws`, or a sequence of either for the chains of a sampler, all of the same length.
+        model: A model with `draw`, or `Draws`; or a sequence of them, one per chain of a sampler, all of the same length.
         num_draws: Number of draws per chain; by default all draws, or the model's default number.
         x: Inputs, as `predict` takes them.
         y: Targets of the inputs.
@@ -60,7 +60,7 @@ def to_inference_data(
     for index, chain in enumerate(chains):
         if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():
             raise ValueError(
-                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first has "
+                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first chain has "
                 f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same length and network, or num_draws"
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}

@@ -81,7 +81,7 @@ class BoTorchModel(_Model):
         targets: Transform of the targets with which the network was trained, if any.
         data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
         num_outputs: Number of outputs O; by default the number in `data`, or 1 without `data`.
-        likelihood: Likelihood of numbers; the model's by default. For `Draws` without a likelihood, outputs are values.
+        likelihood: Likelihood of numbers; by default the model's. If `Draws` have no likelihood, their outputs are the values.
         output: Name or index of the network's output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 
@@ -259,7 +259,7 @@ class BoTorchModel(_Model):
             )
         if not (X.ndim == Y.ndim == 2 and len(X) == len(Y)):
             raise ValueError(
-                f"BoTorchModel: points {tuple(X.shape)} and targets {tuple(Y.shape)}; give one set [N, D] and [N, O] at a time"
+                f"BoTorchModel: points {tuple(X.shape)} and targets {tuple(Y.shape)}; give points [N, D] and targets [N, O]"
             )
         x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
         made, (num_draws, likelihood) = copy.deepcopy(model), self._given

@@ -50,14 +50,14 @@ def generate(
     $$ p(y_t | y_{<t}) = \sum_s w_s\, p_s(y_t | y_{<t}), \qquad w_s \propto \prod_{u < t} p_s(y_u | y_{<u}) $$
 
     so that the product over t is the probability of the text under the mixture of draws. A draw that finds the text unlikely gets
-    less and less weight. Without `mix`, each draw writes its own text.
+    less and less weight. If `mix` is false, each draw writes its own text.
 
     Args:
         predictor: A `BayesianNetwork` or `Laplace` over a transformers model, with linear weights under the posterior.
         inputs: Tokens of the prompts [B, T], or a dict with `input_ids` and `attention_mask` (prompts padded on the left).
         num_draws: Number of draws S.
         mix: Whether the draws write one text together.
-        temperature: With 0, the most probable token is chosen; otherwise tokens are drawn from $p^{1 / T}$.
+        temperature: Temperature T. If it is 0, the most probable token is chosen; otherwise tokens are drawn from $p^{1 / T}$.
         generator: Source of randomness for draws and tokens.
         options: Options of the model's `generate`, such as `max_new_tokens`; beam search is not supported.
 

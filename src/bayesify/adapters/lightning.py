@@ -30,9 +30,9 @@ class BayesianModule(_Module):
     $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
 
     Training logs `train_loss`, `train_kl` (in nats) and `train_nll` (per example, of one draw); validation logs `val_nll` (of the
-    mixture). With several processes, B is each process's part of the batch, and Lightning averages over the processes; for equal
-    parts the average is the loss of the whole batch. Checkpoints contain the network; `BayesianModule.load_from_checkpoint(path,
-    bnn=bnn)` restores it.
+    mixture). With several processes, B is the size of each process's part of the batch, and Lightning averages over the processes;
+    if the parts have equal sizes, the average is the loss of the whole batch. Checkpoints contain the
+    network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
 
     Args:
         bnn: The network, with a likelihood.
@@ -42,7 +42,7 @@ class BayesianModule(_Module):
         num_draws: Number of draws S per step; by default the posterior's recommendation.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
-        prediction_draws: Number of draws for validation, test and prediction; by default the default of `predict`.
+        prediction_draws: Number of draws for validation, test and prediction; by default the number that `predict` uses.
         prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
         read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
 
@@ -129,7 +129,7 @@ class BayesianModule(_Module):
         return prediction
 
     def predict_step(self, batch: object, batch_idx: int) -> Predictive:
-        """The prediction of a batch, with or without targets next to the inputs."""
+        """The prediction of a batch, which may contain targets."""
         try:
             inputs = parse_batch(batch, self._reader).x
         except (TypeError, ValueError):
@@ -197,5 +197,5 @@ class PredictiveScores(_Callback):
     def _log(self, module: Any, prefix: str) -> None:
         if self._scores is not None:
             values = {f"{prefix}{name}": value.float() for name, value in self._scores.compute().items()}
-            values.pop(f"{prefix}nll")  # the module logs it
+            values.pop(f"{prefix}nll")  # the module already logs the NLL
             module.log_dict(values)

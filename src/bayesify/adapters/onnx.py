@@ -135,8 +135,8 @@ def export_onnx(
 
     Before the file gets its name, its outputs on `x`, on one example, and on `x` plus one example are compared with torch.
 
-    With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. It
-    has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
+    With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
+    file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
     networks from normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same seed gives
     the same prediction on every machine, up to rounding; different seeds give different predictions.
 
@@ -149,17 +149,17 @@ def export_onnx(
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
         tolerance: Largest accepted difference from torch, relative to 1 + the absolute value of an output.
-        sample: Whether the file makes its own draws: true or `"seed"` from an input `seed`, a 64-bit integer; `"noise"` from an
-            input `noise` [S, K] of normal numbers. This needs a `BayesianNetwork` on the CPU with a posterior that ONNX supports:
-            mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance, dropout.
+        sample: Whether the file makes its own draws. If true or `"seed"`, it computes them from an input `seed`, a 64-bit integer;
+            if `"noise"`, from an input `noise` of normal numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU. ONNX
+            supports mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance and dropout.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
             The comparison with torch comes before the rounding, so check the scores of the file on your own data.
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
         TypeError: If the model has no draws.
-        ValueError: If there is no likelihood, `x` is a single example or in bfloat16, or the graph's outputs differ from torch's.
-            No file is written in this case.
+        ValueError: If there is no likelihood, or `x` is a single example or in bfloat16. Also if the graph's outputs differ from
+            torch's; in this case no file is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)

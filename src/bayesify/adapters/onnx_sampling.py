@@ -64,7 +64,7 @@ class GivenNoise(NoiseSource):
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
         """Raises `ValueError`, because ONNX has no such operator."""
-        raise ValueError("export_onnx: a file cannot make draws that choose among members; use sample=False")
+        raise ValueError("export_onnx: an ONNX file cannot choose a random member for a draw; use sample=False")
 
     def gamma(self, shape: Tensor) -> Tensor:
         """Raises `ValueError`, because ONNX has no such operator."""
@@ -101,7 +101,7 @@ class SamplingGraph(nn.Module):
         return self.run(self.draw(noise), *inputs)
 
     def draw(self, noise: Tensor) -> dict[str, Tensor]:
-        """Weights of the draw that noise [K] gives, by name."""
+        """Weights by name of the draw that is made from noise [K]."""
         return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # clone, because drawing works in place
 
     def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ def collection(task: Literal["regression", "classification"], **options: Any) ->
     else:
         scores = {"nll": NLL(), "rmse": RMSE(), "crps": CRPS()}
         scores |= {f"coverage_{100 * level:.0f}": Coverage(level) for level in COVERAGE_LEVELS}
-    # Without compute groups, because the sums of different scores have the same names but different values.
+    # Compute groups are off, because the sums of different scores have the same names but different values.
     made: Any = load("torchmetrics", extra="metrics", owner="collection").MetricCollection(
         scores, compute_groups=False, **options
     )

@@ -75,7 +75,7 @@ def _inputs_words(value: Any) -> str | None:
         return "a tensor, made by torch.from_numpy"
     plain = isinstance(value, str | bytes | os.PathLike | numbers.Number | types.FunctionType | type)
     if value is None or plain or type(value) is object or (isinstance(value, list | tuple | Mapping) and not value):
-        return "inputs of the network: a tensor, or a tuple or dict of them"
+        return "inputs of the network: a tensor, or a tuple or dict of tensors"
     return None
 
 

@@ -26,7 +26,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _packages(extra: str) -> dict[str, str]:
-    """Requirements of an extra by name of the package; empty without the metadata of an installation."""
+    """Requirements of an extra by name of the package; empty if bayesify has no installation metadata."""
     try:
         requirements = metadata.requires("bayesify") or []
     except metadata.PackageNotFoundError:

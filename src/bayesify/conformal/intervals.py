@@ -28,8 +28,8 @@ class Intervals(Rule):
     |---|---|---|
     | `absolute` | $\lvert y - \mu \rvert$ | $\mu \pm q$: one width for all rows (Papadopoulos et al. 2002) |
     | `scaled` | $\lvert y - \mu \rvert / \sigma$ | $\mu \pm q \sigma$ (Lei et al. 2018) |
-    | `quantiles` | $\max(l - y, y - u)$, with l and u the predictive's ends | $[l - q, u + q]$ (Romano et al. 2019, CQR) |
-    | `centrality` | level of the smallest central interval with y | its interval of level q (Chernozhukov et al. 2021) |
+    | `quantiles` | $\max(l - y, y - u)$ for the predictive's interval $[l, u]$ | $[l - q, u + q]$ (Romano et al. 2019, CQR) |
+    | `centrality` | level of the smallest central interval with y | central interval of level q (Chernozhukov et al. 2021) |
 
     **Guarantee.** If the n calibration rows and a new row are exchangeable, the new row's interval contains its target with a
     probability of at least the level. If scores have no ties, the probability is at most level + 1 / (n + 1). Both bounds hold on
@@ -37,9 +37,10 @@ class Intervals(Rule):
     the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the level with a standard
     deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
 
-    With too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support: intervals of
-    positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that the centrality of
-    targets rounds to 1, `centrality` gives the whole line. In this case use `scaled`. Each output is calibrated separately.
+    If there are too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support:
+    intervals of positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that
+    the centrality of targets rounds to 1, `centrality` gives the whole line. In this case use `scaled`. Each output is
+    calibrated separately.
 
     Args:
         score: Score of a calibration row; see the table.
@@ -55,7 +56,7 @@ class Intervals(Rule):
 
         Args:
             prediction: The result of `predict` for the calibration rows, or two arrays. The arrays are means and standard
-                deviations; for `quantiles`, they are lower and upper ends at the level of later calls of `interval`.
+                deviations; for `quantiles`, they are lower and upper ends at the level that is later passed to `interval`.
             y: Targets of the calibration rows.
             groups: Group of each row, for coverage within each group.
 
@@ -114,7 +115,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
     first, second = (torch.as_tensor(part) for part in prediction)
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ValueError(
-            f"conformal: arrays of shapes {tuple(first.shape)} and {tuple(second.shape)}; give two of the same shape, [n] or [n, O]"
+            f"conformal: arrays of shapes {tuple(first.shape)} and {tuple(second.shape)}; give two arrays of the same shape, [n] "
+            "or [n, O]"
         )
     return (first, second) if first.ndim == 2 else (first.unsqueeze(1), second.unsqueeze(1))
 
@@ -138,7 +140,7 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictive's own central intervals of level q, with one q per row and output; the whole line where q is 1 or more."""
+    """The predictive's own central intervals of level q, with one q per row and output; if q is 1 or more, the whole line."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)

@@ -28,15 +28,15 @@ class Sets(Rule):
     - `probability`: $1 - p_c$, the smallest sets on average (Sadinle et al. 2019).
     - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with $r_c$ the class's rank from 1 and u uniform
       between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
-      Without `randomized`, u = 1 and coverage is above the level.
+      If `randomized` is false, u = 1 and coverage is above the level.
 
     The number u of a row depends only on the seed and on the row's probabilities, for calibration rows and new rows; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
     **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at most
-    level + 1 / (n + 1) if scores have no ties (`adaptive` randomized) and `empty` is allowed. With `groups`, both bounds hold
-    within each group. Labels cannot be groups, because a new row's label is unknown. With too few rows for a level, sets contain
-    all classes.
+    level + 1 / (n + 1) if scores have no ties (`adaptive` with `randomized`) and `empty` is allowed. With `groups`, both bounds
+    hold within each group. Labels cannot be groups, because a new row's label is unknown. If there are too few rows for a
+    level, sets contain all classes.
 
     The lower bound holds for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities
     have the same u and the same set. If many rows are alike, as with a constant classifier, scores have ties and coverage lies

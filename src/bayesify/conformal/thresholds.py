@@ -65,10 +65,11 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, from the calibration rows of its group: [m, ...]; without groups one for all rows, [1, ...].
+        """Threshold of each new row, [m, ...], from the calibration rows of its group. Without groups: one threshold, [1, ...].
 
         Raises:
-            ValueError: If `fit` was not called, groups are given on one side only, or a group of a new row has no calibration row.
+            ValueError: If `fit` was not called, groups are missing either in `fit` or here, or a new row's group has no
+                calibration row.
         """
         if self.scores is None:
             raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
@@ -78,7 +79,9 @@ class Rule:
         if new is None:
             raise ValueError("conformal: fit was given groups; give the groups of the new rows too")
         if self.groups is None:
-            raise ValueError("conformal: groups are given, but fit had none; call fit with groups, or leave groups out")
+            raise ValueError(
+                "conformal: groups are given, but fit was given none; call fit with groups, or leave groups out"
+            )
         found: dict[Hashable, Tensor] = {}
         for group in dict.fromkeys(new):
             rows = [index for index, other in enumerate(self.groups) if other == group]

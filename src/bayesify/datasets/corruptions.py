@@ -18,8 +18,9 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
     "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
 }
-"""The constant of each corruption at severities 1 to 5. In order, the constants are a standard deviation, photons at full
-brightness, a share of entries, a width in pixels, a factor, and an addend. These are six of the nineteen published kinds."""
+"""The constant of each corruption at severities 1 to 5: the noise's standard deviation (`gaussian_noise`), the number of photons at
+full brightness (`shot_noise`), the share of changed entries (`impulse_noise`), the width in pixels (`gaussian_blur`), the factor
+(`contrast`), and the addend (`brightness`). These are six of the nineteen published kinds."""
 
 
 @checked

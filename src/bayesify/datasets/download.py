@@ -61,8 +61,8 @@ def obtain(
     Args:
         owner: Name of the caller, for messages.
         file: Name of the file, with its folder below the data folder.
-        folder: The only folder to search, without verification of its file. By default, the folder that `BAYESIFY_DATA` names and
-            then the cache are searched.
+        folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By default, the
+            folder that `BAYESIFY_DATA` names and then the cache are searched.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
         check: Check of arrays that do not come from `folder`. A file in the cache that fails is removed and downloaded again.
 
@@ -193,7 +193,7 @@ def fetch(
 
 
 def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> None:
-    """Raise `ValueError` for a wrong file, and `OSError` if there is none."""
+    """Raise `ValueError` for a wrong file, and `OSError` if there is no file."""
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 is not None and found != sha256:

@@ -42,7 +42,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
     Raises:
         OSError: If the source cannot be reached.
-        ValueError: If the data are not the expected ones.
+        ValueError: If the data are not the expected data.
         ImportError: If scipy, which reads the files of SVHN, is missing.
     """
     if name in ("cifar10", "cifar100"):

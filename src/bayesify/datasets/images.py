@@ -18,7 +18,7 @@ FILES: dict[str, str] = {name: entry["file"] for name, entry in image_sources.KN
 
 @dataclass(frozen=True)
 class Images:
-    """Images and their labels, all uint8; the training part is empty if a set has none.
+    """Images and their labels, all uint8. The training part is empty if a set has no training images.
 
     Args:
         name: Name of the set.
@@ -66,7 +66,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine
             labels) or `"svhn"` (cropped digits, without the extra part).
-        folder: Folder that holds the files of `FILES`; a missing file is then not downloaded.
+        folder: Folder that holds the files of `FILES`. If it is given, nothing is downloaded.
         download: Whether to download.
 
     Raises:
@@ -89,7 +89,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
 
 def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:
-    """Raise `ValueError` for arrays that are not images, [N, C, H, W], or, with `square`, not square."""
+    """Raise `ValueError` for arrays that are not images, [N, C, H, W], or, if `square` is true, not square images."""
     if images.ndim != 4 or images.dtype != np.uint8 or (square and images.shape[2] != images.shape[3]):
         wanted = "[N, C, H, H]" if square else "[N, C, H, W]"
         raise ValueError(f"{owner}: images are {images.dtype}{list(images.shape)}; give uint8 {wanted}")

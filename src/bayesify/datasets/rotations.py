@@ -17,8 +17,9 @@ IMAGES_PER_CHUNK = 1000
 
 @checked
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
-    """Rotate images counterclockwise about their center, black beyond the border: exactly at multiples of 90 degrees, otherwise by
-    bilinear interpolation.
+    """Rotate images counterclockwise about their center, with black pixels beyond the border.
+
+    Multiples of 90 degrees are exact; other angles use bilinear interpolation.
 
     Args:
         images: Images, uint8, [N, C, H, H].

@@ -124,7 +124,7 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
     in [0.5, 1].
 
     Args:
-        num_data: Number of training examples; for an odd number, the right cluster has one more.
+        num_data: Number of training examples. If it is odd, the right cluster has one example more.
         num_test: Number of test examples, from the same two clusters.
         seed: Seed of the data.
 

@@ -89,7 +89,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
     Args:
         name: Key of `REGRESSION` or the name of its file, or one of `CLASSIFICATION`.
-        folder: Folder that holds the folders `uci` and `uci_classification`; a missing file is then not downloaded.
+        folder: Folder that holds the folders `uci` and `uci_classification`. If it is given, nothing is downloaded.
         download: Whether to download.
 
     Raises:
@@ -152,7 +152,7 @@ def seeded_splits(
     num_test = round(test_share * len(X))
     if not 0 < num_test < len(X):
         raise ValueError(
-            f"seeded_splits: test_share={test_share} of {len(X)} rows; give a share that leaves rows on both sides"
+            f"seeded_splits: test_share={test_share} of {len(X)} rows; give a share that leaves rows for training and for testing"
         )
     order = uci_sources.sorted_rows(X, y)
     made = []

@@ -34,7 +34,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
     Raises:
         OSError: If the source cannot be reached.
-        ValueError: If the data are not the expected ones.
+        ValueError: If the data are not the expected data.
     """
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]
@@ -43,7 +43,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """The sha256 of several arrays: a hash of each name, then its entries in C order, by ascending name."""
+    """The sha256 of several arrays, sorted by name: each name, followed by the array's entries in C order."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(key.encode())

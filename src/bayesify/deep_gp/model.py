@@ -73,14 +73,14 @@ class DeepGP(nn.Module, Predictor, Trainable):
         targets: Targets of the inputs, which set the initial last layer and the number of outputs; optional.
         depth: Number of layers L.
         width: Number of outputs of each hidden layer: one number, or L - 1 numbers; by default D, but at most 30.
-        num_outputs: Number of outputs O; needed without targets.
+        num_outputs: Number of outputs O; required if no targets are given.
         num_inducing: Number of inducing points M, at most N.
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
         likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
-        skip: Whether a hidden layer's prior mean is its input instead of 0. With fewer outputs than inputs, the mean is the
-            projection of the input on its first principal axes. With more, it is the input padded with zeros. In both cases hidden
-            layers start near this map.
+        skip: Whether a hidden layer's prior mean is its input instead of 0. If the layer has fewer outputs than inputs, the mean is
+            the projection of the input on its first principal axes. If it has more, the mean is the input padded with zeros. In
+            both cases hidden layers start near this map.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
         jitter: Share of the diagonal's mean that is added to the diagonal of each kernel matrix.
         seed: Seed of k-means.
@@ -167,7 +167,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         """Every layer's process given S draws of the previous layers' inducing values, and the KL of each draw.
 
         With global inducing points, hidden layers are conditioned on their drawn values, and the last layer's values are integrated
-        out. With local ones, the values of all layers are integrated out. If a parameter is not finite, a `ValueError` names it.
+        out. With local inducing points, the values of all layers are integrated out. If a parameter is not finite, a `ValueError`
+        names it.
 
         Returns:
             One conditional per layer, and the KL [S] in nats.

@@ -14,7 +14,7 @@ from bayesify.running.inputs_and_outputs import checked_inputs
 MAX_KMEANS_ROUNDS = 20
 """Largest number of rounds of k-means. More rounds gain nothing, because the inducing inputs are trained afterwards."""
 MAX_KMEANS_ROWS = 20_000
-"""Largest number of rows for k-means; a random choice if there are more."""
+"""Largest number of rows for k-means; if there are more, a random choice of rows is used."""
 MAX_DISTANCES_AT_ONCE = 2**24
 
 
@@ -111,7 +111,7 @@ def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | N
 def as_function_values(
     likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int
 ) -> Tensor | None:
-    """Targets as function values f at which the last layer starts, [N, O]; `None` without targets."""
+    """Targets as function values f at which the last layer starts, [N, O]; `None` if there are no targets."""
     if targets is None:
         return None
     if len(targets) != len(inputs):

@@ -1,7 +1,7 @@
 """Stored exact answers to the demonstration's problems, and distances of methods from them.
 
-Long chains of microcanonical sampling found the contents of `exact.npz`, for the network, prior and likelihood of the
-demonstration with seed 0. `python -m benchmarks.truth_demo` makes the file again.
+The contents of `exact.npz` come from long chains of microcanonical sampling, with the network, prior and likelihood of the
+demonstration and with seed 0. `python -m benchmarks.truth_demo` makes the file again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = 0
 """Seed of the data whose answers are stored."""
 METHOD = Method("exact", "Exact posterior", "long Markov chains", "")
 DISTANCE_WORDS = ((0.25, "nearly exact"), (0.5, "close"), (1.0, "rough"), (float("inf"), "far off"))
-"""Upper limits of distances, and a word for each: in standard deviations of the exact curve, or in tenths of a probability."""
+"""Upper limits of distances, and a word for each. The unit is a standard deviation of the exact curve, or a probability of 0.1."""
 
 
 def exact_outcomes(seed: int) -> dict[str, Outcome]:

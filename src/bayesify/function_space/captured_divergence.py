@@ -17,11 +17,11 @@ Found = tuple[Tensor, dict[int, Tensor]]
 
 
 class DivergenceCapture:
-    """Calls a scalar function of inputs and of tensors, with gradients for the tensors, from a CUDA graph if possible.
+    """Calls a scalar function of inputs and tensors through a CUDA graph if possible. The tensors get gradients.
 
     The graph holds the value and the gradient in its own memory, and results are copied out. A replay may therefore come before the
-    backward pass of an earlier replay. A function that waits for the device (a size that depends on values) is called without a
-    graph. A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
+    backward pass of an earlier replay. A function that waits for the device, for example because a size depends on values, is
+    called without a graph. A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.batches import parse_batch
 
 DEFAULT_WIDTHS = 1.0
-"""Margin of a box without given ends, on every side of a batch's inputs and relative to their range; not for images."""
+"""Margin on every side of a box whose ends are not given, relative to the range of the batch's inputs. Images have no margin."""
 
 
 class Context(ABC):
@@ -49,10 +49,10 @@ class Box(Context):
     """Uniform inputs in a box (the paper's choice, appendix 3).
 
     Args:
-        low: Lower end: a number for all features, or a tensor in the shape of one input. Without `low` and `high`, the box depends
-            on the training batch. Images [B, C, H, W] give one range for all pixels, from 0 to 1 or wider if pixels are outside.
-            Vectors and sequences give the range of each feature over the batch, wider on every side by `DEFAULT_WIDTHS` times this
-            range. Features that do not vary stay constant.
+        low: Lower end: a number for all features, or a tensor in the shape of one input. If `low` and `high` are not given, the box
+            depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if a pixel is
+            outside. For vectors and sequences it has the range of each feature over the batch, extended on every side by
+            `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
         high: Upper end, in the same form.
         n: Number of inputs.
 
@@ -90,7 +90,7 @@ class Box(Context):
     @classmethod
     @checked
     def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Box:
-        """A box around training inputs [N, ...], wider on every side by `widths` times their range."""
+        """A box around training inputs [N, ...], extended on every side by `widths` times their range."""
         flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)
         margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
@@ -106,7 +106,7 @@ class Box(Context):
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
-                f"Box: low and high have shape {size}, but inputs have {list(shape)}; give numbers, or the shape of the inputs"
+                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or tensors of this shape"
             ) from None
         place = generator.device if generator is not None else like.device
         dtype = like.dtype if like.is_floating_point() else torch.float32
@@ -187,7 +187,7 @@ class StoredContext(Context):
         return inputs.detach()
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Draw random rows, without replacement if there are enough."""
+        """Draw random rows, without replacement if there are enough rows."""
         like, key = _single(x, type(self).__name__)
         held = self.held
         if held.shape[1:] != like.shape[1:]:
@@ -206,7 +206,7 @@ class StoredContext(Context):
         return _like(x, key, self.change(found, generator))
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The drawn rows after a change; unchanged by default."""
+        """The drawn rows after a change; by default the rows themselves."""
         return inputs
 
 
@@ -266,7 +266,7 @@ class Mixture(Context):
         contexts: Two or more contexts.
 
     Raises:
-        ValueError: If there are fewer than two.
+        ValueError: If there are fewer than two contexts.
     """
 
     name = "mixture"

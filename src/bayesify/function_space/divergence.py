@@ -38,7 +38,7 @@ def dense_kl(
         covariance: Covariance of q, [..., n, n].
         prior_mean: Mean of the prior, [..., n].
         prior_covariance: Covariance of the prior, [..., n, n].
-        jitter: Share of the mean variance that is always added; by default `RELATIVE_JITTER`, and only where needed.
+        jitter: Share of the mean variance that is always added; by default `RELATIVE_JITTER`, and only if needed.
 
     Raises:
         ValueError: If a covariance has no Cholesky factor even with jitter.
@@ -105,7 +105,7 @@ def gaussian_kl(
     if found.shape[-1] > num_weights and jitter is None:
         raise ValueError(
             f"FunctionSpaceVI: a covariance of {found.shape[-1]} function values from {num_weights} weights has no inverse; give "
-            "at most as many context inputs, covariance='diagonal', or jitter="
+            "fewer context inputs, covariance='diagonal', or jitter="
         )
     if kind == "full":
         return dense_kl(mean.T, found, prior_mean.T, prior_found, jitter)

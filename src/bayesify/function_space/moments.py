@@ -17,7 +17,7 @@ from bayesify.maths.gamma import as_float
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
 MAX_POSITIONS_PER_VECTOR = 2
-"""For at most this many positions of a layer per vector, pairs of positions are cheaper than products of the weight's size."""
+"""Up to this many positions of a layer per vector, sums over pairs of positions are cheaper than products of the weight's size."""
 
 
 def output_covariance(
@@ -35,7 +35,7 @@ def output_covariance(
         gradients: Gradients $v_{kb}^\top J_b$.
         variances: Variances $\sigma^2$ by name, each in the weight's shape.
         kind: Entries to compute; see the return value.
-        memory: Largest number of bytes of products of gradients and inputs that are held at once.
+        memory: Memory budget in bytes for the products of gradients and inputs that are held at once.
 
     Returns:
         `"diagonal"`: variances [K, B]. `"full"`: covariances between examples, [K, B, B]. `"example"`: covariances between vectors,

@@ -155,7 +155,7 @@ class GaussianProcess(FunctionPrior):
 
 
 class NeuralTangent(FunctionPrior):
-    r"""The Gaussian process that a Gaussian over weights induces through the network, linearized at its means before training.
+    r"""The Gaussian process that a Gaussian over weights induces through the network, linearized at the means before training.
 
     $$ p(f) = \mathcal{GP}\bigl(f(x; m_0),\ J_{m_0}(x) \operatorname{diag}(\sigma_0^2) J_{m_0}(x')^\top\bigr) $$
 
@@ -198,7 +198,7 @@ class NeuralTangent(FunctionPrior):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """Mean and covariance by the same linearization, at the stored means."""
+        """Mean and covariance of the network linearized at the stored means."""
         self._follow(outputs)
         point = self._jacobians.at(args, kwargs, self._values)
         with torch.no_grad():
@@ -262,7 +262,7 @@ class UnknownPrior(FunctionPrior):
 
 
 def restore_prior(config: Mapping[str, Any]) -> FunctionPrior:
-    """A prior from its plain data. A prior that was code, which no file contains, becomes `UnknownPrior`."""
+    """A prior from its plain data. A prior that contained code, which a file cannot store, becomes `UnknownPrior`."""
     if config["name"] == "constant":
         return Constant(config["mean"], config["variance"])
     return NeuralTangent.restore(config) if config["name"] == "neural_tangent" else UnknownPrior(str(config["name"]))

@@ -77,7 +77,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on the other
             layers' standard deviations, which the likelihood alone then shrinks. In this case put a posterior on the last layer
             only, or use `"all"`.
-        jitter: Share of the mean variance that is always added in `"full"` and `"joint"`; by default it is added only where needed.
+        jitter: Share of the mean variance that is always added in `"full"` and `"joint"`; by default it is added only if needed.
         memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
             memory, or 1 GiB on a CPU.
 
@@ -230,10 +230,10 @@ class FunctionSpaceVI(Drawable, Trainable):
             with explain_shape_errors(args, kwargs):
                 size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
             shape = tuple(select_output(output, self._jacobians.output).shape[1:])
-            # Count one forward pass and, for each output, a backward pass with the activations kept to differentiate it.
+            # Count one forward pass and one backward pass per output, whose activations are kept so that it can be differentiated.
             self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
         size, self._output_shape = self._bytes_per_row[shapes]
-        return max(1, int(memory / 2 / max(1.0, size)))  # half is for products with inputs
+        return max(1, int(memory / 2 / max(1.0, size)))  # the other half is for products with inputs
 
     # -- divergence ------------------------------------------------------------------------------------------------
 
@@ -248,8 +248,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             context_inputs: Inputs of the network.
 
         Raises:
-            ValueError: If the inputs do not fit, there are more function values than weights (`"full"`, `"joint"` without
-                jitter), or the KL is not finite.
+            ValueError: If the inputs do not fit, the KL is not finite, or there are more function values than weights in `"full"`
+                or `"joint"` and no jitter is given.
         """
         args, kwargs = checked_inputs(context_inputs)
         try:
@@ -389,7 +389,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         Args:
             memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"`, the default is the model's budget.
             method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
-                outputs of the linearized network; this is exact for Gaussian noise and averages over draws of outputs for classes.
+                outputs of the linearized network. For Gaussian noise this is exact; for classes it averages over draws of outputs.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:

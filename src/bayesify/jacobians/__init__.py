@@ -1,4 +1,4 @@
-"""Derivatives of a network's outputs by chosen weights, example by example."""
+"""Derivatives of a network's outputs with respect to chosen weights, example by example."""
 
 from bayesify.jacobians.features import Features
 from bayesify.jacobians.linearization import FeatureCost, Gradients, Jacobians, Linearization, check_deterministic

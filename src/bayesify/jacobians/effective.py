@@ -39,12 +39,12 @@ def held_out_ratio(
 
     $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
 
-    J are the derivatives of the outputs by all weights. D are the mean squares of the layers' weights, which make the result
-    independent of units. $\alpha$ and the noise $\sigma^2$ are MacKay's fixed point (1992). If K has fewer than N rows, each row
-    counts several times, and $\gamma$ is underestimated. A row of weight w counts as w rows.
+    J holds the derivatives of the outputs with respect to all weights. D is diagonal and holds the mean square of the weights in
+    each layer, which makes the result independent of units. $\alpha$ and the noise $\sigma^2$ are MacKay's fixed point (1992).
+    If K has fewer than N rows, each row counts several times, and $\gamma$ is underestimated. A row of weight w counts as w rows.
 
-    On three regressions of 1,000 rows (2,901 to 28,945 weights) the ratio was 1.06, 1.7 to 1.9 and 2.4. Test rows had 1.03,
-    1.6 to 2.1 and 2.4 to 2.5 times the error of training rows.
+    On three regressions of 1,000 rows (2,901 to 28,945 weights), the ratio was 1.06 (measured on test rows: 1.03), 1.7 to 1.9
+    (measured: 1.6 to 2.1) and 2.4 (measured: 2.4 to 2.5).
 
     Args:
         runner: The network, in evaluation mode.

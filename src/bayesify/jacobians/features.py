@@ -1,4 +1,4 @@
-"""Inputs of the linear map at the end of a network. They are sufficient for the derivatives with respect to its weights."""
+"""Inputs of the linear map at the end of a network, which suffice for the derivatives with respect to the map's weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Features:
         outputs: Outputs of the network, [B, ...], with T K numbers for each example.
         inputs: a, [B, T, d_in], in float32 at least.
         channels: Number K of rows of W.
-        place: Flat index in an example's outputs of each position and row of W, [T K]; `None` if the outputs are in this order.
+        place: For each position and row of W, its flat index in an example's outputs, [T K]; `None` if the outputs are in this
+            order.
     """
 
     outputs: Tensor

@@ -24,7 +24,7 @@ def example_gradients(
     vectors: Tensor,
     output: str | int | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients of `sum(vectors[k, b] * f(x_b))` by weights, for each k and b, by running one example at a time: [K, B, *shape].
+    """Gradients of `sum(vectors[k, b] * f(x_b))` with respect to weights, example by example, for each k and b: [K, B, *shape].
 
     `vmap` runs the examples together if possible. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
     loop.

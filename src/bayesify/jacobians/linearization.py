@@ -39,7 +39,7 @@ RULE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
 """Largest difference, due to rounding, between a layer's rule and automatic differentiation, relative to the largest entry."""
 
 Uses = dict[str, list[Use]]
-"""Rules of weights by first name, one rule per name of a weight."""
+"""Rules by first name of a weight; a weight with several names has one rule per name."""
 
 NUM_WITNESSES = 6
 """Number of examples on which rules are compared with automatic differentiation, from the first batch with several examples."""
@@ -174,9 +174,10 @@ class Jacobians:
         return self._certified[several]
 
     def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: Tensor | None = None) -> Uses:
-        """The valid rules for a layer whose outputs are the network's outputs. One order of the examples is enough for the
-        comparison. A second order would reveal a network that sorts its examples, but then the network's outputs are not the
-        layer's outputs.
+        """The valid rules for a layer whose outputs are the network's outputs.
+
+        One order of the examples is enough for the comparison. A second order would only reveal a network that sorts its examples,
+        and the outputs of such a network are not the layer's outputs.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -232,8 +233,8 @@ class Jacobians:
     ) -> tuple[Tensor, Tensor]:
         r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], under directions of weights, [S, *shape] each.
 
-        Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and otherwise
-        three. The cost does not depend on the number of outputs.
+        Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
+        passes otherwise. The cost does not depend on the number of outputs.
         """
         _load_forward_rules()
         center = self._center()
@@ -392,7 +393,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
 
 
 class Linearization:
-    """A network's outputs on a batch, and its derivatives there by the rules that are valid for this batch."""
+    """A network's outputs on a batch, and its derivatives there, computed by the rules that are valid for this batch."""
 
     def __init__(
         self,
@@ -521,7 +522,7 @@ def _watched(uses: Uses) -> dict[nn.Module, Rule]:
 def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
     """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch.
 
-    With `evaluate`, all layers count as in evaluation mode.
+    If `evaluate` is true, all layers are treated as in evaluation mode.
     """
     for name, module in network.named_modules():
         training = module.training and not evaluate

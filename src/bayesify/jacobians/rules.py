@@ -297,7 +297,7 @@ def with_ones(a: Tensor, layer: Layer) -> Tensor:
 
 
 def fold_product(g: Tensor, a: Tensor) -> Tensor:
-    """`sum_t g[k, b, i, t] a[b, t, j]` as one product per example, without a copy of a per vector: [K, B, i, j]."""
+    """`sum_t g[k, b, i, t] a[b, t, j]` as one product per example, without a copy of `a` for each vector: [K, B, i, j]."""
     if a.shape[1] == 1:
         return g * a
     product = g.movedim(0, 1).flatten(1, 2) @ a  # [B, K i, j]

@@ -50,7 +50,7 @@ class Trace:
         return [application.output for application in self._applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """The gradients of the layers, from K gradients at each of the `taps`, [K, B, ...], or `None` for a tap without effect."""
+        """The layers' gradients from the gradients at the `taps`: for each tap [K, B, ...], or `None` if the tap has no effect."""
         pairs = zip(self._applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
@@ -146,7 +146,7 @@ class Pulled:
         return self._sum(uses, lambda use, kept, g: use.rule.columns(use.leaf, kept, g, index))
 
     def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:
-        """Squares of the gradients in `dense`, or in `columns` with `index`, summed over vectors and examples: [size] or [n].
+        """Squares of the gradients in `dense`, or in `columns` if `index` is given, summed over vectors and examples.
 
         A linear map that sees each example once needs one product of squares. For other layers, gradients are materialized for as
         many examples at a time as fit into `memory` bytes.

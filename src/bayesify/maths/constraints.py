@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
-    r"""Positive number from an unconstrained one: softplus, or $\text{maximum} \cdot \text{sigmoid}$ with a cap."""
+    r"""Positive number from an unconstrained number: softplus or, if there is a maximum, $\text{maximum} \cdot \text{sigmoid}$."""
     return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
 
 

@@ -20,7 +20,7 @@ from bayesify.maths.signatures import Function
 def lag_moments(
     x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    r"""$A^\top A$, $A^\top V$ and, with a bias, sums of patches, [G, D], and of targets, [G, R], at stride 1.
+    r"""$A^\top A$ and $A^\top V$ at stride 1 and, with a bias, the sums of patches, [G, D], and of targets, [G, R].
 
     See `convolution_moments` for the arguments.
     """
@@ -243,7 +243,7 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """First position and end of each border that boxes need, by axis and by whether the border is the axis's first."""
+    """First position and end of each border that boxes need, by axis and by whether the border is at the start of the axis."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

@@ -1,4 +1,4 @@
-r"""Matrices of Bayesian linear regression on patches, $A^\top \Lambda A$ and $A^\top \Lambda V$, in the memory of a few maps.
+r"""Matrices of Bayesian linear regression on patches, $A^\top \Lambda A$ and $A^\top \Lambda V$, with little memory.
 
 Rows of A are the patches that a convolution multiplies: row (m, t) and column (c, a) hold $x_{mc}(s t + d a - p)$, with
 stride s, dilation d and padding p. Hence
@@ -37,7 +37,7 @@ def convolution_moments(
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
         geometry: Geometry of the convolution.
-        ones: With a bias, the entry of each example in the last column of A, [M].
+        ones: If there is a bias, the entry of each example in the last column of A, [M].
         scale: Factor on x and V of each example, [M].
 
     Returns:

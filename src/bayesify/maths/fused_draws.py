@@ -297,7 +297,7 @@ def _kernels_run(device: torch.device) -> bool:
         return False
     try:
         kernel_normals(1, torch.zeros(1, dtype=torch.int64, device=device))
-    except Exception as error:  # no C compiler, a GPU that Triton does not know
+    except Exception as error:  # for example, there is no C compiler, or Triton does not know the GPU
         reason = str(error).strip().splitlines()[:1]
         warnings.warn(f"Triton kernels do not run here {reason}; draws use torch's own operations", stacklevel=2)
         return False

@@ -54,11 +54,11 @@ OPTIONS = {"num_warps": 4, "num_stages": 1}
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix `[W b]` for kernels, with columns in memory order, and its noise $[E_3 E]$, where $E_3$ has `thin` columns.
+    """One matrix `[W b]` in the kernels' layout (columns in memory order), with its noise $[E_3 E]$. $E_3$ has `thin` columns.
 
     Args:
         outputs: Sizes and strides of W, and of b if there is one, in the network.
-        lookup: Whether W is an embedding table, whose matrix has a column for each of its rows.
+        lookup: Whether W is an embedding table, whose rows are the columns of the matrix.
         ratio: Prior standard deviation of b divided by the prior standard deviation of W.
         shape: d_out, d_in, M_r, M_c.
         noise: Position of the noise in the stream: its first number, and the distances between draws and between rows, all

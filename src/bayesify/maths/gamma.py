@@ -9,7 +9,7 @@ from bayesify.maths.noise import Randomness, source_of
 
 
 def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> Tensor:
-    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape. For another rate, divide the draws.
+    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape. For a rate b, divide the draws by b.
 
     The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient (Figurnov et al.
     2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, which is the gradient of $x = F^{-1}(u; a)$. torch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 MAX_STEPS = 20_000
-"""Maximum number of steps of the continued fraction, which needs about the root of the larger parameter."""
+"""Maximum number of steps of the continued fraction, which needs about as many steps as the square root of max(a, b)."""
 
 
 @torch.no_grad()

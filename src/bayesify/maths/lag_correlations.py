@@ -117,8 +117,8 @@ def correlate_gradient(
         own: Gradient with respect to its first result.
         cross: Gradient with respect to its second result.
         shapes: Shapes of x and y.
-        sums: Gradient with respect to the sum over positions of y, [G, M, R], if that was taken from the spectrum.
-        scale: The scale of `correlate`; without it, gradients are with respect to the scaled maps.
+        sums: Gradient with respect to the sum over positions of y, [G, M, R], if this sum was taken from the spectrum.
+        scale: The scale of `correlate`. If it is not given, gradients are with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)

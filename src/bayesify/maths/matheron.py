@@ -280,8 +280,8 @@ def conditional_draw(
         scale: $\lambda$, [L].
         sigma: $\sigma$, [L], or [L, S] if it differs between draws.
         noise: See `noise_shapes`; overwritten if gradients are off.
-        dtype: Type of the operands of products with matrices of the weights' size, which are summed in float32. Without
-            gradients, it is also the type of the draws.
+        dtype: Type of the operands of products with matrices of the weights' size, which are summed in float32. If gradients are
+            off, it is also the type of the draws.
 
     Returns:
         [G, S, d_out, d_in] of each group.

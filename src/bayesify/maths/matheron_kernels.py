@@ -297,7 +297,7 @@ def column_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    r"""Gradient with respect to $[B_c A_c]$ for a block of columns, a draw: $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$."""
+    r"""Gradient by $[B_c A_c]$ for a draw and a block of columns: $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$."""
     block = blocks + 2 * tl.program_id(0)
     draw = tl.program_id(1)
     owner = tl.load(block)

@@ -33,9 +33,10 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU also do if the
-        generator is on the CPU. On a GPU with Triton, numbers come from `kernel_normals`. In both cases the torch generator gives
-        the seed, so the same generator gives the same numbers on any number of cores. Otherwise the numbers are torch's own.
+        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). So do numbers for a GPU if the
+        generator is on the CPU. Other numbers on a GPU with Triton come from `kernel_normals`. In all these cases the torch
+        generator gives the seed, so the same generator gives the same numbers on any number of cores. Otherwise the numbers are
+        torch's own.
         """
         if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))

@@ -75,9 +75,10 @@ class RegressionFactors:
     Args:
         gram: B, [*batch, G, D, D].
         cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        careful: Name of $I + B$ for warnings and errors. If given, a matrix that is not finite raises an error. A matrix that
-            rounding has made indefinite is replaced by the nearest matrix with all eigenvalues at least 1. $I + B$ has this
-            property by construction, so no variance exceeds the prior's. Without a name, `failed` marks failures.
+        careful: Name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an error. All
+            eigenvalues of $I + B$ are at least 1 by construction. A matrix that rounding has made indefinite is replaced by the
+            nearest matrix with this property, so that no variance exceeds the prior's. If no name is given, failures are only
+            marked in `failed`.
     """
 
     gram: Tensor
@@ -150,7 +151,7 @@ class _InverseFactor(Function):
             failed = torch.zeros_like(failed)
             largest = float(precision.diagonal(dim1=-2, dim2=-1).max())
             warnings.warn(
-                f"{careful}: its largest entry is {largest:.2g} and the prior's is 1, which exceeds float64's precision; "
+                f"{careful}: its largest entry is {largest:.2g} times the prior's, which exceeds float64's precision; "
                 "variances are kept below the prior's; standardize the inputs, or start from a smaller precision",
                 stacklevel=2,
             )

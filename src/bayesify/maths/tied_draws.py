@@ -13,7 +13,7 @@ from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, first_t
 from bayesify.maths.philox import ROUNDS
 
 BLOCK, CHUNK = 32, 64
-"""Number of rows or columns for whose factors a program computes gradients, and of their entries per iteration."""
+"""Number of rows or columns whose factors' gradients a program computes, and number of their entries per iteration."""
 
 FACTORS_PER_PROGRAM = 512
 """Number of factors that a program makes positive."""
@@ -32,7 +32,7 @@ class TiedPlan:
         raw_rows: Raw row factors of each matrix, [rows, rank].
         raw_cols: Raw column factors of each matrix, [cols, rank].
         outputs: Sizes and strides of W, and of b if there is one, in the network, for each matrix.
-        lookups: Whether W is an embedding table, whose matrix has a column for each of its rows.
+        lookups: Whether W is an embedding table, whose rows are the columns of the matrix.
         prior_stds: $\sigma$ of W and of b for each matrix.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.

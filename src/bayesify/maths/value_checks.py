@@ -13,7 +13,7 @@ _STATE = threading.local()
 
 
 def should_check(tensor: Tensor) -> bool:
-    """Whether values can be read: not while a graph is captured or compiled, nor under a function transform."""
+    """Whether values can be read, which is impossible while a graph is captured or compiled and under a function transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     return not (tensor.is_cuda and (getattr(_STATE, "deferred", False) or torch.cuda.is_current_stream_capturing()))

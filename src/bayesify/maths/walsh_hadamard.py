@@ -58,7 +58,7 @@ class _Dyadic(Function):
     @staticmethod
     def forward(c: Tensor) -> Tensor:
         size = c.shape[-1]
-        # Two axes are 5 times faster than more.
+        # Two axes are 5 times faster than more axes.
         flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))
         return flat.view(*c.shape, size)
 

@@ -14,7 +14,7 @@ from bayesify.predictive.regression import RegressionPredictive
 
 
 def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
-    r"""Measures of uncertainty by name, one number per example, [B] each; a larger number is less certain.
+    r"""Measures of uncertainty by name, one number per example, [B] each; a larger number means less certainty.
 
     Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`.
     Each is summed over the labels or positions of an example. Regression: `epistemic` and `variance`, summed over outputs.

@@ -19,7 +19,7 @@ class RejectionCurve:
 
     Args:
         rejected: Share of rejected examples, [K], ascending from 0.
-        accuracy: Accuracy of the other examples, [K].
+        accuracy: Accuracy of the kept examples, [K].
         best: Accuracy if all errors were rejected first, [K].
     """
 

@@ -42,7 +42,7 @@ class VGG16(nn.Module):
                 layers += [convolution, *([nn.BatchNorm2d(channels)] if batch_norm else []), nn.ReLU()]
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)  # does nothing for 32 pixels, where one position is left
+        self.avgpool = nn.AdaptiveAvgPool2d(1)  # does nothing for 32-pixel images, which leave one position
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
         Args:
             x: Inputs.
-            memory: Largest number of bytes of covariances at a time, if gradients are disabled.
+            memory: Memory budget of the covariances in bytes, which applies only if gradients are disabled.
         """
         checked_inputs(x)
         # gpytorch may form the covariance between all rows, so the square of the number of rows must fit.

@@ -56,8 +56,8 @@ class RandomFeatureGP(BayesianNetwork):
         num_inputs: Number of inputs D.
         num_features: Number of features n, an even number; a power of 4 fills the block of `"walsh_hadamard"`.
         num_outputs: Number of outputs O, which are independent processes with the same kernel.
-        posterior: A posterior, a dict with its name and options, or a name; `"mean_field"`, `"full_covariance"` and
-            `"walsh_hadamard"` then start with a standard deviation of 0.1.
+        posterior: A posterior, a name, or a dict with a name and options. The posteriors `"mean_field"`, `"full_covariance"` and
+            `"walsh_hadamard"`, given by name, start with a standard deviation of 0.1.
         likelihood: p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
         lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
         amplitude: Initial standard deviation of f under the prior.
@@ -114,7 +114,7 @@ class RandomFeatureGP(BayesianNetwork):
 
         Args:
             x: Inputs, [B, D].
-            memory: Largest number of bytes of features at a time, if gradients are disabled.
+            memory: Memory budget of the features in bytes, which applies only if gradients are disabled.
 
         Returns:
             Mean and variance, [B, O] each.
@@ -175,8 +175,8 @@ class RandomFeatureGP(BayesianNetwork):
         """The predictive distribution of a batch of inputs [B, D]; see `BayesianNetwork.predict` for the other arguments.
 
         Args:
-            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`; it is exact for a Gaussian
-                likelihood and averages over draws of the outputs for classes. For `"moments"` see `BayesianNetwork.predict`.
+            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`: for a Gaussian likelihood
+                it is exact, and for classes it averages over draws of the outputs. For `"moments"` see `BayesianNetwork.predict`.
             options: Further arguments of `BayesianNetwork.predict`, for `"draws"` and `"moments"`.
 
         Raises:
@@ -228,7 +228,7 @@ class RandomFeatureGP(BayesianNetwork):
         Args:
             x: All training inputs, [N, D].
             y: Targets, [N, O], or [N] for one output.
-            memory: Largest number of bytes of features at a time.
+            memory: Memory budget of the features in bytes.
 
         Raises:
             ValueError: If the posterior is not `FullCovariance`, the likelihood is not `Gaussian`, or shapes do not fit.
@@ -236,7 +236,7 @@ class RandomFeatureGP(BayesianNetwork):
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
             raise ValueError(
-                "RandomFeatureGP.condition: only for posterior='full_covariance' and a Gaussian likelihood; give both"
+                "RandomFeatureGP.condition: needs posterior='full_covariance' and a Gaussian likelihood; give both"
             )
         targets = y.unsqueeze(-1) if y.ndim == 1 else y
         if targets.shape != (len(x), len(names)):

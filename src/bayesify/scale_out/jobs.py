@@ -73,7 +73,7 @@ def run_jobs(
             file names separated by `/`. If later jobs depend on results, give a plan; it is called again when its jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
-            `DASK_SCHEDULER_ADDRESS`, otherwise a new one on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
+            `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
         workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. A single `"local"`
             worker is this process itself.
         threads: Number of threads of each job, for torch and the libraries beneath it.
@@ -87,7 +87,7 @@ def run_jobs(
         ValueError: If the engine, a name, or a count is invalid, or a job is not plain data.
         ImportError: If the engine is not installed; the message names the extra.
         OSError: If a result could not be written.
-        JobsFailed: If jobs failed more than `retries` times, after all others were finished.
+        JobsFailed: If jobs failed more than `retries` times; raised after all other jobs are finished.
         KeyboardInterrupt: After Ctrl-C; finished results are kept.
     """
     if engine not in ENGINES:

@@ -28,7 +28,7 @@ Function = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Finished:
-    """The outcome of a job: a result, or the reason for its failure; `lost` if its worker died."""
+    """The outcome of a job: a result, or the reason for its failure. `lost` says whether its worker died."""
 
     name: str
     result: dict[str, Any] | None = None

@@ -66,10 +66,10 @@ def write_together(folder: Path) -> Iterator[Path]:
     The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
     by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or all new files,
     even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are. Several
-    writers need no lock: each writer first moves up the files that another one has committed, and the files of the last writer
+    writers need no lock: each writer first moves up the files that another writer has committed, and the files of the last writer
     stay. Other files in the folder are not touched.
 
-    The scheme needs atomic renames, which local file systems and NFS have. Where an open file cannot be replaced, as on Windows,
+    The scheme needs atomic renames, which local file systems and NFS have. If an open file cannot be replaced, as on Windows,
     the new file stays in `.next` until the next write.
 
     Args:
@@ -145,7 +145,7 @@ def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) ->
         else:
             if _found(folder, names) == before:
                 return result
-    raise OSError(errno.EBUSY, f"{folder}: other processes keep writing to it; stop them, or use a copy")
+    raise OSError(errno.EBUSY, f"{folder}: other processes keep writing to it; stop them, or use a copy of the folder")
 
 
 def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ...]]]:

@@ -81,7 +81,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
         net: The network that the stored model was made from, or a fresh network of the same architecture; its weights do not
             matter. The network is copied, not changed. Omit `net` for a model that was not made from your own network, such as a
             `DeepGP` or an estimator.
-        map_location: Device of the result; by default the device of `net`, or the CPU without `net`.
+        map_location: Device of the result; by default the device of `net`, or the CPU if `net` is not given.
 
     Returns:
         The saved model: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type. It is in the
@@ -152,7 +152,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
         wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:
         raise ValueError(
-            f"{path}: the header is invalid ({_reason(error)}), so the file is damaged or was edited; use a copy"
+            f"{path}: the header is invalid ({_reason(error)}), so the file is damaged or was edited; restore it from a copy"
         ) from error
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite; use an earlier copy of the file")

@@ -207,21 +207,25 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: not a complete safetensors file ({error}), because it was truncated or has another format; use a copy"
+            f"{path}: not a complete safetensors file ({error}), because it was truncated or has another format; restore it "
+            "from an intact copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
         raise ValueError(
-            f"{path}: the contents do not match the checksum, so the file was altered or damaged; use a copy"
+            f"{path}: the contents do not match the checksum, so the file was altered or damaged; restore it from an intact copy"
         )
     try:
         header = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: the header is not JSON ({type(error).__name__}); use a copy") from None
+        raise ValueError(
+            f"{path}: the header is not JSON ({type(error).__name__}); restore the file from an intact copy"
+        ) from None
     found = header.get("kind") if isinstance(header, dict) else None
     if not isinstance(found, str):
         raise ValueError(
-            f"{path}: the header does not name the kind of the file, so the file is damaged or was edited; use a copy"
+            f"{path}: the header does not name the kind of the file, so the file is damaged or was edited; restore it from an "
+            "intact copy"
         )
     if found != kind:
         raise ValueError(

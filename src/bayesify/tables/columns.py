@@ -176,8 +176,8 @@ def _add_numbers(
         if name in numbers:
             column, date = (source, sources[name]) if name == source else (sources[name], source)
             raise InputError(
-                f"column {column!r} has the name of a number that is made from the dates in {date!r}; rename it, or leave it out "
-                f"with --ignore {column}"
+                f"column {column!r} has the same name as a number that is made from the dates in {date!r}; rename the column, or "
+                f"leave it out with --ignore {column}"
             )
         numbers[name], sources[name] = values, source
 
@@ -274,7 +274,7 @@ class Contents:
                     self.month_first = cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by the majority of the cells. Other cells among numbers or dates are refused."""
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells. A wrong cell among numbers or dates is refused."""
         if self.dated:
             return "date"
         for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):
@@ -301,9 +301,10 @@ class Contents:
         return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether dates such as 23/11/2020 write the day before the month, with a note; the note is empty without such dates. The
-        order `known` from a first table decides. Cells that contradict this order, or each other, are refused. Without other
-        evidence, 01/02/2020 is January 2, and 01.02.2020 is February 1.
+        """Whether dates such as 23/11/2020 write the day before the month, and a note, which is empty if there are no such dates.
+
+        If the order is `known` from a first table, it decides. Cells that contradict this order, or each other, are refused. If
+        nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
         """
         if self.ordered is None:
             return bool(known), ""

@@ -62,7 +62,7 @@ class TextFile:
             wrong = text._find_wrong()
             if given and wrong:
                 raise InputError(
-                    f"--encoding {given}: {where} is not in this encoding: {wrong}; give another, or leave it out"
+                    f"--encoding {given}: {where} is not in this encoding: {wrong}; give another encoding, or leave --encoding out"
                 )
             if given or (not wrong and _is_readable(text.start(10_000))):
                 return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
@@ -165,7 +165,7 @@ class CsvFile:
         return self._styled(frame, styles), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
-        """A function that reads the table in parts of `rows` rows, with the errors of `read`, and notes about its numbers."""
+        """A function that reads the table in parts of `rows` rows, and notes about its numbers. The errors are as in `read`."""
         words, mixed = self._words(rows, ())
         if mixed:  # if some parts hold texts, the whole column holds texts
             words |= self._words(rows, mixed)[0]
@@ -179,7 +179,7 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
-        """A part of the table, with written numbers read in their styles.
+        """A part of the table, whose written numbers are read in their styles.
 
         Its `attrs` hold the separator and the decimal mark, under `DIALECT`.
         """

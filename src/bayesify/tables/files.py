@@ -27,7 +27,7 @@ MISSING_MARKS = (
 )
 """Cells that stand for "not known"."""
 MAX_BYTES = 2 << 30
-"""Maximum size of an unpacked Parquet file; a larger one is refused before it fills the memory."""
+"""Maximum size of an unpacked Parquet file; a larger file is refused before it fills the memory."""
 STDIN = "-"
 """The path that stands for standard input."""
 

@@ -31,7 +31,7 @@ def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Indicator of each row's class minus the class's share of all rows: [N, K], one column for two classes."""
+    """Indicator of each row's class minus the class's share of all rows: [N, K]. For two classes, K is 1."""
     classes, place = np.unique(y, return_inverse=True)
     share = np.bincount(place.reshape(-1), weights=weights) / weights.sum()
     frequent = np.sort(np.argsort(-share, kind="stable")[: 1 if len(classes) == 2 else MAX_ENCODED_CLASSES])

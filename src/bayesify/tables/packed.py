@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_UNPACKED_BYTES = 1 << 30
-"""Maximum size of an unpacked file; a larger one is refused before it fills the memory."""
+"""Maximum size of an unpacked file; a larger file is refused before it fills the memory."""
 CHUNK_BYTES = 1 << 20
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 """First bytes of compressed files, and functions that open them."""
@@ -35,7 +35,7 @@ def is_packed(start: bytes) -> bool:
 
 
 def unpack(where: str, content: bytes) -> bytes:
-    """The content of a compressed file or of an archive with one table; all other files, and spreadsheets, unchanged.
+    """The content of a compressed file or of an archive with one table. Other files, including spreadsheets, stay unchanged.
 
     A file is refused if it is damaged, locked by a password, larger than `MAX_UNPACKED_BYTES` when unpacked, or holds no file or
     several files.
@@ -82,7 +82,7 @@ def read_workbook(
 ) -> tuple[DataFrame, list[str]]:
     """One sheet of a spreadsheet, whose first row holds the column names, and notes about the choice of the sheet.
 
-    Without a name, the first sheet that is not empty is read. See `Reading` for `missing` and `texts`.
+    If no sheet is named, the first sheet that is not empty is read. See `Reading` for `missing` and `texts`.
     """
     import pandas
 

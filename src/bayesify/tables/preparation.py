@@ -11,8 +11,8 @@ from bayesify.tables.columns import Features
 from bayesify.tables.level_means import cross_fitted, level_means
 
 MAX_FEW_LEVELS, MAX_LEVELS, MAX_LEVEL_CELLS = 20, 500, 2**24
-"""Limits on the levels of one category that get their own input. At most `MAX_LEVELS` levels have one, or fewer if these inputs
-would exceed `MAX_LEVEL_CELLS` numbers over all rows and categories, but always up to `MAX_FEW_LEVELS`. A category with more than
+"""Limits on how many levels of a category get their own input: at most `MAX_LEVELS`, and fewer if these inputs would have more
+than `MAX_LEVEL_CELLS` numbers over all rows and categories, but always up to `MAX_FEW_LEVELS`. A category with more than
 `MAX_FEW_LEVELS` levels is also encoded by the means of its levels."""
 MIN_LEVEL_ROWS = 3
 """Minimum number of training rows, by their weights, of a level with its own input; rarer levels share an input."""
@@ -60,7 +60,7 @@ class Preparation(Plain):
             features: Features of the whole table.
             rows: Indices of the training rows.
             weights: Number of examples that each of these rows stands for, positive, [N]; 1 by default.
-            scores: Scores of the rows' targets, [N, K], with mean 0; without them, no category is encoded by means.
+            scores: Scores of the rows' targets, [N, K], with mean 0; if `None`, no category is encoded by means.
         """
         weights = np.ones(len(rows)) if weights is None else weights
         numbers, codes = features.numbers[rows], features.codes[rows]
@@ -118,7 +118,7 @@ class Preparation(Plain):
 
     @property
     def alternatives(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Two alternative sets of inputs for categories with many levels: the inputs of levels, and the inputs of means."""
+        """Two alternative sets of inputs for categories with many levels: the inputs for single levels, and the level means."""
         of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)
         place = len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
@@ -153,7 +153,7 @@ class Preparation(Plain):
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
-        """By column name, the rows with an empty cell, [N], for columns that had no empty cell in training."""
+        """For each column without an empty cell in training, by name: whether each row has an empty cell in it, [N]."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
         for index, name in enumerate(features.sources):
             if index not in self.marked:
@@ -161,7 +161,7 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that did not occur in training, or with an empty cell in a column that had none before: [N]."""
+        """Rows with a text that did not occur in training, or with an empty cell in a column that had none in training: [N]."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:

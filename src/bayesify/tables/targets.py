@@ -19,7 +19,8 @@ Task = Literal["regression", "classification"]
 MAX_CLASS_NUMBERS = 10
 """A target with at most this many different whole numbers may be classes."""
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
-"""Counts have at least this many different values. The largest value has at most this share of the most frequent value's rows."""
+"""Whole numbers count as counts if they have at least this many different values, and the largest value has at most this share
+of the rows that the most frequent value has."""
 MAX_CLASSES = 100
 MAX_SHOWN_LETTERS = 40
 """Maximum number of letters of a text that an error message quotes."""
@@ -63,7 +64,7 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
         hint = f"did you mean {same[0]!r}?" if same else suggest(name, names)
         raise InputError(f"{where}: there is no column {name!r}; {hint}")
     if len(names) < 2:
-        raise InputError(f"{where}: {name!r} is the only column; give at least one more to predict it from")
+        raise InputError(f"{where}: {name!r} is the only column; give at least one more column to predict it from")
     return name
 
 

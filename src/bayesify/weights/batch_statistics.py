@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _NormBase
 Items = TypeVar("Items", bound=Sized)
 
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
-"""Treatment of running statistics while a posterior trains; see `bayesianize`. Names are the names of frozen layers."""
+"""Treatment of running statistics while a posterior trains; see `bayesianize`. A sequence names the frozen layers."""
 MAX_INITIAL_SHARE = 0.05
 """Statistics count as trained if their initial values (mean 0, variance 1) have less weight than this, which takes 29 batches at
-the usual momentum of 0.1. One or two forward passes in training mode do not make a fresh network a trained one."""
+the usual momentum of 0.1. One or two forward passes in training mode are therefore too few."""
 MIN_BATCHES = 20
 """Smallest number of batches for trained statistics. This limit matters for plain averages (`momentum=None`), in which initial
 values have no weight, and for large momenta."""
@@ -61,7 +61,7 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
 def is_trained(layer: _NormBase) -> bool:
     """Whether a layer's statistics come from a training run.
 
-    The statistics must have seen enough batches. Without a count of batches, they must differ from their initial values.
+    The statistics must have seen enough batches. If the layer does not count batches, they must differ from their initial values.
     """
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -165,9 +165,9 @@ class KeptStatistics:
                 or value.shape[1:] != own[name].shape
                 or value.dtype != own[name].dtype
             ):
-                raise ValueError(f"the statistics of draws for {name} do not belong to this network")
+                raise ValueError(f"the per-draw statistics for {name} do not belong to this network")
         if not values or len({len(value) for value in values.values()}) > 1 or not all(map(len, values.values())):
-            raise ValueError("the statistics of draws have different numbers of draws")
+            raise ValueError("the per-draw statistics have different numbers of draws")
         return cls(seed, checksum, {name: value.to(own[name].device) for name, value in values.items()})
 
 

@@ -29,7 +29,7 @@ class Weight:
         name: The weight's first name in `named_parameters()`.
         shape: The weight's shape in the network.
         layer: Name of the weight's layer. Weight and bias of one linear map share a layer.
-        kind: `"matrix"` for (the bias of) a linear map, `"lookup"` for an embedding table, `"norm"` for scale and
+        kind: `"matrix"` for a linear map or its bias, `"lookup"` for an embedding table, `"norm"` for scale and
             shift of a normalization layer, `"custom"` for a parameter of a module that the library does not know.
         fan_in: Number of inputs that one output sums over. A bias has its layer's fan-in. `None` if there is no fan-in.
         is_bias: Whether the weight is the bias of its layer.

@@ -44,7 +44,7 @@ class NetworkLayout:
 
         Args:
             weights: Drawn weights by name.
-            spread: Whether these are variances, which are 0 in padding rows.
+            spread: Whether the weights are variances, which are 0 in padding rows.
         """
         for name in [name for name in self.units if name in weights]:
             weight, unit = weights[name], self.units[name]

@@ -45,7 +45,7 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load the result of `tensors_of` in place. Parameters for which the state holds masks are pruned first.
 
     Raises:
-        ValueError: If an entry is missing on either side.
+        ValueError: If the state lacks an entry of the module, or has an entry that the module lacks.
     """
     state = dict(state)
     _prune_alike(module, state)

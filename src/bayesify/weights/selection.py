@@ -22,8 +22,8 @@ def select(
     matches nothing else. Frozen parameters always stay point estimates.
 
     Returns:
-        Pairs of selector and its weights, in the order of the selectors, and the reason by name for every weight that stays a
-        point estimate.
+        Pairs of a selector and its weights, in the order of the selectors, and a dict from each remaining weight's name to the
+        reason why the weight stays a point estimate.
 
     Raises:
         ValueError: If a selector gets no weight.

@@ -18,7 +18,7 @@ Own = TypeVar("Own", bound=Rule)
 
 
 class StructuredWeight(Tensor):
-    """A drawn weight that handles some functions by its own rules and is a plain tensor for all others.
+    """A drawn weight that handles some functions by its own rules and is a plain tensor for all other functions.
 
     A subclass takes its components (plain tensors) as first arguments, then all other arguments, and builds itself by `wrap`. It
     defines `materialize` and registers rules with `rule(F.linear)`. In a function with a rule, the rule runs and the weight is

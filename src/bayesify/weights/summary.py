@@ -63,7 +63,7 @@ class Summary:
 
     Args:
         rows: One row per weight.
-        shared: Number of trainable scalars that belong to no single weight: of the likelihood, of the prior, or shared.
+        shared: Number of trainable scalars of the likelihood, of the prior, or of several weights together.
     """
 
     rows: tuple[WeightRow, ...]
