@@ -78,7 +78,7 @@ def main() -> None:
     print(
         f"{counts['met']} of {counts['met'] + counts['missed']} aims that were measured on this kind of hardware are met"
     )
-    print("Brackets: other hardware. `make bench` measures the figures of these commands again:")
+    print("Verdicts in parentheses are for other hardware. `make bench` measures the figures of these commands again:")
     print("  " + "; ".join(commands()))
 
 

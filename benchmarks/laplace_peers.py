@@ -35,7 +35,7 @@ from .timing import record, rounded
 from .wider_networks import Residual
 
 NUM_TUNING_STEPS = 200
-"""Steps of Adam for laplace-torch's prior precision and noise in a regression."""
+"""Number of Adam steps for laplace-torch's prior precision and noise in a regression."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def difference(values: list[float]) -> Row:
 
 def main() -> None:
     options = parser(__doc__, "workers", "limit", seeds=(0, 1, 2, 3, 4), folder=Path("build/laplace_peers"))
-    options.add_argument("--choosing", action="store_true", help="the networks that settings were chosen on")
+    options.add_argument("--choosing", action="store_true", help="run the networks on which settings were chosen")
     options.add_argument("--networks", nargs="+", default=None, choices=[*REPORTED, *CHOOSING])
     given = options.parse_args()
     names = given.networks or list(CHOOSING if given.choosing else REPORTED)

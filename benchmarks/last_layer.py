@@ -90,7 +90,7 @@ def measure(net: nn.Module, batches: list[tuple[Tensor, Tensor]], x: Tensor, cov
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a small problem, on a CPU")
+    parser.add_argument("--small", action="store_true", help="run a small problem on a CPU")
     small = parser.parse_args().small
     net, batches, x, classes = problem(small)
     figures: dict[str, Any] = {"classes": classes, "images": sum(len(y) for _, y in batches), "predicted": len(x)}

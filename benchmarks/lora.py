@@ -139,12 +139,12 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
     with data.open(newline="") as lines:
         read = csv.DictReader(lines)
         if not {"text", "label"} <= set(read.fieldnames or ()):
-            raise ValueError(f"benchmarks.lora: {data} has columns {read.fieldnames}; give text and label")
+            raise ValueError(f"benchmarks.lora: {data} has columns {read.fieldnames}; give the columns text and label")
         table = [(row["text"], row["label"]) for row in read]
     random.Random(0).shuffle(table)
     tests = len(table) // 5
     if count > len(table) - tests:
-        raise ValueError(f"benchmarks.lora: --count {count} of {len(table) - tests} rows to train on; give fewer")
+        raise ValueError(f"benchmarks.lora: --count {count} exceeds the {len(table) - tests} training rows; give fewer")
     labels = sorted({label for _, label in table})
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -16,9 +16,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"default": "cpu"},
     "limit": {"type": float, "default": float("inf"), "help": "seconds after which no new cell starts"},
     "no_summary": {"action": "store_true", "help": "do not overwrite the committed results"},
-    "part": {"type": int, "nargs": 2, "default": (0, 1), "help": "number of the share of rows, and number of shares"},
+    "part": {
+        "type": int,
+        "nargs": 2,
+        "default": (0, 1),
+        "help": "index of this share of the rows, and number of shares",
+    },
     "seconds": {"type": float, "default": 6.0, "help": "time of each comparison"},
-    "small": {"action": "store_true", "help": "a small problem, on a CPU"},
+    "small": {"action": "store_true", "help": "run a small problem on a CPU"},
     "workers": {"type": int, "default": 1, "help": "processes"},
 }
 """Options that several benchmarks share."""

@@ -42,7 +42,7 @@ RECIPE = Recipe(
     precision="bf16",
 )
 ITERATIONS = 20
-"""Largest number of conjugate gradients for each draw."""
+"""Largest number of conjugate-gradient steps for each draw."""
 SMALL_RECIPE = Recipe(epochs=2, batch=50, depth=1, width=4)
 GROUP, NUM_GROUPS = 10, 2000
 """Number of images whose labels are predicted jointly, drawn from two test images (Osband et al. 2022), and number of groups."""

@@ -20,7 +20,7 @@ LEVELS = np.array([0.025, *np.arange(1, 20) / 20, 0.975])
 TUNING_LEVELS = np.array([0.1, 0.5, 0.9])
 """Probabilities at which every rival is tuned and judged on the validation rows."""
 NUM_TRIES, NUM_TRIES_OF_CATBOOST, MAX_TREES, TREES_STEP = 8, 4, 200, 10
-"""Numbers of random settings of boosted trees and of CatBoost, largest number of trees, and step between numbers of trees."""
+"""Number of random settings of boosted trees and of CatBoost, largest number of trees, and step between the tree counts tried."""
 MAX_NATIVE_LEVELS = 254
 """Largest number of levels of a text in scikit-learn's boosted trees. Rarer levels count as missing."""
 

@@ -175,7 +175,7 @@ def _checked(package: str, item: str, content: bytes) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != wanted:
         raise ValueError(
-            f"{package}: {item} has the sha256 {found}, but the benchmark's has {wanted}; install the benchmark's version"
+            f"{package}: {item} has the sha256 {found}, but the benchmark needs {wanted}; install the benchmark's version"
         )
     return content
 

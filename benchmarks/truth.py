@@ -53,11 +53,12 @@ FOLDER = Path("build/truth")
 STORED_DRAWS = 400
 """Number of draws of functions in a file. Half of them determine the noise floor."""
 MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
-"""Number of chains of a part, of epochs of the training before, and of trajectories of the warm-up."""
+"""Number of chains of a part, of epochs of the training run before, and of warm-up trajectories."""
 SKIPPED_SHARE = 0.2
 """Share of the trajectories after the warm-up that are dropped as burn-in."""
 EPOCHS, SLOW_SHARE, LEARNING_RATE, STEP_DRAWS = 1000, 4, 0.05, 4
-"""Full-batch epochs (after a MAP phase of a quarter as many), divisor for slow methods, initial rate of Adam, draws per step."""
+"""Number of full-batch epochs (after a MAP phase of a quarter as many), divisor of this number for slow methods, initial learning
+rate of Adam, and number of draws per step."""
 UNRANKED_METHODS = ("deep_gp", "function_space")
 """Methods whose prior is not the network's. They have no rank."""
 SECONDS_BETWEEN_FILES = 30.0
@@ -65,7 +66,7 @@ LIMIT_R_HAT = 1.05
 MAX_STORED_NUMBERS = 1_500_000
 """Largest count of numbers in the file of a part."""
 STORED_FIELDS, DIAGNOSTIC_FIELDS = ("functions", "densities"), ("energy_error", "acceptance", "step", "length")
-"""Values and diagnostics of its chains that a part stores."""
+"""Values and diagnostics of the chains that are stored for a part."""
 
 
 class Part:

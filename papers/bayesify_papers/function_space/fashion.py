@@ -33,11 +33,11 @@ MAIN_CONTEXT = "notmnist"
 """Context of the row named FSVI."""
 
 NUM_POINTS, PRIOR_VARIANCE, INIT_STD = 40, 1.0, 0.03
-"""Context inputs, prior variance and initial standard deviation of function-space rows, chosen by the grid."""
+"""Number of context inputs, prior variance and initial standard deviation of function-space rows, chosen by the grid."""
 
 ABLATION_POINTS: tuple[int, ...] = (2, 10, 20, 80)
 MEAN_FIELD_EPOCHS_RATIO = 3
-"""Epochs of mean-field inference, as a multiple of the other systems' epochs."""
+"""Number of epochs of mean-field inference, as a multiple of the other systems' epochs."""
 
 TRIED_SETTINGS = (
     ("notmnist", 10, 10.0, 0.01),
@@ -53,10 +53,10 @@ TRIED_SETTINGS = (
     ("outlines", 40, 1.0, 0.01),
     ("noise", 40, 1.0, 0.01),
 )
-"""Contexts, context inputs, prior variances and initial standard deviations of the grid."""
+"""Contexts, numbers of context inputs, prior variances and initial standard deviations of the grid."""
 
 NUM_MEMBERS, SEED_GAP = 5, 1000
-"""Networks of an ensemble, and the distance between their seeds."""
+"""Number of networks of an ensemble, and the distance between their seeds."""
 
 NUM_VALIDATION = 10_000
 

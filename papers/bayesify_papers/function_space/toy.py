@@ -35,7 +35,7 @@ from bayesify_papers.shared.rows import show
 
 EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
 PRIOR_VARIANCE, NUM_POINTS, WIDTHS = 10.0, 10, 2.0
-"""Prior variance of function values; context inputs per step; margin of the context box around the data, in data widths."""
+"""Prior variance of function values; number of context inputs per step; margin of the context box, in data widths."""
 
 NUM_DRAWS = 200
 METHODS = {"fsvi": "FSVI", "mfvi": "MFVI"}

@@ -112,7 +112,7 @@ def make_context(job: Training, x: Tensor) -> Context:
     """
     names = job.context.split("+")
     if job.points < len(names):
-        raise ValueError(f"context {job.context!r}: {job.points} points; give at least {len(names)}, one per part")
+        raise ValueError(f"context {job.context!r} has {job.points} points; give at least {len(names)}, one per part")
     parts: list[Context] = []
     for index, name in enumerate(names):
         count = job.points // len(names) + (index < job.points % len(names))

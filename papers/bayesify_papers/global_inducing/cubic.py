@@ -160,7 +160,7 @@ def requirement(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[st
         if ratios:
             verdict = "met by" if min(ratios) >= least else "NOT met by"
             shown = ", ".join(number(ratio, 2) for ratio in ratios)
-            lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} all seeds of {len(ratios)} ({shown})")
+            lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} all {len(ratios)} seeds ({shown})")
     return lines
 
 

@@ -58,7 +58,7 @@ class Design:
     def __post_init__(self) -> None:
         if len(self.kinds) != len(self.sizes) - 1 or not self.kinds:
             raise ValueError(
-                f"Design: {len(self.kinds)} kinds for {len(self.sizes) - 1} layers; give one for each layer, and one layer"
+                f"Design: {len(self.kinds)} kinds for {len(self.sizes) - 1} layers; give one kind per layer"
             )
         for key, values, known in (
             ("kinds", self.kinds, KINDS),
@@ -70,7 +70,9 @@ class Design:
                     raise ValueError(f"Design: {key}={value!r}; give one of {', '.join(known)}")
         below, last = {*self.kinds[:-1]}, self.kinds[-1]
         if last == "rand" or not (below <= {last} or (last == "gi" and below in ({"fac"}, {"rand"}))):
-            raise ValueError(f"Design: kinds={self.kinds}; give one kind for all layers, or gi last over fac or rand")
+            raise ValueError(
+                f"Design: kinds={self.kinds}; give one kind for all layers, or gi after layers of fac or rand"
+            )
 
 
 def stack(

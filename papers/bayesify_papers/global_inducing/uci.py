@@ -38,7 +38,7 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, NUM_POINTS, NOISE_VARIANCE, NUM_DRAWS = 50, 100, 0.1, 100
 HIDDEN_PRECISION = 1.0
-"""Initial precision of pseudo-outputs in hidden layers. With 0.1, noise keeps the layers above from learning (energy)."""
+"""Initial precision of pseudo-outputs in hidden layers. At 0.1, noise keeps the later layers from learning on energy."""
 START_KIND = "random"
 SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]

@@ -42,7 +42,7 @@ OPTIONAL_OUTSIDE_SETS = {"cifar10": ("cifar100", "svhn")}
 """Further sets of the paper's table 3, used if their files are available."""
 
 NUM_CORRUPTED_IMAGES = 2000
-"""Number of test images to corrupt, from the first."""
+"""Number of test images to corrupt; the first ones are used."""
 
 SMOKE = Recipe(epochs=1, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
 SMOKE_SOURCE = Source(SYNTHETIC, num_train=150, outside=(NOISE,), corrupted_images=20, severities=(5,))
@@ -112,7 +112,7 @@ def run(
     for name in systems:
         system = (SYSTEMS | BASELINES)[name]
         if name in known()["seconds"] and (folder / f"{name}.npz").is_file():
-            print(f"{system.title}: its predictions exist already", flush=True)
+            print(f"{system.title}: predictions already exist", flush=True)
             continue
         kind = system.checkpoint_name or name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]

@@ -147,7 +147,7 @@ def evaluate(folder: Path) -> int:
     shown = [
         {**one, "taken": chosen.get(one["system"]) == one["setting"], "setting": str(one["setting"])} for one in grid
     ]
-    title = f"Scored on {about['validation']:,} training images held out."
+    title = f"Scored on {about['validation']:,} held-out training images."
     print(show(grouped(shown, ("system", "setting", "taken"), CLASSIFICATION_SCORES), title) + "\n")
     members = about["settings"]["members"]
     _combine(folder, members)

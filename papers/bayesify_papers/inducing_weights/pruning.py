@@ -106,7 +106,9 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "pruning").option("data", "workers", "num_train", seeds=3)
-    program.add_argument("--fine-tuning", type=int, help="epochs after pruning; default: a sixth of the training's")
+    program.add_argument(
+        "--fine-tuning", type=int, help="number of epochs after pruning; default: a sixth of the training epochs"
+    )
     chosen = add_recipe(program).read(arguments)
     recipe, device, seeds = replace(SMOKE, epochs=1), "cpu", 1
     source = replace(SMOKE_SOURCE, outside=(), corrupted_images=0)

@@ -37,7 +37,8 @@ from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.rows import show
 
 HIDDEN_UNITS, NUM_INDUCING, NUM_MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
-"""Hidden tanh units, larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, and prior std times the root of d_in."""
+"""Number of hidden tanh units, larger side of U (25 x 2 and 1 x 25), number of members of Ensemble-U, and prior standard deviation
+times the root of d_in."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [*SYSTEMS, REFERENCE_SYSTEM]
     program = Program(__doc__, __spec__, "regression", small=True).choice("systems", known)
     program.option(seeds=5, published=False, caps=True, device="cpu")
-    program.add_argument("--steps", type=int, help="number of steps; default: 1,500, or the paper's")
-    program.add_argument("--num-draws", type=int, help="draws per step; default: 8, or the paper's")
+    program.add_argument(
+        "--steps", type=int, help="number of steps; default: 1,500, or the paper's number with --published"
+    )
+    program.add_argument(
+        "--num-draws", type=int, help="number of draws per step; default: 8, or the paper's number with --published"
+    )
     chosen = program.read(arguments)
     systems = list(chosen.systems)
     if REFERENCE_SYSTEM in systems and find_spec("pyro") is None:

@@ -22,7 +22,7 @@ DEVICE_MEMORY_BYTES = 2 * 2**30
 
 
 LAPLACE_BATCH = 1000
-"""Images that a Laplace posterior predicts at a time."""
+"""Number of images that a Laplace posterior predicts at a time."""
 
 
 class StoredPrediction(ClassificationPredictive):

@@ -139,7 +139,9 @@ def like(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
         pictures = np.repeat(pictures[:, :1], channels, axis=1)
     missing = side - pictures.shape[2]
     if missing < 0:
-        raise ValueError(f"images of {pictures.shape[2]} pixels do not fit into {side}; give smaller ones")
+        raise ValueError(
+            f"images of {pictures.shape[2]} pixels do not fit into images of {side} pixels; give smaller images"
+        )
     border = (missing // 2, missing - missing // 2)
     return np.pad(pictures, ((0, 0), (0, 0), border, border))
 

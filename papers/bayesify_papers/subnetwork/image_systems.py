@@ -431,6 +431,6 @@ SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
     "vogn": _vogn,
     "ensemble": _ensemble,
 }
-"""Systems in the order in which they run. The paper has no largest magnitude and no last layer on images."""
+"""Systems in the order in which they run. The paper has no results for the largest magnitude and the last layer on images."""
 
 DEFAULT_SYSTEMS = tuple(name for name in SYSTEMS if name != "largest_magnitude")

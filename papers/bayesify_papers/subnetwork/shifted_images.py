@@ -76,7 +76,7 @@ def run(
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:
         if any(entry.get("system") == name for entry in known()["systems"].values()):
-            print(f"{name}: its predictions exist already", flush=True)
+            print(f"{name}: predictions already exist", flush=True)
             continue
         made: dict[str, Any] = {}
         for variant in SYSTEMS[name](shop):

@@ -36,7 +36,7 @@ from bayesify_papers.subnetwork import map_regression, rows
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SUBNETWORK_SHARES = (0.5, 0.03, 0.01)
 SWAG_EPOCHS, SWAG_RATE, SWAG_BATCH, SWAG_DECAY = 256, 1e-2, 20, 3e-4
-"""Iterates, learning rate and weight decay of the authors' code. Its batch of 1,024 would contain all of these points."""
+"""Number of iterates, learning rate and weight decay of the authors' code. Its batch of 1,024 would contain all of these points."""
 
 RECIPE = map_regression.Recipe(epochs=20_000, patience=None)
 SMOKE = map_regression.Recipe(epochs=20, patience=None)

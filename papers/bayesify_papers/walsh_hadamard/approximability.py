@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records.write(chosen.out / "approximability.json", {**chosen.facts, "search": asdict(search), "rows": rows})
     if figures.HAS_MATPLOTLIB:
         figure(rows, chosen.out / "approximability")
-    title = "Distance of uniform random matrices from the nearest Walsh-Hadamard one (eq. 7), bounded in D in the paper's figure."
+    title = "Distance of uniform random matrices from the nearest Walsh-Hadamard matrix (eq. 7). The paper's figure: bounded in D."
     print(show(read_rows(chosen.out), title))
     return 0
 

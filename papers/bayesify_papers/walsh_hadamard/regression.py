@@ -283,7 +283,7 @@ def run_setting(
 
 
 Report = Callable[[int, float], None]
-"""Function called with a step and the seconds up to it."""
+"""Function called with the number of a step and the seconds until then."""
 
 
 def run_stored(

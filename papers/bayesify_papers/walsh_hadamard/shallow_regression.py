@@ -32,8 +32,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "yacht": {"point_biases": False, "shrink": 1.0},
     "boston": {"prior_scale": 2.0, "init_scale": 2.0, "shrink": 1.0},
 }
-"""Changes to `DEFAULTS` for WHVI by data set. Those of boston were chosen on a tenth of the training rows (`validation`); those of
-yacht are from the first run."""
+"""Changes to `DEFAULTS` for WHVI by data set. The changes for boston were chosen on a tenth of the training rows (`validation`);
+the changes for yacht are from the first run."""
 
 DEFAULTS: dict[str, Any] = {"prior_scale": 1.0, "init_scale": 1.0, "point_biases": True, "shrink": 10.0}
 """Settings of WHVI that the supplement leaves open; see `Setting`. They were chosen on held-out training rows of concrete."""

@@ -89,7 +89,7 @@ def test_designs_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="prior='laplace'; give one of neal"):
         Design(SIZES, ("gi",) * 3, "laplace")
     for kinds in (("gi", "gi", "fac"), ("li", "li", "gi"), ("fac", "rand", "gi"), ("rand",) * 3):
-        with pytest.raises(ValueError, match="one kind for all layers, or gi last over fac or rand"):
+        with pytest.raises(ValueError, match="one kind for all layers, or gi after layers of fac or rand"):
             Design(SIZES, kinds)
 
 

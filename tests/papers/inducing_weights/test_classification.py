@@ -194,7 +194,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
     assert classification.main([*options, "deterministic"]) == 0
     before = json.loads((tmp_path / "run.json").read_text())["history"]["deterministic"]
     assert classification.main([*options, "deterministic", "ensemble_w"]) == 0
-    assert "Deterministic: its predictions exist already" in capsys.readouterr().out
+    assert "Deterministic: predictions already exist" in capsys.readouterr().out
     after = json.loads((tmp_path / "run.json").read_text())
     assert after["history"]["deterministic"] == before
     assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["point-0", "point-1"]
