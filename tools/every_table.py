@@ -63,7 +63,7 @@ their texts, captions and tables, and the findings that they show in figures. Ea
 
 - **not shown**: our numbers contradict the claim. *Why* gives the known cause, and the cheapest run that would test it.
 - **untested**: we did not run an experiment that can decide, or ran only some of the systems.
-- **shown**: our numbers agree with the claim in the named setting. Most have one seed, and we made no test of significance.
+- **shown**: our numbers agree with the claim in the named setting. Many have one seed, and we made no test of significance.
 
 A ranking is judged by the stored means. A comparison holds if the first number is strictly better, or worse by at most a margin
 that the claim names. Parentheses after a claim name the setting. If the setting is not the paper's, the verdict "shown" holds only
@@ -332,7 +332,9 @@ def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
     found = _read(table, read, table["results"])
     for entry in table.get("instead", ()):
         case = {"files": entry} if isinstance(entry, str) else entry
-        rows = _read(table, read, [case["files"]])
+        names = case.get("names", {})
+        read_rows = _read(table, read, [case["files"]])
+        rows = {tuple(names.get(part, part) for part in key): row for key, row in read_rows.items()}
         wanted = (key for key in rows if fits(case.get("when", {}), dict(zip(table["axes"], key, strict=True))))
         found |= {key: rows[key] for key in wanted}
     return found
