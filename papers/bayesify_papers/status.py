@@ -176,7 +176,7 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
 
 
 def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """The meaning of the summary's columns, and the papers whose compared numbers come from only one or two tables."""
+    """The meaning of the summary's columns, the papers whose compared numbers come from only one or two tables, and counts."""
     lines = [
         "met or better: our number is worse than the published one by at most its spread, or by 1 % if no spread is printed.",
         "agree: our number is within this spread in either direction. Counts must be equal. We round to the printed decimals.",
@@ -190,6 +190,15 @@ def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
         tables = list(dict.fromkeys(cell["table"] for cell in every if cell["met"] is not None))
         if 0 < len(tables) < min(3, len({cell["table"] for cell in every})):
             lines.append(f"{title}: all numbers run come from {' and '.join(tables)}.")
+        judged = [cell for cell in every if cell["met"] is not None]
+        counts, scores = ([cell for cell in judged if cell["exact"] == exact] for exact in (True, False))
+        if counts:
+            met, agree = (sum(cell[rule] for cell in scores) for rule in ("met", "agrees"))
+            lines.append(
+                f"{title}: {len(counts)} of the numbers run are counts, of which {sum(cell['met'] for cell in counts)} are equal. "
+                f"Of the {len(scores)} scores, {met} ({met / len(scores):.0%}) are met or better and {agree} "
+                f"({agree / len(scores):.0%}) agree."
+            )
     return lines
 
 
