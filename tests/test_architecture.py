@@ -120,6 +120,18 @@ def test_tests_mirror_the_package() -> None:
     assert rooms - {path.name for path in Path(__file__).parent.iterdir() if any(path.glob("test_*.py"))} == set()
 
 
+def test_one_class_captures_cuda_graphs_and_has_three_uses() -> None:
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.py")}
+    capture = "running/cuda_graphs.py"
+    assert [name for name, text in texts.items() if "CUDAGraph(" in text or "cuda.graph(" in text] == [capture]
+    uses = {name for name, text in texts.items() if "Captured(" in text} - {capture}
+    assert uses == {
+        "posteriors/common/captured_draws.py",
+        "training/captured_step.py",
+        "function_space/captured_divergence.py",
+    }
+
+
 def test_the_folder_of_posteriors_lists_the_methods() -> None:
     """One file or package per family; what they share is in `common`."""
     files = {path.stem for path in (ROOT / "posteriors").iterdir() if path.suffix == ".py" or path.is_dir()}

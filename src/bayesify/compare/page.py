@@ -12,11 +12,12 @@ from bayesify.compare.comparison import Comparison
 from bayesify.compare.contestants import title_of
 from bayesify.compare.explanation import columns_of
 from bayesify.compare.panels import Panels
-from bayesify.compare.scores import LEVELS, THIRDS
+from bayesify.compare.scores import THIRDS
 from bayesify.compare.summary import COLUMNS, MIN_NAMED_NATS, MISSING_MARK, Column, MethodRow, cell, show
 from bayesify.compare.verdict import recalls
 from bayesify.serving.plots import ranking
 from bayesify.sklearn.recipe import HIDDEN_BY_NAME
+from bayesify.sklearn.scores import LEVELS
 from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.tables.written_numbers import significant
 from bayesify.version import __version__

@@ -12,8 +12,8 @@ from bayesify import conformal, metrics
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.sklearn.scores import LEVELS
 
-LEVELS = (0.5, 0.9, 0.95)
 THIRDS = ("low", "middle", "high")
 """Thirds of the test rows, ordered by their predictions."""
 NUM_BINS, NUM_POINTS = 10, 20

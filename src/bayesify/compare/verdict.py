@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayesify.compare.contestants import BASELINES, RIVALS, cost_rank, title_of
-from bayesify.compare.scores import LEVELS, NUM_POINTS, THIRDS
+from bayesify.compare.scores import NUM_POINTS, THIRDS
 from bayesify.compare.summary import (
     BEHIND,
     MIN_NAMED_NATS,
@@ -20,6 +20,7 @@ from bayesify.compare.summary import (
     Summary,
     is_clear,
 )
+from bayesify.sklearn.scores import LEVELS
 from bayesify.sklearn.settings import AUTO, TEMPERATURE
 from bayesify.tables.targets import Task
 from bayesify.tables.written_numbers import significant

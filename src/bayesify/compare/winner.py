@@ -11,10 +11,10 @@ from bayesify.compare.compared_table import ComparedTable
 from bayesify.compare.contestants import BASELINES, PORTFOLIO, RIVALS
 from bayesify.compare.models import FAILURES
 from bayesify.compare.question import Question
-from bayesify.compare.scores import LEVELS
 from bayesify.compare.summary import MethodRow, Summary
 from bayesify.compare.verdict import PLURAL_NAMES, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
+from bayesify.sklearn.scores import LEVELS
 from bayesify.tables.files import STDIN
 from bayesify.tables.written_numbers import significant
 

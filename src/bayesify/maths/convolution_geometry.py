@@ -49,3 +49,10 @@ class Geometry:
     def offsets(self) -> list[Offset]:
         """Positions in the kernel, row-major."""
         return list(itertools.product(*(range(size) for size in self.kernel)))
+
+
+def windows(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """A view of padded maps [B, C, *n] in which each output position sees its window: [B, C, *o, *k]."""
+    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
+        padded = padded.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    return padded

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.maths.convolution_geometry import Geometry
+from bayesify.maths.convolution_geometry import Geometry, windows
 from bayesify.maths.convolution_lags import lag_moments
 
 MAX_MAPS_OF_PATCHES = 2
@@ -84,9 +84,7 @@ def _products(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, T
 def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     """A of each group, transposed: [G, D, M o]."""
     x, bare = geometry.padded(x)
-    dims = len(bare.kernel)
-    for axis, (k, s, d) in enumerate(zip(bare.kernel, bare.stride, bare.dilation, strict=True), start=2):
-        x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    dims, x = len(bare.kernel), windows(x, bare.kernel, bare.stride, bare.dilation)
     order = (1, 2, *range(3 + dims, 3 + 2 * dims), 0, *range(3, 3 + dims))
     grouped: Tensor = x.unflatten(1, (geometry.groups, -1)).permute(order)  # [G, C, *k, M, *o]
     return grouped.reshape(geometry.groups, math.prod(grouped.shape[1 : 2 + dims]), -1)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.maths.convolution_geometry import windows
 from bayesify.moments.responses import Correlated, Node, Noise, SharedRows, SharedWeights, Spread
 from bayesify.moments.tensors import (
     ESTIMATED,
@@ -28,6 +29,7 @@ from bayesify.moments.tensors import (
     moments_of,
     nonlinear,
     number_lanes,
+    per_axis,
     units,
     use,
     value_of,
@@ -311,19 +313,14 @@ def _kernel(
 def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
     """Input patch of each position of a convolution: [B, P, C, K]."""
     dims = len(kernel)
-
-    def each(part: Any) -> list[int]:
-        return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
-
-    strides, dilations = each(stride), each(dilation)
+    strides, dilations = per_axis(stride, dims), per_axis(dilation, dims)
     reach = [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
     if isinstance(padding, str):
         sides = [(total // 2, total - total // 2) if padding == "same" else (0, 0) for total in reach]
     else:
-        sides = [(one, one) for one in each(padding)]
+        sides = [(one, one) for one in per_axis(padding, dims)]
     maps = F.pad(maps, [one for pair in reversed(sides) for one in pair])
-    for axis in range(dims):
-        maps = maps.unfold(2 + axis, reach[axis] + 1, strides[axis])[..., :: dilations[axis]]
+    maps = windows(maps, kernel, strides, dilations)
     return maps.movedim(1, 1 + dims).flatten(1, dims).flatten(3)  # [B, C, *o, *k] before
 
 

@@ -27,6 +27,7 @@ from bayesify.moments.tensors import (
     in_pieces,
     meet,
     nonlinear,
+    per_axis,
     settled_pair,
     units,
     value_of,
@@ -300,12 +301,12 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
         if value.before is not None and not return_indices:
             inside, function = value.before
             return function(own(units(inside), size, stride, padding, dilation, ceil_mode))
-        sizes, spaces = _each(size, dims), value.mean.shape[2:]
-        kernel, steps, sides = sizes, _each(size if stride in (None, []) else stride, dims), _each(padding, dims)
+        sizes, spaces = per_axis(size, dims), value.mean.shape[2:]
+        kernel, steps, sides = sizes, per_axis(size if stride in (None, []) else stride, dims), per_axis(padding, dims)
         if is_adaptive:
             kernel = steps = [space // one for space, one in zip(spaces, sizes, strict=True)]
             ceil_mode = any(space % one for space, one in zip(spaces, sizes, strict=True))
-        if ceil_mode or return_indices or _each(dilation, dims) != [1] * dims or math.prod(kernel) > MAX_WINDOW:
+        if ceil_mode or return_indices or per_axis(dilation, dims) != [1] * dims or math.prod(kernel) > MAX_WINDOW:
             raise NoRule(
                 f"maximum pooling of uneven or dilated windows, or of more than {MAX_WINDOW} positions, has no rule"
             )
@@ -428,10 +429,6 @@ def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tenso
     share = torch.stack(linear, -1)
     one, other = share.unsqueeze(-1), share.unsqueeze(-2)
     return (one * other).sqrt() * found + ((1 - one) * (1 - other)).sqrt() * found.square()
-
-
-def _each(part: Any, dims: int) -> list[int]:
-    return [part] * dims if isinstance(part, int) else list(part) * (dims // len(part))
 
 
 def _larger(

@@ -100,9 +100,9 @@ class Value:
         """The elementwise function, applied to given units of the root."""
         return units if self.chain is None else self.chain(units)
 
-    def per_example(self, numbers: Tensor, axes: int | None = None) -> Tensor:
+    def per_example(self, numbers: Tensor) -> Tensor:
         """Numbers [B], reshaped to broadcast against the units."""
-        shape = [1] * (self.mean.ndim if axes is None else axes)
+        shape = [1] * self.mean.ndim
         shape[self.batch] = -1
         return numbers.view(shape)
 
@@ -471,6 +471,11 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
     if len(found) > 1 and pass_.rows > 1:
         raise SameSizes
     return found[0]
+
+
+def per_axis(size: Any, dims: int) -> list[int]:
+    """A size for each axis, from a number or from one or `dims` numbers."""
+    return [size] * dims if isinstance(size, int) else list(size) * (dims // len(size))
 
 
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:

@@ -26,7 +26,8 @@ from bayesify.weights.structured import LocalWeight, StructuredWeight
 Mode = Literal["single", "vmap", "rows", "loop"]
 Result = TypeVar("Result")
 
-_NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+"""Modules that `vmap` cannot run, or runs as a loop."""
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
 """Held while a draw fills the slots of a network that cannot be copied, because compiled code runs one module object."""
@@ -91,7 +92,7 @@ class Decisions:
         self._kinds = dict(zip(map(id, modules), map(type, modules), strict=True))
         kinds = set(self._kinds.values())
         self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
-        self._loops = any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds)
+        self._loops = any(issubclass(kind, NO_BATCHING_RULE) for kind in kinds)
         # With one kernel per draw, a convolution becomes a grouped convolution, which is slower than a loop on CPU and GPU.
         self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]

@@ -26,7 +26,7 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.varied import Varied
-from bayesify.running.runner import SLOW_VMAP
+from bayesify.running.runner import NO_BATCHING_RULE, SLOW_VMAP
 from bayesify.training.batches import StackedBatch
 from bayesify.training.perceptrons import Perceptrons
 from bayesify.weights.module_state import swapped
@@ -35,7 +35,6 @@ SEPARATOR = "|"
 """Replaces the dots in names of stacked parameters, because torch allows no dots there."""
 PREFIX = "likelihood."
 """Prefix of the names of a likelihood's parameters in a model."""
-NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 
 
 class ModelStack(nn.Module, Trainable):
