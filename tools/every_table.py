@@ -21,7 +21,8 @@ from bayesify_papers.shared.scores import standard_error
 
 from tools.markdown import table as markdown_table
 from tools.paper_claims import verdict
-from tools.paper_claims.rankings import Comparison, Key, Ranking, fits, told
+from tools.paper_claims.rankings import Comparison, Key, Ranking, counted, fits, told
+from tools.paper_claims.reading import prose
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "papers" / "tables.json"
@@ -44,15 +45,15 @@ the published number ± its spread. Our number is rounded to the decimals that t
   printed.
 - **≈**: agrees. Our number is within the spread in either direction. Counts must be equal.
 - `–`: not run.
-- After an arrow: the corrected published number, which we compare with.
-- After a slash: a second number of ours, which is not compared. The text below the tables describes it.
+- A number after an arrow is the corrected published number, with which we compare ours.
+- A number after a slash is a second number of ours, which is not compared. The text below the tables describes it.
 
-The text below the tables also says why cells are missing or not met, and gives the command of the first cell. The papers' claims
-have [their own page](claims.md).
+The text below the tables also says why cells are missing or not met, and gives the command of the first cell. It begins with the
+cells that it is about, in bold. The papers' claims have [their own page](claims.md).
 
 `python -m tools.every_table` writes this page from `papers/tables.json`, which has the command, the date, the hardware and the
-number of seeds of each number. `bayesify reproduce --status` prints it. The pages of the papers describe the runs, and on which
-rows each choice was made.
+number of seeds of each number. `bayesify reproduce --status` prints this file. The pages of the papers describe the runs, and the
+rows on which each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers
 
@@ -62,19 +63,28 @@ Most claims of a paper are rankings: one system is better than another. This pag
 their texts, captions and tables, and the findings that they show in figures. Each claim has a verdict from our stored results:
 
 - **not shown**: our numbers contradict the claim. *Why* gives the known cause, and the cheapest run that would test it.
-- **untested**: we did not run an experiment that can decide, or ran only some of the systems.
-- **shown**: our numbers agree with the claim in the named setting. Many have one seed, and we made no test of significance.
+- **untested**: we did not run an experiment that can decide, or we ran only some of the systems.
+- **shown**: our numbers agree with the claim in the named setting. Many of these claims were checked with a single seed, and we
+  did not test for significance.
 
-A ranking is judged by the stored means. A comparison holds if the first number is strictly better, or worse by at most a margin
-that the claim names. Parentheses after a claim name the setting. If the setting is not the paper's, the verdict "shown" holds only
-for our setting. If a paper says "similar" or "slightly", we chose the margin or share ("most", "within 0.02"). The same rule also
-judges the paper's own numbers if it prints them.
+How a ranking is judged:
+
+- We compare stored means. A comparison holds if the first number is strictly better, or if it is worse by at most a margin that the
+  claim names. If only some comparisons hold, the failing ones are marked "(fails)".
+- A claim is shown if all its comparisons hold. If it says "most", more than half of them must hold.
+- If a paper says "similar" or "slightly", we chose the margin or the share.
+- The same rule judges the paper's own numbers, if the paper prints them.
+
+Parentheses after a claim name our setting. If it is not the paper's setting, the verdict "shown" is limited to our setting.
 
 `python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. It computes verdicts
-and numbers; the sentences after *Why* are written by hand.
+and numbers. The sentences after *Why* are written by hand.
 """
 MAX_COLUMNS = 6
 """Largest number of columns of a table on the page. Wider tables are transposed unless they have more rows than columns."""
+
+MAX_NAMED = 6
+"""Largest number of rows, columns or tables that the heading of a note names."""
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 Cell = dict[str, Any]
@@ -117,20 +127,15 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
     if "ranking" not in figure:
         shown, numbers = verdict(figure, ROOT)
         cause = figure.get("cause") if shown is False else None
-        facts = {"shown": shown, "printed": None, "command": figure["command"], "reason": f"{numbers}."}
+        facts = {"shown": shown, "printed": None, "command": figure["command"], "reason": prose(numbers)}
         return [{**entry, **facts, "cause": cause}]
     found = []
     for name, changes in figure["on"].items():
         table, ranking = grids[name], Ranking(**{"when": {}, **figure["ranking"], **changes.get("ranking", {})})
-        shown, printed, numbers = ranked(ranking, table)
+        shown, printed, sentences = ranked(ranking, table)
         given = {**figure, **changes}
         if shown is None and "not_run" in given:
-            numbers += f"; {given['not_run']}"
-        paper = {
-            True: " The paper's own numbers show the claim.",
-            False: " The paper's own numbers do not show the claim.",
-            None: "",
-        }
+            sentences.append(given["not_run"])
         about = given.get("about", table.get("about"))
         found.append(
             {
@@ -139,26 +144,28 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
                 "shown": shown,
                 "printed": printed,
                 "command": given.get("command", table.get("claim_command", "")),
-                "reason": f"{numbers}.{paper[printed]}",
+                "reason": prose(*sentences),
                 "cause": given.get("cause") if shown is False else None,
             }
         )
     return found
 
 
-def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, str]:
-    """Whether our numbers of a table show a ranking, whether the published numbers do, and a sentence of our numbers."""
+def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, list[str]]:
+    """Whether our numbers of a table show a ranking, whether the published numbers do, and sentences of our numbers."""
     fixed = table.get("fixed", {})
     axes, more = [*table["axes"], *fixed], tuple(fixed.values())
     every = ours_of(table)
     rows = {key: _both(table, every, key)[0] for key in every}
     mine, usual = ({(*key, *more): float(row["ours"]) for key, row in some.items()} for some in (rows, every))
     theirs = {(*key, *more): value for key, (value, _) in theirs_of(table).items()} if "path" in table else {}
-    names = table.get("labels", {})
-    same = {key: theirs[key] for key in mine if key in theirs}
+
+    def words(axis: str, value: str) -> str:
+        text = _place(table, axis, value)
+        return text.removeprefix("with ") if axis == ranking.axis else text
 
     def pairs(numbers: Mapping[Key, float]) -> list[Comparison]:
-        return ranking.compare(numbers, axes, _more_is_better, names)
+        return ranking.compare(numbers, axes, _more_is_better, words)
 
     about = {
         key: row
@@ -167,23 +174,78 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
         and key[axes.index(ranking.axis)] in (*ranking.above, *ranking.below)
     }
     runs = sorted({row["runs"] for row in about.values()})
-    facts = [f"seeds or splits: {' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}"] if runs else []
+    spread = f"{' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}" if runs else ""
+    kind = table.get("runs_are", "seeds")
+    counts = f"{spread} {kind.removesuffix('s') if spread == '1' else kind}{' each' * (len(runs) > 1)}"
+    shown, text = told(ranking, pairs(mine), ranking.missing(mine, axes, words), counts)
+    if "rank_other" in table and (others := pairs(usual)):
+        text.append(f"{table['rank_other']}, {counted(others).lower()}")
+    if printed := pairs(theirs):
+        judged = "show" if ranking.holds(printed) else "do not show"
+        ran = pairs({key: theirs[key] for key in mine if key in theirs})
+        part = f", and {sum(one.holds for one in ran)} of the {len(ran)} that we ran"
+        text.append(
+            f"The paper's own numbers {judged} the claim: {counted(printed).lower()}"
+            f"{part if 0 < len(ran) < len(printed) and not all(one.holds for one in printed) else ''}"
+        )
     recipes: dict[str, list[str]] = {}
     for key, row in about.items():
-        recipes.setdefault(row.get("recipe", ""), []).append(names.get(key[axes.index(ranking.axis)], ""))
-    facts += [
-        f"{', '.join(dict.fromkeys(systems))}: {recipe}" if len(recipes) > 1 else recipe
+        if "recipe" in row:
+            recipes.setdefault(row["recipe"], []).append(words(ranking.axis, key[axes.index(ranking.axis)]))
+    return shown, ranking.holds(printed), text + _training(recipes) if shown is not None else text
+
+
+def _training(recipes: Mapping[str, list[str]]) -> list[str]:
+    """Sentences about the training of systems, from comma-separated recipes and the systems of each."""
+    parts = {recipe: recipe.split(", ") for recipe in recipes}
+    if len(recipes) < 2:
+        return [f"Training: {recipe}" for recipe in recipes]
+    common = [part for part in next(iter(parts.values())) if all(part in own for own in parts.values())]
+    own = [
+        f"{' and '.join(dict.fromkeys(systems))}: {', '.join(part for part in parts[recipe] if part not in common)}"
         for recipe, systems in recipes.items()
-        if recipe
     ]
-    shown, words = told(ranking, pairs(mine), ranking.missing(mine, axes, names), "; ".join(facts))
-    if "rank_other" in table and (others := pairs(usual)):
-        words += f"; {table['rank_other']}, {sum(one.holds for one in others)} of {len(others)} hold"
-    printed = pairs(theirs)
-    if among := pairs(same) or printed:
-        which = "of the same comparisons in the paper" if pairs(same) else "in the paper"
-        words += f"; {which}, {sum(one.holds for one in among)} of {len(among)} hold"
-    return shown, ranking.holds(printed), words
+    return [f"Training of all: {', '.join(common)}", *own] if common else own
+
+
+METRICS = {
+    "ece": "ECE",
+    "nll": "NLL",
+    "brier": "Brier score",
+    "auroc": "AUROC",
+    "aupr": "AUPR",
+    "ll": "log-likelihood",
+    "log_likelihood": "log-likelihood",
+    "elbo": "bound",
+    "rmse": "RMSE",
+    "mnll": "MNLL",
+    "auroc_mutual_information": "AUROC by mutual information",
+    "auroc_entropy": "AUROC by entropy",
+    "auroc_mutual_information_fashion_mnist": "AUROC by mutual information",
+    "auroc_entropy_fashion_mnist": "AUROC by entropy",
+}
+"""Displayed names of metrics. Other metrics are displayed as they are stored."""
+
+DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "notmnist": "notMNIST"}
+
+PLACES = {
+    "severity": "at severity {}",
+    "dataset": "on {}",
+    "width": "with {} units",
+    "outside": "on {}",
+}
+"""Displayed text of the value of an axis in a sentence, unless the table's `places` has its own text."""
+
+
+def _place(table: Mapping[str, Any], axis: str, value: str) -> str:
+    """Text of an axis and its value in a sentence."""
+    if axis == "metric":
+        return METRICS.get(value, value.replace("_", " "))
+    name = (DATASETS | table.get("labels", {})).get(value, value.replace("_", " "))
+    if axis == "network":
+        layers, _, width = value.partition("x")
+        return f"with {layers} layers of {width} units"
+    return str({**PLACES, **table.get("places", {})}.get(axis, "{}").format(name))
 
 
 def _more_is_better(metric: str) -> bool:
@@ -200,10 +262,16 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
     found = []
     for key, (value, spread) in theirs.items():
         setting = {**dict(zip(axes, key, strict=True)), **table.get("fixed", {})}
-        names = {axis: table.get("labels", {}).get(name, name) for axis, name in setting.items()}
+        labels = METRICS | table.get("labels", {})
+        names = {axis: labels.get(name, name) for axis, name in setting.items()}
         place = kinds.index(setting[split]) if split else 0
-        down = [names[axis].replace("_", " ") for axis in axes if axis not in (split, columns)]
-        across = names[columns] if columns else setting["metric"]
+        down = [
+            f"{names[axis]} units" if axis == "width" else names[axis].replace("_", " ")
+            for axis in axes
+            if axis not in (split, columns)
+        ]
+        across = names[columns] if columns else names["metric"]
+        across = f"severity {across}" if columns == "severity" else across
         first, other = _both(table, mine, key)
         change = _first(table.get("corrections", ()), setting, True)
         cell = {
@@ -251,13 +319,14 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
     again = any(fits(case, setting) for case in table.get("no_command", ()))
     why = "" if judged["met"] else _first(table["reasons"], setting, ran)["text"]
     note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
-    recipe = f"Our run had {first['recipe']}." if "recipe" in first else ""
     kept = table["only_other"] if ran and "only_other" in table and cell["ours_other"] is None else ""
     return {
         **judged,
         "command": None if again else command.format(**words),
         **{fact: first.get(fact) if ran else None for fact in ("date", "hardware", "seconds")},
-        "reason": " ".join(part for part in (why, note, recipe, kept) if part) or None,
+        "reason": why or None,
+        "note": " ".join(part for part in (note, kept) if part) or None,
+        "training": f"Training: {first['recipe']}." if "recipe" in first else None,
     }
 
 
@@ -418,7 +487,8 @@ def page(content: Mapping[str, list[Cell]]) -> str:
                 parts.append(_table(name, [cell for cell in own["cells"] if cell["table"] == name]))
             if own["cells"]:
                 parts.append(_below(own["cells"]))
-            parts += [_claim(one) for one in own["figures"]]
+            if own["figures"]:
+                parts.append(_claims(own["figures"]))
     return "\n".join(parts)
 
 
@@ -448,8 +518,10 @@ def _table(name: str, own: list[Cell]) -> str:
 
 def _below(own: list[Cell]) -> str:
     """Text about the cells of an experiment's tables: reasons, corrections, and the command of the first cell."""
-    text = [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
-    text += [f"- Corrected: {note}" for note in _several(own, "correction")]
+    text = [
+        f"- {_which(key, note, own)}{note}" for key in ("reason", "note", "training") for note in _several(own, key)
+    ]
+    text += [f"- Corrected published numbers: {note}" for note in _several(own, "correction")]
     text += [f"- After the slash: {note}." for note in _several(own, "other_is")]
     text += [f"- Misprint: {note}" for note in _several(own, "misprint")]
     if commands := _several(own, "command"):
@@ -464,31 +536,47 @@ def _several(own: list[Cell], key: str) -> list[str]:
     return list(dict.fromkeys(cell[key] for cell in own if cell[key]))
 
 
-def _which(reason: str, own: list[Cell]) -> str:
-    """A description of the cells that a reason is about; empty if it is about all cells."""
-    about = [cell for cell in own if cell["reason"] == reason]
-    if len(about) == len(own):
+def _which(key: str, note: str, own: list[Cell]) -> str:
+    """A heading for the cells that a note is about. It is empty if these are all cells, or all cells without a number."""
+    about = [cell for cell in own if cell[key] == note]
+    ran = about[0]["ours"] is not None
+    alike = [
+        cell for cell in own if (cell["ours"] is not None) == ran and (not ran or key != "reason" or not cell["met"])
+    ]
+    if len(about) == len(own) or (not ran and len(about) == len(alike)):
         return ""
     for axis in ("column", "row"):
         names = _several(about, axis)
-        if sum(cell[axis] in names for cell in own) == len(about):
-            return f"{'; '.join(names)}: "
-    places = list(dict.fromkeys(f"{cell['row']} of {cell['column']}" for cell in about))
-    if len(places) <= 4:
-        return f"{'; '.join(places)}: "
-    if all(cell["ours"] is None for cell in about):
-        return "Other cells without a number: "
-    return f"{'; '.join(min((_several(about, axis) for axis in ('column', 'row')), key=len))}: "
+        if len(names) <= MAX_NAMED and sum(cell[axis] in names for cell in own) == len(about):
+            return f"**{'; '.join(names)}.** "
+    tables = _several(about, "table")
+    if len(tables) <= MAX_NAMED and sum(cell["table"] in tables for cell in alike) == len(about) < len(alike):
+        return f"**{'; '.join(dict.fromkeys(name.partition(':')[0] for name in tables))}.** "
+    if len(about) == len(alike):
+        return "**Cells that are not met.** " if key == "reason" else "**Cells with a number.** "
+    return f"**{_grouped(about) or 'Other cells without a number'}.** "
+
+
+def _grouped(about: list[Cell]) -> str:
+    """Names of cells, grouped by row or by column; empty if there are too many cells without a number."""
+    every: list[dict[str, dict[str, None]]] = [{}, {}]
+    for cell in about:
+        every[0].setdefault(cell["row"], {})[cell["column"]] = None
+        every[1].setdefault(cell["column"], {})[cell["row"]] = None
+    groups = min(every, key=len)
+    if sum(map(len, groups.values())) <= 2 * MAX_NAMED:
+        return "; ".join(f"{name} ({'; '.join(places)})" for name, places in groups.items())
+    return "" if about[0]["ours"] is None else "; ".join(groups)
 
 
 def _decimals(number: float) -> int:
     return len(f"{number:g}".partition(".")[2]) if abs(number) < 1e5 else 0
 
 
-def _claim(one: Cell) -> str:
-    return (
-        f"*{one['figure']}: {one['claim']}.* **{status.VERDICTS[one['shown']].capitalize()}** ([numbers](claims.md)).\n"
-    )
+def _claims(own: list[Cell]) -> str:
+    counts = Counter(one["shown"] for one in own)
+    told = ", ".join(f"{counts[shown]} {word}" for shown, word in status.VERDICTS.items() if counts[shown])
+    return f"[Claims](claims.md) of this experiment: {told}.\n"
 
 
 def _text(cell: Cell) -> str:
@@ -534,7 +622,7 @@ def claims_page(content: Mapping[str, list[Cell]]) -> str:
 
 def _told(one: Cell) -> str:
     cause = f" *Why:* {one['cause']}" if one["cause"] else ""
-    return f"- **{one['claim']}** ({one['figure']}). {one['reason'][0].upper()}{one['reason'][1:]}{cause}\n"
+    return f"- **{one['claim'][0].upper()}{one['claim'][1:]}** ({one['figure']}). {one['reason']}{cause}\n"
 
 
 if __name__ == "__main__":

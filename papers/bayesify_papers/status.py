@@ -19,6 +19,7 @@ cells, one for every published number of the compared tables:
     command                        command that runs it again; null if no program here does
     date, hardware, seconds        date, hardware and training time of the run: on a GPU, or on a CPU for all splits together
     reason                         why it is missing or not met: what was tried, and the best explanation
+    note, training                 remark on a number that was run, and the settings of its training; null if there are none
 
 figures, one for every claim of a paper: a ranking in its tables or text, or a finding that it shows in a figure without numbers:
 
@@ -249,7 +250,9 @@ def _cells(cells: Sequence[Entry]) -> str:
         ]
         header = ["row", "column", "published", "corrected", "ours", "met", "agrees", "seeds"]
         blocks.append(table(header, lines, f"{name[0]}: {name[1]}"))
-        reasons = dict.fromkeys(cell[key] for key in ("reason", "misprint") for cell in own if cell[key])
+        reasons = dict.fromkeys(
+            cell[key] for key in ("reason", "note", "training", "misprint") for cell in own if cell[key]
+        )
         blocks += [f"  {reason}" for reason in reasons]
     return "\n".join(blocks)
 

@@ -30,4 +30,4 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
         missing_file = f"the command was not run: there is no {Path(missing.filename).name}"
         return None, figure.get("not_run", missing_file)
     shown, numbers = found
-    return shown, f"{numbers}; {figure['note']}" if "note" in figure else numbers
+    return shown, f"{numbers}. {figure['note']}" if "note" in figure else numbers

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import Verdict, listed, read
+from tools.paper_claims.reading import Verdict, at, listed, read
 
 
 def _toy_ratio(folder: Path, problem: str) -> dict[str, float]:
@@ -13,25 +13,33 @@ def _toy_ratio(folder: Path, problem: str) -> dict[str, float]:
     return {name: min(one["ratio"] for one in seeds) for name, seeds in scores.items()}
 
 
+SNELSON_RATIO = (
+    "The data are synthetic and similar to Snelson's. Std two data widths away divided by std at the data (smallest ratio of five "
+    "seeds)"
+)
+
+
 def snelson(folder: Path) -> Verdict:
     """The function's uncertainty grows away from the data."""
     found = _toy_ratio(folder, "snelson")
-    about = "std two data widths away divided by std at the data, smallest of five seeds"
-    return found["fsvi"] > 10, f"{about}: {listed(found, 1)} (synthetic data similar to Snelson's; 10 counts as shown)"
+    return found[
+        "fsvi"
+    ] > 10, f"{SNELSON_RATIO}: {listed(found, 1)}. The claim counts as shown if the ratio of FSVI is above 10"
 
 
 def snelson_above_mean_field(folder: Path) -> Verdict:
     """FSVI's uncertainty grows more away from the data than MFVI's."""
     found = _toy_ratio(folder, "snelson")
-    about = "std two data widths away divided by std at the data, smallest of five seeds"
-    return found["fsvi"] > found["mfvi"], f"{about}: {listed(found, 1)} (synthetic data similar to Snelson's)"
+    return found["fsvi"] > found["mfvi"], f"{SNELSON_RATIO}: {listed(found, 1)}"
 
 
 def moons(folder: Path) -> Verdict:
     """Predictions are certain at the two moons and uncertain away from them."""
     found = _toy_ratio(folder, "two_moons")
-    about = "entropy away from the moons divided by entropy at the moons (10 counts as shown), smallest of five seeds"
-    return found["fsvi"] > 10, f"{about}: {listed(found, 1)}"
+    about = "Entropy away from the moons divided by entropy at the moons (smallest ratio of five seeds)"
+    return found[
+        "fsvi"
+    ] > 10, f"{about}: {listed(found, 1)}. The claim counts as shown if the ratio of FSVI is above 10"
 
 
 CONTEXT_SYSTEMS = {"2": "fsvi.2", "10": "fsvi.10", "20": "fsvi.20", "40": "fsvi", "80": "fsvi.80"}
@@ -57,21 +65,22 @@ def _surest(content: Mapping[str, Any], ours: str) -> Verdict:
     entropy = {name: _outside_entropy(content, name) for name in rows}
     trained = [name for name, row in rows.items() if row["mean"]["accuracy"] > 0.2]
     accuracy = {name: 100 * row["mean"]["accuracy"] for name, row in rows.items()}
-    seeds = ", ".join(f"{name} {row['seeds']}" for name, row in rows.items())
+    counts = sorted({row["seeds"] for row in rows.values()})
+    seeds = f"{' to '.join(map(str, counts))} seed{'s' * (counts[-1] > 1)}"
     shown = entropy[ours] == max(entropy[name] for name in trained)
-    return shown, f"nats {listed(entropy)}; accuracy {listed(accuracy, 1)}; seeds {seeds}"
+    return shown, f"{listed(entropy)} ({seeds}). Accuracy in percent: {listed(accuracy, 1)}"
 
 
 def outside_entropy(folder: Path) -> Verdict:
     """With uniform noise as context, FSVI is the least certain of out-of-distribution images."""
     shown, words = _surest(read(folder / "fashion_mnist.json"), "fsvi.noise")
-    return shown, f"mean entropy on MNIST, trained on Fashion-MNIST, {words}"
+    return shown, f"Mean entropy in nats on MNIST after training on Fashion-MNIST: {words}"
 
 
 def outside_entropy_notmnist(folder: Path) -> Verdict:
     """With notMNIST as context, FSVI is the least certain of out-of-distribution images."""
     shown, words = _surest(read(folder / "fashion_mnist.json"), "fsvi")
-    return shown, f"mean entropy on MNIST, trained on Fashion-MNIST, {words}"
+    return shown, f"Mean entropy in nats on MNIST after training on Fashion-MNIST: {words}"
 
 
 def cifar10_outside_entropy(folder: Path) -> Verdict:
@@ -86,29 +95,33 @@ def cifar10_outside_entropy(folder: Path) -> Verdict:
             content["settings"] = newer["settings"]
     shown, words = _surest(content, "fsvi")
     context = contexts[content["settings"]["context"]]
-    return shown, f"mean entropy on Fashion-MNIST in three channels, trained on CIFAR-10, context {context}, {words}"
+    return shown, (
+        f"Mean entropy in nats on Fashion-MNIST (in three channels) after training on CIFAR-10: {words}. The context is {context}"
+    )
 
 
 def context_auroc(folder: Path) -> Verdict:
     """More context inputs increase entropy and AUROC on out-of-distribution images."""
     found, content = _context(folder, "auroc_entropy"), read(folder / "fashion_mnist.json")
     entropy = {count: _outside_entropy(content, name) for count, name in CONTEXT_SYSTEMS.items()}
-    words = f"by the number of context inputs: AUROC by entropy {listed(found, 1)}; mean entropy on MNIST in nats {listed(entropy)}"
+    words = (
+        f"AUROC in percent, by entropy: {at(found, '({} context inputs)', 1)}. "
+        f"Mean entropy on MNIST in nats: {at(entropy, '({} context inputs)')}"
+    )
     return all(sorted(own.values()) == list(own.values()) for own in (found, entropy)), words
 
 
 def context_accuracy(folder: Path) -> Verdict:
     """More context inputs do not change the test accuracy."""
     found = _context(folder, "accuracy")
-    return max(found.values()) - min(
-        found.values()
-    ) < 1, f"accuracy by the number of context inputs: {listed(found, 1)}"
+    shown = max(found.values()) - min(found.values()) < 1
+    return shown, f"Accuracy in percent: {at(found, '({} context inputs)', 1)}"
 
 
 def context_calibration(folder: Path) -> Verdict:
     """More context inputs increase the expected calibration error."""
     found = _context(folder, "ece")
     return found["80"] > 1.5 * found["2"], (
-        f"ECE in percent by the number of context inputs (the claim counts as shown if the ECE with 80 is more than "
-        f"1.5 times the ECE with 2): {listed(found)}"
+        f"ECE in percent: {at(found, '({} context inputs)')}. The claim counts as shown if the ECE with 80 context inputs is more "
+        "than 1.5 times the ECE with 2"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bayesify_papers.shared.published import published
 
-from tools.paper_claims.reading import Verdict, listed, read
+from tools.paper_claims.reading import Verdict, at, listed, read
 
 
 def cubic(folder: Path) -> Verdict:
@@ -14,14 +14,16 @@ def cubic(folder: Path) -> Verdict:
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
     far = {name: abs(found[name] - found["HMC"]) for name in ("fac", "li", "gi")}
-    return min(far, key=lambda name: far[name]) == "gi", f"std in the middle of the gap, five seeds: {listed(found, 3)}"
+    return min(
+        far, key=lambda name: far[name]
+    ) == "gi", f"Std in the middle of the gap (five seeds): {listed(found, 3)}"
 
 
 def cubic_too_narrow(folder: Path) -> Verdict:
     """Fac and li have less than half of HMC's standard deviation in the gap."""
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
-    words = f"std in the middle of the gap, five seeds: {listed(found, 3)}"
+    words = f"Std in the middle of the gap (five seeds): {listed(found, 3)}"
     return max(found["fac"], found["li"]) < found["HMC"] / 2, words
 
 
@@ -34,10 +36,7 @@ def layers_depend(folder: Path) -> Verdict:
     }
     shown = min(found["gi-40"], found["dgp-gi"]) > 1 and max(found[name] for name in ("fac", "li", "dgp-dsvi")) < 0.1
     seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
-    return (
-        shown,
-        f"nats per example at the most costly boundary, seeds: {seeds}, {steps:,} steps: {listed(found)}",
-    )
+    return shown, f"Nats per example at the most costly boundary ({seeds} seeds, {steps:,} steps): {listed(found)}"
 
 
 def _bounds(folder: Path) -> tuple[dict[str, float], float]:
@@ -50,10 +49,12 @@ def depth_costs_factorized(folder: Path) -> Verdict:
     found, evidence = _bounds(folder)
     loss = {name: [evidence - found[f"{name}-50-{depth}"] for depth in (4, 10)] for name in ("fac", "gi", "rand-gi")}
     drop = {name: deep - shallow for name, (shallow, deep) in loss.items()}
-    words = ", ".join(f"{name} {shallow:.1f} and {deep:.1f}" for name, (shallow, deep) in loss.items())
+    words = "; ".join(
+        f"{name} {shallow:.1f} (depth 4) and {deep:.1f} (depth 10)" for name, (shallow, deep) in loss.items()
+    )
     return drop["fac"] > 20 * max(drop["gi"], drop["rand-gi"]), (
-        f"nats below the evidence at depths 4 and 10, width 50, after 2,000 steps: {words}; the standard error of the last two at "
-        "depth 10 is 0.10"
+        f"With width 50, after 2,000 steps, the bound is below the evidence by these nats: {words}. At depth 10, the standard "
+        "error of gi and rand-gi is 0.10"
     )
 
 
@@ -64,7 +65,10 @@ def local_loses_and_width_helps(folder: Path) -> Verdict:
         name: evidence - found[name] for name in ("li-50-4", "fac-50-4", "gi-50-4", "gi-250-4", "gi-5-4", "rand-gi-5-4")
     }
     shown = min(loss["li-50-4"], loss["fac-50-4"]) > 100 and loss["gi-250-4"] < loss["gi-50-4"]
-    return shown, f"nats below the evidence by posterior, width and depth, after 2,000 steps: {listed(loss, 1)}"
+    return shown, (
+        f"After 2,000 steps, the bound is below the evidence by these nats: {listed(loss, 1)}. The two numbers after a posterior "
+        "are its width and its depth"
+    )
 
 
 def random_layers_suffice(folder: Path) -> Verdict:
@@ -72,9 +76,9 @@ def random_layers_suffice(folder: Path) -> Verdict:
     found, evidence = _bounds(folder)
     networks = [(width, depth) for width in (5, 50, 250) for depth in (4, 10)]
     loss = {(width, depth): evidence - found[f"rand-gi-{width}-{depth}"] for width, depth in networks}
-    words = ", ".join(f"{width}x{depth} {nats:.1f}" for (width, depth), nats in loss.items())
+    words = ", ".join(f"{nats:.1f} (width {width}, depth {depth})" for (width, depth), nats in loss.items())
     return max(nats for (width, _), nats in loss.items() if width >= 50) < 10, (
-        f"rand-gi, nats below the evidence by width and depth (10 nats count as close): {words}"
+        f"The bound of rand-gi is below the evidence by these nats: {words}. Fewer than 10 nats count as close"
     )
 
 
@@ -98,10 +102,10 @@ def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int,
 def networks_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than factorized posteriors in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"gi-{prior}", f"fac-{prior}") for prior in ("scale", "standard")])
-    words = (
-        f"gi's bound is above fac's in {wins} of {cases} cases (five data sets, Standard and Scale prior, 20 splits)"
+    return wins >= 0.8 * cases, (
+        f"The bound of gi is above the bound of fac in {wins} of {cases} cases (five data sets, Standard and Scale prior, "
+        "20 splits)"
     )
-    return wins >= 0.8 * cases, words
 
 
 def factorized_fails_under_scale(folder: Path) -> Verdict:
@@ -114,8 +118,8 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
         for runs in ("uci", "uci_no_warm_up")
     }
     return ahead["uci"] > 0.2, (
-        f"gi's test log-likelihood minus fac's, mean of five data sets: {ahead['uci']:.2f} if the weight of the KL rises from 0.1, "
-        f"{ahead['uci_no_warm_up']:.2f} if the KL has its full weight from the first step"
+        f"Test log-likelihood of gi minus that of fac, mean of five data sets: {ahead['uci']:.2f} if the weight of the KL rises "
+        f"from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its full weight from the first step"
     )
 
 
@@ -123,8 +127,8 @@ def deep_gps_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than DSVI in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"dgp{layers}-gi", f"dgp{layers}-dsvi") for layers in (2, 5)])
     return wins >= 0.8 * cases, (
-        f"the bound of global inducing points is above DSVI's in {wins} of {cases} cases (five data sets, two and five layers, "
-        "20 splits)"
+        f"The bound of global inducing points is above the bound of DSVI in {wins} of {cases} cases (five data sets, "
+        "two and five layers, 20 splits)"
     )
 
 
@@ -138,14 +142,15 @@ def dsvi_seldom_ahead(folder: Path) -> Verdict:
     }
     wins = {name: value for name, value in ahead.items() if value > 0}
     shown = len(wins) < len(ahead) / 2 and max(wins.values(), default=0) < 0.05
-    return (
-        shown,
-        f"DSVI is ahead in {len(wins)} of {len(ahead)} cases (20 splits), by nats: {listed(wins, 3) or 'none'}",
-    )
+    words = f"DSVI is ahead in {len(wins)} of {len(ahead)} cases (20 splits)"
+    return shown, f"{words}. It is ahead by these nats: {at(wins, '({})', 3)}" if wins else words
 
 
 def above_earlier_work(folder: Path) -> Verdict:
     """Global inducing points are more accurate on CIFAR-10 than the earlier work that the paper compares with."""
     found = 100 * read(folder / "cifar10" / "gi.json")["scores"]["gi_spatial"]["accuracy"]
     earlier = published("global_inducing")["earlier_work"]
-    return found > max(earlier.values()), f"one seed, SpatialIWPrior: {found:.2f} %; as printed: {listed(earlier, 1)}"
+    return found > max(earlier.values()), (
+        f"Our accuracy is {found:.2f} % (one seed, SpatialIWPrior). The paper prints these accuracies of earlier work, in percent: "
+        f"{listed(earlier, 1)}"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import Verdict, listed, matching, medians_by_system, read
+from tools.paper_claims.reading import NAMES, Verdict, at, listed, matching, medians_by_system, read
 
 
 def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
@@ -17,10 +17,10 @@ def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
 
     short = medians(folder / f"regression_{part}.json" for part in ("inducing", "others"))
     published = medians(matching(folder, "regression_published_*.json"))
-    words = ", ".join(f"{name} {value:.1f} ({short[name]:.1f})" for name, value in published.items())
     return published, (
-        "std in the gap divided by std at the data, medians over three seeds, after the paper's 20,000 steps of 32 draws (in "
-        f"parentheses: over two or five seeds, after 1,500 steps of 8 draws): {words}; NUTS, one seed, {short['NUTS']:.1f}"
+        "We divide the std in the gap by the std at the data, and take medians over seeds. After the paper's 20,000 steps of 32 "
+        f"draws (three seeds): {listed(published, 1)}. After 1,500 steps of 8 draws (two or five seeds): "
+        f"{listed({name: short[name] for name in published}, 1)}. NUTS (one seed): {short['NUTS']:.1f}"
     )
 
 
@@ -34,50 +34,52 @@ def correlated_widen_more(folder: Path) -> Verdict:
     """FCG-W, FCG-U and Ensemble-U capture more of the variance between clusters than FFG-U."""
     found, words = _gap_ratios(folder)
     wider = [name for name in ("FCG-W", "FCG-U", "Ensemble-U") if found[name] > found["FFG-U"]]
-    return len(wider) == 3, (f"this holds for {' and '.join(wider) or 'none'}: {words}")
+    return len(wider) == 3, f"This holds for {' and '.join(wider) or 'none'}. {words}"
 
 
 def run_times(folder: Path) -> Verdict:
     """Inducing weights with several draws cost a small factor of run time, least on the larger network."""
     content = read(folder.parents[2] / "benchmarks" / "results" / "resnets_gpu.json")
     found = {
-        f"{network}, {name}": content["figures"][f"{network}/inducing/{key}"]
-        for network in ("resnet18", "resnet50")
-        for name, key in (("one draw", "one_at_a_time"), ("five draws", "5_draws"))
+        name: [content["figures"][f"{network}/inducing/{key}"] for key in ("one_at_a_time", "5_draws")]
+        for name, network in (("ResNet-18", "resnet18"), ("ResNet-50", "resnet50"))
     }
-    less = all(found[f"{network}, five draws"] < found[f"{network}, one draw"] for network in ("resnet18", "resnet50"))
-    shown = less and found["resnet50, five draws"] < found["resnet18, five draws"] < 1.5
-    about = f"batch {content['batch']}, {content['hardware']['gpu']}"
-    return (
-        shown,
-        f"time of a draw and its forward pass, in passes of the deterministic network, {about}: {listed(found)}",
+    less = all(five < one for one, five in found.values())
+    words = (
+        f"On a {name}, a draw and its forward pass take {one:.2f} times as long as a forward pass of the deterministic network if "
+        f"draws are made one at a time, and {five:.2f} times if five draws are made together"
+        for name, (one, five) in found.items()
     )
+    shown = less and found["ResNet-50"][1] < found["ResNet-18"][1] < 1.5
+    return shown, f"{'. '.join(words)} (batches of {content['batch']}, {content['hardware']['gpu']})"
 
 
 def constant_ece(folder: Path) -> Verdict:
     """The ECE of FFG-W stays within a factor of 1.5 over the severities."""
     means = read(folder / "fashion_mnist.json")["mean"]
     found = {name: [100 * own[f"corrupted/{severity}/ece"] for severity in range(1, 6)] for name, own in means.items()}
-    words = "; ".join(f"{name} {', '.join(f'{one:.1f}' for one in own)}" for name, own in found.items())
+    words = "; ".join(f"{NAMES[name]} {', '.join(f'{one:.1f}' for one in own)}" for name, own in found.items())
     return max(found["ffg_w"]) < 1.5 * min(found["ffg_w"]), (
-        f"six corruptions of Fashion-MNIST, one to three seeds, ECE in percent at severities 1 to 5: {words}"
+        f"ECE in percent at severities 1 to 5: {words}. We ran one to three seeds and six corruptions of Fashion-MNIST"
     )
 
 
 def quarter_of_the_parameters(folder: Path) -> Verdict:
     """FFG-U and Ensemble-U of M = 64 have at most 24.3 % of a single network's parameters."""
     counts = {system: count for table, system, count, _ in read(folder / "parameters.json")["rows"] if table == "sizes"}
-    found = {name: 100 * counts[name] / counts["Deterministic"] for name in ("FFG-U, M=64", "Ensemble-U, M=64")}
-    return max(found.values()) <= 24.3, f"a ResNet-50, percent of its parameters: {listed(found)}"
+    found = {name: 100 * counts[f"{name}, M=64"] / counts["Deterministic"] for name in ("FFG-U", "Ensemble-U")}
+    return max(found.values()) <= 24.3, f"Percentage of the parameters of a ResNet-50: {listed(found)}"
 
 
 def _ablation(folder: Path) -> tuple[list[dict[str, Any]], str]:
     content = read(folder / "ablation.json")
     rows: list[dict[str, Any]] = content["rows"]
     seeds = max(row.get("seeds", 1) for row in rows)
-    cut = f", stopped after {len(rows)} of 17 training runs" if len(rows) < 17 else ""
-    epochs = content["settings"]["epochs"]
-    return rows, f"Fashion-MNIST, {content['num_train']:,} training images, {epochs} epochs, seeds: {seeds}{cut}"
+    cut = f". We made {len(rows)} of the 17 training runs" if len(rows) < 17 else ""
+    return rows, (
+        f"Training: {content['num_train']:,} images of Fashion-MNIST, {content['settings']['epochs']} epochs, "
+        f"{seeds} seed{'s' * (seeds > 1)}{cut}"
+    )
 
 
 def _by_size(folder: Path, score: str) -> tuple[dict[str, dict[int, float]], str]:
@@ -91,8 +93,8 @@ def _by_size(folder: Path, score: str) -> tuple[dict[str, dict[int, float]], str
             for row in rows
             if row["system"] == system and (row["max_lambda"], row["max_std"]) == usual
         }
-    words = "; ".join(f"{system} by M: {listed(own)}" for system, own in found.items())
-    return found, f"{about}, {score} in percent of {words}"
+    words = "; ".join(f"{NAMES[system]} {at(own, '(M = {})')}" for system, own in found.items())
+    return found, f"{ {'accuracy': 'Accuracy', 'ece': 'ECE'}[score] } in percent: {words}. {about}"
 
 
 def ablation_size(folder: Path) -> Verdict:
@@ -110,7 +112,8 @@ def ablation_size_ece(folder: Path) -> Verdict:
 def ablation_128(folder: Path) -> Verdict:
     """M = 128 has a higher accuracy and a higher ECE than M = 64."""
     (accuracy, words), (ece, more) = _by_size(folder, "accuracy"), _by_size(folder, "ece")
-    return all(own[128] > own[64] for part in (accuracy, ece) for own in part.values()), f"{words}; {more}"
+    numbers, _, _ = words.partition(". Training")
+    return all(own[128] > own[64] for part in (accuracy, ece) for own in part.values()), f"{numbers}. {more}"
 
 
 def ablation_caps(folder: Path) -> Verdict:
@@ -122,8 +125,8 @@ def ablation_caps(folder: Path) -> Verdict:
         eces = {row["max_lambda"]: 100 * row["ece"] for row in own if row["max_std"] == std}
         best = min(eces, key=lambda cap: eces[cap])
         shown = shown and 0 < best < max(eces)
-        words.append(f"{system} by the cap on lambda: {listed(eces)}")
-    return shown, f"{about}, ECE in percent of {'; '.join(words)}"
+        words.append(f"{NAMES[system]} {at(eces, '(cap {:g})')}")
+    return shown, f"ECE in percent by the cap on lambda: {'; '.join(words)}. {about}"
 
 
 def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], str]:
@@ -131,12 +134,18 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
     content = read(folder / "pruning.json")
     found = {(row["system"], row["keep"]): row for row in content["rows"] if row["keep"] == 1 or row["fine_tuned"]}
     words = [
-        f"{system} at {100 * keep:g} %: {100 * row['accuracy']:.2f}, {100 * row['ece']:.2f}"
-        for (system, keep), row in found.items()
+        f"{NAMES[name]}: "
+        + ", ".join(
+            f"{100 * row['accuracy']:.2f} and {100 * row['ece']:.2f} ({100 * keep:g} % kept)"
+            for (system, keep), row in found.items()
+            if system == name
+        )
+        for name in dict.fromkeys(system for system, _ in found)
     ]
+    seeds = found["ffg_u", 1.0]["seeds"]
     return found, (
-        f"Fashion-MNIST, {content['settings']['epochs']} epochs and {content['fine_tuning']} of fine-tuning (the paper: 50), "
-        f"seeds: {found['ffg_u', 1.0]['seeds']}, accuracy and ECE in percent of {'; '.join(words)}"
+        f"Accuracy and ECE in percent of {'. The same of '.join(words)}. Training: Fashion-MNIST, {seeds} seed{'s' * (seeds > 1)}, "
+        f"{content['settings']['epochs']} epochs, then {content['fine_tuning']} epochs of fine-tuning (50 in the paper)"
     )
 
 

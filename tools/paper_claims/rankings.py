@@ -7,27 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.paper_claims.reading import Verdict
-
 Key = tuple[str, ...]
-MAX_LISTED = 6
-"""Largest number of comparisons that are listed with their numbers. Failing comparisons come first."""
+Words = Callable[[str, str], str]
+MAX_LISTED = 5
+"""Largest number of comparisons whose numbers are listed. Failing comparisons are chosen first."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One pair of systems under the same setting."""
+    """Numbers of two systems under the same setting: their metric, the rest of the setting, and whether the claim holds."""
 
+    metric: str
     place: str
     winner: str
     loser: str
     above: float
     below: float
     holds: bool
-
-    def __str__(self) -> str:
-        place = f"{self.place}: " if self.place else ""
-        return f"{place}{self.winner} {_brief(self.above)}, {self.loser} {_brief(self.below)}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Ranking:
     slack: float = 0.0
 
     def compare(
-        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], names: Mapping[str, str]
+        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], words: Words
     ) -> list[Comparison]:
         """All comparisons for which both numbers exist.
 
@@ -59,38 +55,43 @@ class Ranking:
             numbers: Numbers of a table by the values of its axes.
             axes: Names of these axes; one is `metric`.
             higher: Whether more is better, by the name of a metric.
-            names: Displayed names of the values of axes.
+            words: Displayed text of an axis and its value.
         """
-        return list(self._pairs(numbers, axes, higher, names))
+        return list(self._pairs(numbers, axes, higher, words))
 
     def _pairs(
-        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], names: Mapping[str, str]
+        self, numbers: Mapping[Key, float], axes: Sequence[str], higher: Callable[[str], bool], words: Words
     ) -> Iterator[Comparison]:
         at = axes.index(self.axis)
         for key, above in numbers.items():
             setting = dict(zip(axes, key, strict=True))
             if key[at] not in self.above or not fits(self.when, setting):
                 continue
-            shown = [names.get(value, value) for axis, value in setting.items() if axis != self.axis]
+            varied = (axis for axis in axes if axis not in (self.axis, "metric") and not self._fixes(axis))
+            place = " ".join(words(axis, setting[axis]) for axis in varied)
             for rival in self.below:
                 below = numbers.get((*key[:at], rival, *key[at + 1 :]))
                 if below is None or rival == key[at]:
                     continue
                 ahead = (above - below) * (1 if higher(setting["metric"]) else -1)
                 holds = ahead >= -self.slack - 1e-9 if self.slack else ahead > 0
-                winner, loser = (names.get(one, one).replace("_", " ") for one in (key[at], rival))
-                yield Comparison(" ".join(shown).replace("_", " "), winner, loser, above, below, holds)
+                winner, loser = words(self.axis, key[at]), words(self.axis, rival)
+                yield Comparison(words("metric", setting["metric"]), place, winner, loser, above, below, holds)
+
+    def _fixes(self, axis: str) -> bool:
+        """Whether the claim is about a single value of an axis, which its text then names."""
+        return isinstance(self.when.get(axis), str)
 
     def holds(self, found: Sequence[Comparison]) -> bool | None:
         """Whether enough comparisons hold; `None` if there are none."""
         return sum(one.holds for one in found) >= self.share * len(found) - 1e-9 if found else None
 
-    def missing(self, numbers: Mapping[Key, float], axes: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    def missing(self, numbers: Mapping[Key, float], axes: Sequence[str], words: Words) -> list[str]:
         """Names of the claim's values that have no number in its settings."""
         at = axes.index(self.axis)
         there = {key[at] for key in numbers if fits(self.when, dict(zip(axes, key, strict=True)))}
         lacking = [name for name in dict.fromkeys((*self.above, *self.below)) if name not in there]
-        return [f"{self.axis} {name}" if name.isdigit() else names.get(name, name) for name in lacking]
+        return [words(self.axis, name) for name in lacking]
 
 
 def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
@@ -98,8 +99,10 @@ def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
     return all(setting[axis] in ([values] if isinstance(values, str) else values) for axis, values in case.items())
 
 
-def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], about: str) -> Verdict:
-    """Verdict on a ranking from our comparisons, and a sentence with their numbers.
+def told(
+    ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], runs: str
+) -> tuple[bool | None, list[str]]:
+    """Verdict on a ranking from our comparisons, and sentences with their numbers.
 
     If systems are missing, our comparisons can refute the ranking but not show it.
 
@@ -107,22 +110,53 @@ def told(ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], a
         ranking: The claim.
         ours: Comparisons of our numbers.
         missing: Systems of the claim that were not run.
-        about: Description of the numbers, such as their seeds.
+        runs: Number of seeds or splits of the numbers, in words.
     """
     shown = ranking.holds(ours)
-    lacking = f"not run: {', '.join(missing)}" if missing else ""
+    lacking = [f"Not run: {', '.join(missing)}"] if missing else []
     if shown is None:
-        return None, lacking or "not run"
-    listed = sorted(ours, key=lambda one: one.holds)[:MAX_LISTED]
-    rest = f"; {len(ours) - len(listed)} more" if len(ours) > len(listed) else ""
+        return None, lacking or ["Not run"]
     rivals = list(dict.fromkeys(one.loser for one in ours))
+    count = f"{counted(ours)} ({runs})"
     if ranking.share < 1 and len(rivals) > 1:
         by_rival = {name: [one.holds for one in ours if one.loser == name] for name in rivals}
-        about += "".join(f"; against {name}: {sum(found)} of {len(found)}" for name, found in by_rival.items())
-    words = f"{sum(one.holds for one in ours)} of {len(ours)} comparisons hold ({about}): " + "; ".join(
-        map(str, listed)
-    )
-    return shown if not (shown and missing) else None, "; ".join(part for part in (f"{words}{rest}", lacking) if part)
+        parts = (f"{sum(found)} of {len(found)} against {name}" for name, found in by_rival.items())
+        count += f": {' and '.join(parts)}"
+    return shown if not (shown and missing) else None, [count, *_numbers(ours), *lacking]
+
+
+def counted(found: Sequence[Comparison]) -> str:
+    """A clause that counts the comparisons that hold."""
+    holding = sum(one.holds for one in found)
+    if len(found) == 1:
+        return f"The comparison {'holds' if holding else 'does not hold'}"
+    if holding == len(found):
+        return "Both comparisons hold" if holding == 2 else f"All {holding} comparisons hold"
+    return f"{holding} of {len(found)} comparisons hold{'s' if holding == 1 else ''}"
+
+
+def _numbers(ours: Sequence[Comparison]) -> list[str]:
+    """Sentences of numbers for each metric and pair of systems. Failing comparisons are marked if others hold."""
+    listed = sorted(sorted(ours, key=lambda one: one.holds)[:MAX_LISTED], key=ours.index)
+    mixed = len({one.holds for one in ours}) == 2
+    text = []
+    for metric in dict.fromkeys(one.metric for one in listed):
+        groups: dict[str, list[str]] = {}
+        own = [one for one in listed if one.metric == metric]
+        by_pair = len({one.place for one in own}) > 1
+        for one in own:
+            mark = " (fails)" if mixed and not one.holds else ""
+            if by_pair:
+                head = f"{metric} of {one.winner} and {one.loser}: "
+                part = f"{_brief(one.above)} and {_brief(one.below)} {one.place}{mark}"
+            else:
+                head = f"{metric}{' ' * bool(one.place)}{one.place}: {one.winner} {_brief(one.above)} against "
+                part = f"{one.loser} {_brief(one.below)}{mark}"
+            groups.setdefault(head, []).append(part)
+        text += [f"{head}{', '.join(parts)}" for head, parts in groups.items()]
+    if len(ours) > len(listed):
+        text.append(f"{len(ours) - len(listed)} more comparisons are not listed")
+    return text
 
 
 def _brief(value: float) -> str:

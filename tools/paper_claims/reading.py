@@ -36,6 +36,39 @@ def medians_by_system(outcomes: list[dict[str, Any]], key: str) -> dict[str, flo
     }
 
 
+NAMES = {
+    "ffg_u": "FFG-U",
+    "ffg_w": "FFG-W",
+    "ensemble_u": "Ensemble-U",
+    "ensemble_w": "Ensemble-W",
+    "deterministic": "Deterministic",
+    "fsvi": "FSVI",
+    "fsvi.noise": "FSVI",
+    "mfvi": "MFVI",
+    "map": "MAP",
+    "ensemble": "Ensemble",
+    "swag": "SWAG",
+    "dropout": "Dropout",
+    "diagonal": "Diagonal Laplace",
+    "subnetwork": "Subnetwork",
+    "random": "Random subnetwork",
+    "walsh_hadamard": "WHVI",
+    "fashion_mnist": "Fashion-MNIST",
+    "notmnist": "notMNIST",
+}
+"""Displayed names of systems and data sets. Other names are displayed as they are stored."""
+
+
 def listed(values: Mapping[Any, float], digits: int = 2) -> str:
     """Numbers with their names as text."""
-    return ", ".join(f"{name} {value:.{digits}f}" for name, value in values.items())
+    return ", ".join(f"{NAMES.get(name, name)} {value:.{digits}f}" for name, value in values.items())
+
+
+def at(values: Mapping[Any, float], place: str, digits: int = 2) -> str:
+    """Numbers as text, each followed by its setting. `place` is the text of a setting, with {} for its value."""
+    return ", ".join(f"{value:.{digits}f} {place.format(key)}" for key, value in values.items())
+
+
+def prose(*parts: str) -> str:
+    """Sentences, from parts without a final period."""
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)

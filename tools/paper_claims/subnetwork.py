@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import Verdict, listed, matching, medians_by_system, read
+from tools.paper_claims.reading import NAMES, Verdict, listed, matching, medians_by_system, read
 
 TIMES = ("train_seconds", "select_seconds", "fit_seconds")
 """Costs of a system on images before it predicts."""
@@ -25,10 +25,10 @@ def _kept(folder: Path, place: str = "in_gap") -> dict[str, dict[str, float]]:
 
 
 RULES = {
-    "Live weights": "1 / (H + lambda) of weights that change the output",
-    "Largest variance": "1 / (H + lambda) of all weights",
-    "SWAG variance": "variance over iterates of SGD",
-    "Random": "random",
+    "Live weights": "the largest 1 / (H + lambda) among weights that change the output",
+    "Largest variance": "the largest 1 / (H + lambda) among all weights",
+    "SWAG variance": "the largest variance over SGD iterates",
+    "Random": "random weights",
 }
 """Rules of selection, by their titles in the files. The second is the rule in the text of the paper."""
 
@@ -38,21 +38,19 @@ def _kept_by_rule(folder: Path, sizes: Iterable[str], others: Iterable[str] = ()
     words = []
     for name, own in _kept(folder).items():
         kept = {told: [own[f"{title} {size}"] for size in sizes] for title, told in RULES.items()}
-        kept |= {other.lower(): [own[other]] for other in others}
-        words.append(
-            f"{name}: "
-            + ", ".join(f"{told} {' and '.join(f'{one:.0f}' for one in shares)} %" for told, shares in kept.items())
-        )
-    return "; ".join(words)
+        kept |= {other: [own[other]] for other in others}
+        parts = (f"{' and '.join(f'{one:.0f} %' for one in shares)} ({told})" for told, shares in kept.items())
+        words.append(f"Data {name}: {', '.join(parts)}")
+    return ". ".join(words)
 
 
 def _half_keeps(folder: Path, rule: str) -> Verdict:
     at_data = [f"{own['Diagonal'] / 100:.1f}" for own in _kept(folder, "at_data").values()]
     shown = all(own[f"{rule} 50%"] > 90 > own["Diagonal"] for own in _kept(folder).values())
     return shown, (
-        "share of the full posterior's std in the gap (90 % counts as kept), half of the weights by the rule of selection, "
-        f"{_kept_by_rule(folder, ('50%',), ('Diagonal',))}; at the data, the diagonal posterior has {' and '.join(at_data)} "
-        "times the full posterior's std"
+        "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
+        f"{_kept_by_rule(folder, ('50%',), ('Diagonal',))}. A share above 90 % counts as kept. At the data, the diagonal posterior "
+        f"has {' and '.join(at_data)} times the full posterior's std"
     )
 
 
@@ -77,7 +75,7 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
     found = _kept(folder).values()
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
     return shown, (
-        "share of the full posterior's std in the gap, half of the weights by the rule of selection, "
+        "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
         f"{_kept_by_rule(folder, ('50%',), ('Last layer',))}"
     )
 
@@ -86,7 +84,10 @@ def _small_beats_random(folder: Path, rule: str) -> Verdict:
     shown = all(
         own[f"{rule} {size}"] > own[f"Random {size}"] for own in _kept(folder).values() for size in ("3%", "1%")
     )
-    return shown, f"std kept in the gap by 3 and 1 % of the weights, {_kept_by_rule(folder, ('3%', '1%'))}"
+    return shown, (
+        "Share of the full posterior's std in the gap that is kept by 3 % of the weights and by 1 %, by rule of selection. "
+        f"{_kept_by_rule(folder, ('3%', '1%'))}"
+    )
 
 
 def toy_variance_beats_random(folder: Path) -> Verdict:
@@ -109,7 +110,7 @@ def _uci(folder: Path) -> UciScores:
         lines = () if path.parent.name.endswith("-plain") else path.read_text().splitlines()
         for row in map(json.loads, lines):
             key = (row["split"], row["hidden_layers"], row["width"])
-            own = groups.setdefault(f"{row['dataset']}{', gap' * row['gap']}", {})
+            own = groups.setdefault(f"{row['dataset']}{', gap splits' * row['gap']}", {})
             own.setdefault(key, {})[row["num_weights"]] = row["log_likelihood"]
     return {name: {key: found for key, found in own.items() if len(found) > 1} for name, own in groups.items()}
 
@@ -117,7 +118,7 @@ def _uci(folder: Path) -> UciScores:
 def _not_run(found: Iterable[str]) -> str:
     """Which data sets of the paper have no standard splits, to be printed after the numbers."""
     missing = [name for name in ("wine", "kin8nm", "protein") if name not in set(found)]
-    return f"; not run: {', '.join(missing)}" if missing else ""
+    return f". Not run: {', '.join(missing)}" if missing else ""
 
 
 def uci_more_weights(folder: Path) -> Verdict:
@@ -126,10 +127,10 @@ def uci_more_weights(folder: Path) -> Verdict:
     for name, own in _uci(folder).items():
         shares[name] = statistics.fmean(found[max(found)] > found[0] for found in own.values())
         most, splits = max(max(found) for found in own.values()), len({key[0] for key in own})
-        words.append(f"{name} {100 * shares[name]:.0f} (splits: {splits}, up to {most:,} weights)")
+        words.append(f"{100 * shares[name]:.0f} % ({name}: {splits} splits, up to {most:,} weights)")
     shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
-    about = "percentage of networks and splits in which the largest subnetwork has a higher log-likelihood than MAP"
-    return shown, f"{about}: {'; '.join(words)}{_not_run(shares)}"
+    about = "Share of networks and splits in which the largest subnetwork has a higher log-likelihood than MAP"
+    return shown, f"{about}: {', '.join(words)}{_not_run(shares)}"
 
 
 def _by_network(
@@ -147,12 +148,9 @@ def _by_network(
 def uci_larger_map(folder: Path) -> Verdict:
     """On standard splits, the largest network has a higher test log-likelihood under MAP than the smallest."""
     found = {name: _by_network(own, lambda one: one[0]) for name, own in _uci(folder).items()}
-    words = "; ".join(f"{name}: {listed(own, 3)}" for name, own in found.items())
+    words = ". ".join(f"{name}: {listed(own, 3)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
-    return (
-        shown,
-        f"test log-likelihood of MAP by layers and width, means over complete splits, {words}{_not_run(found)}",
-    )
+    return shown, f"Test log-likelihood of MAP by layers x width, means over complete splits. {words}{_not_run(found)}"
 
 
 def uci_larger_gain(folder: Path) -> Verdict:
@@ -161,11 +159,11 @@ def uci_larger_gain(folder: Path) -> Verdict:
     for name, own in _uci(folder).items():
         size = min(weights for scores in own.values() for weights in scores if weights)
         found[name] = _by_network(own, lambda one, size=size: one[size] - one[0])  # type: ignore[misc]
-    words = "; ".join(f"{name}: {listed(own, 4)}" for name, own in found.items())
+    words = ". ".join(f"{name}: {listed(own, 4)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
-    return (
-        shown,
-        f"nats above MAP with a subnetwork of the smallest network's size, by layers and width, {words}{_not_run(found)}",
+    return shown, (
+        "The subnetworks have as many weights as the smallest network. Gain over MAP in nats, by layers x width. "
+        f"{words}{_not_run(found)}"
     )
 
 
@@ -179,7 +177,9 @@ def _gain(path: Path) -> Verdict:
         if int(angle) >= 30
     }
     spent = sum(systems[name].get(step, 0) for name in ("map", "subnetwork") for step in TIMES)
-    words = f"nats above MAP, prior precision 500, one seed, {spent:.0f} s of a GPU: {listed(above)}"
+    words = (
+        f"Gain over MAP in nats: {listed(above)}. We ran one seed with a prior precision of 500, {spent:.0f} s on a GPU"
+    )
     return min(above.values()) > 0, words
 
 
@@ -199,9 +199,9 @@ def cifar10_outside_as_map(folder: Path) -> Verdict:
         for outside in ("fashion_mnist", "notmnist")
     }
     shown = all(abs(own[name] - own["map"]) < 0.02 for own in sets.values() for name in ("subnetwork", "random"))
-    words = "; ".join(f"{name}: {listed(own, 3)}" for name, own in sets.items())
-    paper = "the paper, against SVHN: MAP 0.86, 0.85, 0.86"
-    return shown, f"AUROC by entropy, gray images in three channels, {words}; {paper}"
+    words = ". ".join(f"{NAMES[name]}: {listed(own, 3)}" for name, own in sets.items())
+    paper = listed({"map": 0.86, "subnetwork": 0.85, "random": 0.86})
+    return shown, f"AUROC by entropy on gray images in three channels. {words}. SVHN in the paper: {paper}"
 
 
 def resnet50_gain(folder: Path) -> Verdict:
@@ -226,8 +226,9 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     gains = list(above.values())
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
-        f"nats above MAP, prior precision 500, one seed: {listed(above)}; on an earlier network this did not hold, with selection "
-        f"by 1 / (H + lambda) and the smallest precision that costs 0.06 nats on validation images: {listed(other)}"
+        f"Gain over MAP in nats (prior precision 500, one seed): {listed(above)}. On an earlier network the claim did not hold. "
+        "There, weights were selected by 1 / (H + lambda), and the precision was the smallest that costs 0.06 nats on validation "
+        f"images. Its gains were: {listed(other)}"
     )
 
 
@@ -245,8 +246,8 @@ def rejection(folder: Path) -> Verdict:
     """Rejecting by entropy, subnetwork inference is more accurate than MAP when half of the images are out of distribution."""
     found, others = _rejected(folder, "rotated_mnist"), _rejected(folder, "rotated_mnist_others")
     return found["subnetwork"] > found["map"], (
-        f"accuracy in percent on MNIST mixed with Fashion-MNIST if half of the images are rejected by entropy: "
-        f"{listed(found, 1)}; in another run, with 2,500 instead of 2,000 test images: {listed(others, 1)}"
+        "We reject half of the images by entropy. Accuracy in percent on MNIST mixed with Fashion-MNIST: "
+        f"{listed(found, 1)}. The same in another run, with 2,500 instead of 2,000 test images: {listed(others, 1)}"
     )
 
 
@@ -254,6 +255,6 @@ def rejection_of_photographs(folder: Path) -> Verdict:
     """The same for a network trained on CIFAR-10."""
     found = _rejected(folder, "corrupted_cifar")
     return found["subnetwork"] > found["map"], (
-        f"accuracy in percent on CIFAR-10 mixed with Fashion-MNIST if half of the images are rejected by entropy, one seed, 500 "
-        f"images of each set: {listed(found, 2)}"
+        f"We reject half of the images by entropy. Accuracy in percent on CIFAR-10 mixed with Fashion-MNIST: {listed(found, 2)}. "
+        "We ran one seed with 500 images of each set"
     )

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import Verdict, listed, read
+from tools.paper_claims.reading import Verdict, at, read
 
 NUM_TRAININGS = 90
 """Number of training runs of the random features' command: functions x seeds x systems x sizes."""
@@ -15,8 +15,8 @@ def approximability(folder: Path) -> Verdict:
     rows = read(folder / "approximability.json")["rows"]
     found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
     return max(found.values()) < zero + 0.01, (
-        f"median distance by D: {listed(found)}; the distance rises to the distance of the matrix of zeros, "
-        f"{zero:.2f}, which is an upper bound, because 3 D parameters cannot fit D^2 random numbers"
+        f"Median distance: {at(found, '(D = {})')}. The matrix of zeros has a distance of {zero:.2f}, which is an upper bound. The "
+        "median distance approaches it because 3 D parameters cannot fit D^2 random numbers"
     )
 
 
@@ -26,9 +26,9 @@ def random_features_beat_fourier(folder: Path) -> Verdict:
     ratios = [own["walsh_hadamard"] / own["fourier"] for own in found.values()]
     wins = sum(ratio < 1 for ratio in ratios)
     return wins > 0.75 * len(found) and min(ratios) < 0.8, (
-        f"{about}: WHVI has the lower RMSE in {wins} of {len(found)} settings, with RMSE ratios of "
-        f"{', '.join(f'{one:.2f}' for one in ratios)}; "
-        "the claim counts as shown if WHVI has the lower RMSE in three quarters of the settings, and once by a fifth"
+        f"{about}, WHVI has the lower RMSE in {wins} of {len(found)} settings. RMSE of WHVI divided by RMSE of Fourier features: "
+        f"{', '.join(f'{one:.2f}' for one in ratios)}. "
+        "The claim counts as shown if WHVI has the lower RMSE in three quarters of the settings, and in one of them by a fifth"
     )
 
 
@@ -36,7 +36,7 @@ def inducing_points_beat_features(folder: Path) -> Verdict:
     """WHVI over reshaped features does not reach inducing points."""
     found, about = _features(folder)
     wins = sum(own["inducing_points"] < own["walsh_hadamard"] for own in found.values())
-    return wins > len(found) / 2, (f"{about}: inducing points have the lower RMSE in {wins} of {len(found)} settings")
+    return wins > len(found) / 2, (f"{about}, inducing points have the lower RMSE in {wins} of {len(found)} settings")
 
 
 def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
@@ -48,7 +48,7 @@ def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
         own.setdefault(row["system"], []).append(row["rmse"])
     means = {key: {system: statistics.fmean(values) for system, values in own.items()} for key, own in groups.items()}
     whole = {key: own for key, own in means.items() if len(own) == 3}
-    return whole, f"after {len(rows)} of the command's {NUM_TRAININGS} training runs"
+    return whole, f"After {len(rows)} of the command's {NUM_TRAININGS} training runs"
 
 
 def transform_on_cpu(folder: Path) -> Verdict:
@@ -57,8 +57,10 @@ def transform_on_cpu(folder: Path) -> Verdict:
     found = {row["size"]: row["ratio"] for row in rows if row["by"] == "features"}
     even = min(size for size in found if all(found[other] < 1 for other in found if other >= size))
     earlier = ", earlier than in the paper" if even < 512 else ""
-    words = f"time divided by the dense product's, batch 512, one core, by D: {listed(found)}; faster from {even} on{earlier}"
-    return even <= 1024, words
+    return even <= 1024, (
+        f"Time of the transform divided by the time of the dense product: {at(found, '(D = {})')}. The transform is faster from "
+        f"D = {even} on{earlier}. Batches of 512 on one core"
+    )
 
 
 def transform_on_gpu(folder: Path) -> Verdict:
@@ -67,8 +69,8 @@ def transform_on_gpu(folder: Path) -> Verdict:
     found = {size: figures[f"transform_{size}_over_dense"] for size in (512, 4096, 16384)}
     recorded = {size: figures[f"recorded_transform_{size}_over_dense"] for size in found}
     return max(found.values()) < 1, (
-        f"time divided by the dense product's with tf32, batch 512, H200, by D: {listed(found)}; replayed from a CUDA graph: "
-        f"{listed(recorded)}"
+        f"Time of the transform divided by the time of the dense product with tf32: {at(found, '(D = {})')}. If both are replayed "
+        f"from a CUDA graph: {at(recorded, '(D = {})')}. Batches of 512 on an H200"
     )
 
 
@@ -77,4 +79,6 @@ def geometry(folder: Path) -> Verdict:
     rows = read(folder / "geometry.json")["rows"]
     far = max(max(row["from_product"], row["from_orthonormal"]) for row in rows)
     sizes = ", ".join(str(row["size"]) for row in rows)
-    return far < 1e-12, f"D = {sizes}: entries of vec W - L Q g and of Q^T Q - I up to {far:.0e}, in float64"
+    return far < 1e-12, (
+        f"With D = {sizes}, in float64, the largest entry of vec W - L Q g and of Q^T Q - I is {far:.0e}"
+    )

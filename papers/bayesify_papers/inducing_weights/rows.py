@@ -34,10 +34,10 @@ def network_name(settings: Mapping[str, Any]) -> str:
 
 def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
     """A description of a system's training. Seeds with the same description are averaged."""
-    parts = [f"{settings.get('epochs')} epochs in batches of {settings.get('batch')}"]
+    parts = [f"{settings.get('epochs')} epochs", f"batches of {settings.get('batch')}"]
     parts += ["mirrored and shifted images"] * bool(settings.get("augment"))
-    parts += [f"squares of {settings['cutout']} pixels cut out"] if settings.get("cutout") else []
-    parts += ["one cycle of the learning rate"] * (settings.get("schedule") == "one_cycle")
+    parts += [f"cutout of {settings['cutout']} pixels"] if settings.get("cutout") else []
+    parts += ["one-cycle learning rate"] * (settings.get("schedule") == "one_cycle")
     parts += ["averaged parameters"] * bool(settings.get("average"))
     point = (SYSTEMS | BASELINES)[system].point
     parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
