@@ -29,7 +29,7 @@ class _WithoutTypes:
     """Commands whose help omits the type of a switch, because a switch takes no value."""
 
     def get_params(self, context: Any) -> list[Any]:
-        """Options and arguments. The type of a switch is hidden, which newer versions of typer would show as `<bool>`."""
+        """Options and arguments. Newer versions of typer would show the type of a switch as `<bool>`, so the type is hidden."""
         found: list[Any] = super().get_params(context)  # type: ignore[misc]
         for option in found:
             if getattr(option, "is_flag", False):
@@ -65,7 +65,7 @@ FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
-    """Run the command line. If a pipe is closed, for example by `head`, it ends quietly; if the disk is full, with a message."""
+    """Run the command line. It ends quietly if a pipe is closed, as by `head`, and with a message if the disk is full."""
     try:
         try:
             app()
@@ -115,8 +115,8 @@ def methods() -> None:
     console = Console()
     console.print(listing)
     console.print(
-        "\nparameters: the number stored for P weights; a layer has d_in inputs and d_out outputs; k, K and M are options of "
-        "the method. slow: runs in the demo only with --all.\n"
+        "\nparameters: the number of stored parameters for P weights; a layer has d_in inputs and d_out outputs; k, K "
+        "and M are options of the method. slow: runs in the demo only with --all.\n"
         'Use a method by name: bayesify.bayesianize(net, "mean_field", ...). '
         f"These methods have functions or classes of their own below bayesify: {own}.",
         style="dim",
@@ -177,7 +177,8 @@ def reproduce(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Show published results and ours; for a single paper, every number.")
+        bool,
+        typer.Option("--status", help="Show published results next to ours; for a single paper, show every number."),
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every experiment of the five papers.")] = False,
     smoke: Annotated[
@@ -185,11 +186,15 @@ def reproduce(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.")] = None,
     engine: Annotated[str, typer.Option(help="Engine that runs the experiments: local, dask or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs at a time (default: one per core).")
+    ] = None,
     part: Annotated[
         list[str] | None, typer.Option(help="Run only these parts of the experiment, such as one dataset.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Folder of the datasets (default: BAYESIFY_DATA).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of the datasets (default: the environment variable BAYESIFY_DATA).")
+    ] = None,
     arguments: Annotated[
         str, typer.Option(help="Extra arguments for the experiment's own program, such as '--splits 2'.")
     ] = "",

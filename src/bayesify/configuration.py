@@ -35,9 +35,9 @@ CALLED_AS = {
     **dict.fromkeys(("function_space", "fsvi"), "FunctionSpaceVI"),
     **dict.fromkeys(("laplace", "subnetwork", "subnetwork_laplace"), "Laplace"),
 }
-"""Name below `bayesify` of what to call for each method that is not a posterior, for messages and the list of methods."""
+"""For each method that is not a posterior, the name below `bayesify` to call. Used in messages and in the list of methods."""
 
-Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
+Choice = Any  # a posterior, a name, a dict that maps selectors to posteriors, plain data, or a path to a JSON file
 PriorChoice = Prior | str | Mapping[str, Any] | None
 LikelihoodChoice = Likelihood | str | Mapping[str, Any] | None
 
@@ -47,17 +47,18 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
 
     Raises:
         ValueError: If a name is unknown or an option does not exist.
-        TypeError: If the type of the choice is not one that `bayesianize` accepts.
+        TypeError: If `bayesianize` does not accept the type of the choice.
     """
     if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
         if not choice:
             raise ValueError(
-                "bayesianize: an empty dict of posteriors; give at least one selector, such as {'*': MeanField()}"
+                "bayesianize: the dict of posteriors is empty; give at least one selector, such as {'*': MeanField()}"
             )
         for selector in choice:
             if not isinstance(selector, (str, nn.Module)):
                 raise TypeError(
-                    f"bayesianize: selector {selector!r}; give a name, a glob, a class name such as 'Linear', or a module"
+                    f"bayesianize: {selector!r} is not a selector; give a name, a glob, a class name such as 'Linear', "
+                    "or a module"
                 )
         return [(selector, make_posterior(entry)) for selector, entry in choice.items()]
     return [(None, make_posterior(choice))]
@@ -107,7 +108,7 @@ def make_choices(
 
 
 def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
-    """Whether `"posterior"` is a selector, not a key of `KEYS`: the network has such a module, and no other key is in `KEYS`."""
+    """Whether the key `"posterior"` is a selector: the network has a module of this name, and no other key is in `KEYS`."""
     return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
 
 
@@ -133,16 +134,16 @@ def make_posterior(entry: Choice) -> Posterior:
     if not isinstance(entry, Mapping):
         raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
     if not isinstance(entry.get("name"), str):
-        raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; add the posterior's name to its options")
+        raise ValueError(f"bayesianize: {dict(entry)} has no 'name'; add the name of the posterior")
     made: Posterior = _construct(find_posterior(entry["name"]), entry)
     return made
 
 
 def find_posterior(name: str) -> type[Posterior]:
-    """A posterior's class by name or alias, from the library or from an entry point of another package.
+    """The class of the posterior with a name or alias, from the library or from an entry point of another package.
 
     Raises:
-        ValueError: If no posterior has this name, or if several packages offer one.
+        ValueError: If no posterior has this name, or if posteriors of several packages have it.
     """
     wanted = plain_name(name)
     for kind in posteriors.REGISTRY.values():
@@ -153,7 +154,7 @@ def find_posterior(name: str) -> type[Posterior]:
     found: dict[str, type[Posterior]] = {}
     known = [*posteriors.REGISTRY, *CALLED_AS]
     for source, offer in plugins():
-        theirs = offer if isinstance(offer, type) else getattr(offer, "posterior", None)  # a `Method` names one
+        theirs = offer if isinstance(offer, type) else getattr(offer, "posterior", None)  # a `Method` holds it
         names = _names(offer)
         known += names
         if wanted not in names:
@@ -170,7 +171,7 @@ def find_posterior(name: str) -> type[Posterior]:
 
 
 def _names(thing: object) -> list[str]:
-    """Name and aliases of a posterior class or of a method; empty if an entry point names something else."""
+    """Name and aliases of a posterior class or of a method; empty for any other object."""
     names = (getattr(thing, "name", None), *getattr(thing, "aliases", ()))
     return [plain_name(name) for name in names if isinstance(name, str)]
 
@@ -239,4 +240,6 @@ def read_json(path: str | Path) -> Any:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give the path of a JSON file that configures a posterior") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); write it with json.dump(bnn.config(), file)") from None
+        raise ValueError(
+            f"{path}: not valid JSON ({error}); write the file with json.dump(bnn.config(), file)"
+        ) from None

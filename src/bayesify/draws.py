@@ -25,7 +25,7 @@ from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 MAX_KNOWN_COSTS = 32
-"""Maximum number of kinds of inputs for which a network caches the cost of an example."""
+"""Maximum number of input kinds per network for which the cost of an example is cached."""
 
 
 class Draw:
@@ -82,7 +82,8 @@ class Draws:
         choice changes only the speed.
 
         Returns:
-            [S, B, ...]. A dict, tuple or dataclass of outputs keeps its type, and each of its tensors gets the axis of draws.
+            The outputs, [S, B, ...]. A dict, tuple or dataclass of outputs keeps its type, and each of its tensors gets
+            the axis of draws.
         """
         return self.runner.run(self.weights, args, kwargs, buffers=self.buffers)
 
@@ -97,7 +98,7 @@ class Draws:
         memory: int | str | None = None,
         split_batch: bool = True,
     ) -> Outputs:
-        """Outputs over a batch of any size, in evaluation mode, under a memory budget.
+        """Outputs for a batch of any size, in evaluation mode, under a memory budget.
 
         Args:
             args: Positional inputs of the network.

@@ -41,8 +41,8 @@ class Method:
         aliases: Other names of the method in papers.
         slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
-        is_point: Whether most or all of its weights are point estimates. Its training already searches for the maximum a
-            posteriori, and a separate search before training would make the members of an ensemble alike.
+        is_point: Whether most or all weights are point estimates. Training then already searches for the maximum a
+            posteriori. A separate search before training would make the members of an ensemble alike.
         is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
         starts_at_point: Whether `fit` first calls `training.maximum_a_posteriori.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
@@ -85,19 +85,20 @@ class Method:
 
     @property
     def used_as(self) -> str:
-        """The expression to call in code, below `bayesify`."""
+        """The expression to call in code, as an attribute of `bayesify`."""
         if self.posterior is not None:
             return "bayesianize"
         return CALLED_AS.get(self.name, f"methods.get_method({self.name!r}).fit")
 
     @property
     def learns_noise(self) -> bool:
-        """Whether the method can learn the noise. Under a point estimate the noise would shrink to the training residuals."""
+        """Whether the method can learn the noise. A point estimate cannot, because its noise would shrink to the
+        training residuals."""
         return self.fit is None and not self.is_point
 
     @property
     def option_names(self) -> tuple[str, ...] | None:
-        """Option names of its posterior, or of its `fit` apart from the task; `None` if it accepts any option."""
+        """Names of the options of the posterior or of `fit`, without the task; `None` if any option is accepted."""
         function: Callable[..., Any] | None = self.fit or self.posterior
         takes = [] if function is None else [*inspect.signature(function).parameters.values()]
         takes = takes[self.fit is not None :]
@@ -149,12 +150,13 @@ METHODS: dict[str, Method] = {
 
 
 def all_methods() -> dict[str, Method]:
-    """All methods by name: the library's methods, and methods of other packages from the entry points group `bayesify.methods`.
+    """All methods by name: the library's methods, and those that other packages register as entry points in the group
+    `bayesify.methods`.
 
     An entry point's object is a `Method` or a subclass of `Posterior`. Any other object is skipped with a warning.
 
     Raises:
-        ValueError: If another method already has the name or an alias of an entry point's method.
+        ValueError: If the name or an alias of an entry point's method already belongs to another method.
     """
     return {**METHODS, **_other_methods()}
 

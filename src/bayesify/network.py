@@ -96,7 +96,7 @@ class Road:
 
 
 def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-    """A draw that compares the parameters once, because each comparison on a GPU waits for the device."""
+    """A draw that checks only once whether parameters have changed, because each check on a GPU waits for the device."""
     with settled():
         return part.draw(request)
 
@@ -125,9 +125,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     Args:
         net: The network to copy.
-        posteriors: Pairs of selector and posterior; a selector of `None` takes everything.
-        likelihood: p(y | outputs), or `None`.
-        prior: p(weights).
+        posteriors: Pairs of selector and posterior; the selector `None` selects all weights.
+        likelihood: Likelihood p(y | outputs), or `None`.
+        prior: Prior p(weights).
         output: Key or position of the output that the likelihood describes; see `bayesianize`.
         share_frozen: Whether to share frozen parameters with `net` instead of copying them.
         batch_statistics: See `bayesianize`.
@@ -137,8 +137,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given likelihood, on the network's device.
         prior: The bound prior.
-        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every posterior
-            starts at these weights and `fit` cannot restart it.
+        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every
+            posterior starts at these weights and `fit` restarts none of them.
         start: The settings with which the posteriors started.
         frozen_statistics: Names of the layers whose running statistics stay fixed in training mode.
         kept_statistics: Draws that have their own running statistics and that `predict` uses, or `None`; see `keep_draws`.
@@ -252,7 +252,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return road
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_road": None}  # copies and pickles decide for themselves
+        return {**self.__dict__, "_road": None}  # a copy or an unpickled network makes a new road
 
     @checked
     def draw(
@@ -271,7 +271,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             generator: Source of randomness, on any device. The default is torch's global generator.
             antithetic: Whether to draw Gaussian noise in pairs of opposite sign. This halves the random numbers and reduces
                 the Monte Carlo error.
-            local: Whether noise may differ between examples. Use it for a training objective only, never for prediction.
+            local: Whether noise may differ between examples. Use this only for a training objective, never for
+                prediction.
             num_data: N, the size of the dataset, if the draws are for a bound over a dataset.
 
         Returns:
@@ -329,7 +330,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `map_objective`, each [1], or of `elbo`, each [S], for a batch of `fit`."""
+        """The two terms of the objective for a batch of `fit`: the terms of `map_objective`, each [1], or of `elbo`, each [S]."""
         if phase == "map":
             return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
         return self.elbo_terms(
@@ -372,7 +373,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             A scalar.
 
         Raises:
-            ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
+            ValueError: If inputs or targets are not finite or do not fit the network, or if the result is not finite.
         """
         log_likelihood, kl = self.elbo_terms(
             x,
@@ -445,7 +446,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q || p) in nats, summed over all weights, a scalar. Without a closed form it is an estimate from one draw."""
+        """KL(q || p) in nats, summed over all weights, a scalar. If it has no closed form, it is estimated from one draw."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
         with full_precision(self._decided().device):
@@ -484,14 +485,14 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S, the number of draws. The default is all draws kept by `keep_draws`. Without kept draws it is one draw per
-                ensemble member, or 32.
+            num_draws: S, the number of draws. The default is all draws kept by `keep_draws`. If no draws are kept, it
+                is one draw per member for an ensemble, and 32 for other posteriors.
             generator: Source of randomness. Kept draws are fixed and do not use it.
             memory: The budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
             keep_outputs: Whether to keep all outputs regardless of their size. By default the budget decides.
-            split_batch: Whether the batch may be split. Use false if outputs depend on other rows, or if an input, such as a
-                graph, belongs to the whole batch.
+            split_batch: Whether the batch may be split. Set it to false if the output of a row depends on other rows,
+                or if an input, such as a graph, belongs to the whole batch.
             draws: Draws of this network to use instead of fresh draws. To serve many requests, call `draw(16).detach()` once.
             method: `"draws"`, or `"moments"` to propagate means and variances through the network in one pass without draws.
                 `"moments"` works for posteriors of independent Gaussians (`MeanField`, `KTied`, `Point`); see
@@ -512,7 +513,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             fresh = partial(self.draw, count, generator=generator, antithetic=antithetic)
             draws = fresh() if antithetic else self._kept_draws(num_draws) or fresh()
         elif draws.runner.network is not self.network:
-            raise ValueError("predict: draws belong to another network; call draw(...) of this network")
+            raise ValueError("predict: the draws belong to another network; make them with draw(...) of this network")
         with explain_shape_errors(args, kwargs):
             outputs = draws.outputs(
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
@@ -525,8 +526,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             return None
         if num_draws is not None and num_draws > len(kept):
             warnings.warn(
-                f"predict: num_draws={num_draws}, but only {len(kept)} draws have batch statistics of their own, so this "
-                "prediction uses less accurate averages over draws; keep more draws with bayesify.keep_draws",
+                f"predict: num_draws={num_draws}, but only {len(kept)} draws have their own batch statistics; this "
+                f"prediction uses batch statistics averaged over draws, which is less accurate; to avoid this, keep "
+                f"more draws with bayesify.keep_draws",
                 stacklevel=4,
             )
             return None
@@ -535,7 +537,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return Draws(drawn.runner, drawn.weights, drawn.kl, kept.buffers(count))
 
     def _valid_statistics(self) -> KeptStatistics | None:
-        """The kept statistics, or `None` if network, posteriors or prior have changed since."""
+        """The kept statistics, or `None` if the network, a posterior or the prior has changed since they were stored."""
         kept = self.kept_statistics
         return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
 
@@ -624,9 +626,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
 
 def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
-    """Set in place what `fit` found before its first step and saved in `state`: units of the posteriors, and dropout rates.
+    """Set, in place, the posteriors' units and the dropout rates that `fit` found before its first step and saved in
+    `state`.
 
-    A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds k of each weight.
+    A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds the k of each weight.
     """
     if "unit_powers" in state:
         powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)

@@ -44,7 +44,7 @@ class Serializable(ABC):
         """
 
     def fingerprint(self) -> dict[str, str]:
-        """Description of the user's network, by name. `load` compares it with the network it is given. Empty without a network."""
+        """Description of the user's network, by name. `load` compares it with the given network. Empty if there is no network."""
         return {}
 
 
@@ -95,7 +95,8 @@ class Predictor(Serializable):
             memory: Budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
 
         Predictors that run draws through the user's network also take `split_batch`. With `split_batch=False` the batch is
-        never split. Use it if outputs depend on other rows, or if an input, such as a graph, belongs to the whole batch.
+        never split. Use this if the output of a row depends on other rows, or if an input, such as a graph, belongs to
+        the whole batch.
         """
 
 
@@ -116,8 +117,8 @@ class Drawable(Predictor):
         """The draws that `predict` uses with the same arguments. For many batches, pass them to `predict` as `draws`.
 
         For a network with BatchNorm, `keep_draws` or the end of `fit` may have kept draws. The result is then the first
-        `num_draws` kept draws, each with statistics of its own. All draws are fresh if `num_draws` exceeds the kept draws or
-        if a parameter has changed. Running averages normalize fresh draws.
+        `num_draws` kept draws, each with its own statistics. All draws are fresh if `num_draws` exceeds the number of
+        kept draws or if a parameter has changed. Fresh draws are normalized by running averages.
         """
         kept = self._kept_draws(num_draws)
         if kept is not None:
@@ -175,7 +176,7 @@ class Batch:
         return self if bool((self.weights > 0).all()) else self.rows(self.weights > 0)
 
     def mean(self, values: Tensor) -> float:
-        """The mean of values [B, ...] over examples, by their weights, and over all other axes."""
+        """The mean of values [B, ...] over all axes. Examples count by their weights."""
         return float(self.counts @ values.reshape(len(self), -1).mean(1).double().cpu() / self.counts.sum())
 
     def rows(self, index: slice | Tensor) -> Batch:
@@ -196,7 +197,7 @@ class Trainable(ABC):
 
     @property
     def module(self) -> nn.Module:
-        """The module that holds parameters, buffers and modes. By default it is the object itself."""
+        """The module that holds parameters, buffers and modes. By default this is the object itself."""
         assert isinstance(self, nn.Module)
         return self
 
@@ -227,11 +228,12 @@ class Trainable(ABC):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective for a batch, in nats of the whole dataset. `fit` maximizes `first - beta * second`.
+        """The two terms of the objective for a batch, in nats, scaled to the whole dataset. `fit` maximizes
+        `first - beta * second`.
 
         Returns:
             The expected log-likelihood, and the KL or its substitute. Each is [S], or [R, S] for R models whose objectives add
-            up. The last axis has length 1 if all draws share the value.
+            up. The last axis has length 1 if the value is the same for all draws.
         """
 
     def clip_gradients(self, max_norm: float, norm: Tensor) -> None:

@@ -357,7 +357,7 @@ def test_labels_out_of_range(label: int) -> None:
 
 
 def test_float_labels() -> None:
-    with pytest.raises(ValueError, match=r"targets are torch.float32; give integer labels.*amounts, use Gaussian"):
+    with pytest.raises(ValueError, match=r"targets have type torch.float32; give integer labels.*amounts, use Gaussian"):
         made("categorical").log_prob(outputs(2, K), torch.tensor([0.0, 1.0]))
 
 
@@ -373,7 +373,7 @@ def test_one_hot_rows() -> None:
 
 @pytest.mark.parametrize("value", [0.5, -1.0, math.nan, 2.0])
 def test_targets_that_are_neither_yes_nor_no(value: float) -> None:
-    with pytest.raises(ValueError, match=r"Bernoulli: target .*; give 0 or 1"):
+    with pytest.raises(ValueError, match=r"Bernoulli: a target is .*; give targets that are 0 or 1"):
         made("bernoulli").log_prob(outputs(1, 1), torch.tensor([value]))
 
 
@@ -392,7 +392,7 @@ def test_noise_of_the_wrong_length() -> None:
 
 
 def test_odd_outputs_of_the_heteroscedastic_network() -> None:
-    with pytest.raises(ValueError, match=r"3 outputs; the network's last layer needs a mean and a log-variance"):
+    with pytest.raises(ValueError, match=r"has 3 outputs, but needs a mean and a log-variance"):
         likelihoods.HeteroscedasticGaussian().log_prob(torch.zeros(B, 3), torch.zeros(B, 1))
 
 

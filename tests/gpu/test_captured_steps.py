@@ -125,7 +125,7 @@ def test_a_bad_row_changes_nothing_and_is_named():
     """The fifth batch of each epoch of twelve is bad: it is met when steps are captured already."""
     broken, sound = network(posteriors.MeanField()), network(posteriors.MeanField())
     with pytest.raises(
-        ValueError, match=r"epoch 1, batch 9: the gradient of .* is not finite.*steps taken before it: 8"
+        ValueError, match=r"epoch 1, batch 9: the gradient of .* is not finite.*steps taken before this error: 8"
     ):
         fit(broken, data(120, bad=85), epochs=1, batch_size=10, shuffle=False, scheduler="constant")
     fit(sound, data(80), epochs=1, batch_size=10, shuffle=False, num_data=120, scheduler="constant")
@@ -268,7 +268,9 @@ def test_steps_of_ivon_are_captured(precision, tmp_path):
 def test_a_captured_step_of_ivon_that_is_not_finite_changes_nothing():
     options = {"shuffle": False, "epochs": 1, "schedule": None}
     broken, run = ivon(True, data(120, bad=85), **options)
-    with pytest.raises(ValueError, match=r"batch 9: the gradient of .* is not finite.*steps taken before it: 8"):
+    with pytest.raises(
+        ValueError, match=r"batch 9: the gradient of .* is not finite.*steps taken before this error: 8"
+    ):
         run()
     sound, run = ivon(True, data(80), **options)
     run()

@@ -146,7 +146,7 @@ def test_num_draws(num_draws: Any) -> None:
 
 def test_example_weights() -> None:
     bnn = network()
-    message = r"example_weights have shape \(3,\); give one per example, \[4\]"
+    message = r"example_weights have shape \(3,\); give one weight per example, \[4\]"
     unchanged(bnn, ValueError, message, lambda: bnn.elbo(X, Y, num_data=4, example_weights=torch.ones(3)))
 
 

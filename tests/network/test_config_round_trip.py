@@ -92,7 +92,7 @@ def test_arguments_win_over_the_file() -> None:
 def test_a_file_that_is_not_json(tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text('{"posterior": ')
-    with pytest.raises(ValueError, match=r"broken.json: not valid JSON .*; write it with json.dump"):
+    with pytest.raises(ValueError, match=r"broken.json: not valid JSON .*; write the file with json.dump"):
         bayesify.bayesianize(nn.Linear(2, 2), str(path))
 
 

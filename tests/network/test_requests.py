@@ -23,7 +23,7 @@ def test_existing_draws_give_what_they_would_by_themselves(rows):
     torch.testing.assert_close(bnn.predict(x, draws=draws).probs, expected)
     fresh = bnn.predict(x, 16, generator=torch.Generator().manual_seed(1)).probs
     torch.testing.assert_close(bnn.predict(x, draws=draws).probs, fresh)
-    with pytest.raises(ValueError, match="predict: draws belong to another network"):
+    with pytest.raises(ValueError, match="predict: the draws belong to another network"):
         make(likelihoods.Categorical()).predict(x, draws=draws)
 
 

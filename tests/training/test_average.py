@@ -218,7 +218,7 @@ def test_checkpoints_with_and_without_an_average(tmp_path):
     name = next(iter(stored.steps["average"]["values"]))
     stored.steps["average"]["values"][name] = torch.zeros(())
     stored.write(path)
-    with pytest.raises(ValueError, match=r"was altered \(the average belongs to other parameters"):
+    with pytest.raises(ValueError, match=r"was altered \(the average in the checkpoint belongs to other parameters"):
         fit(plain(), epochs=2, checkpoint=path, average=0.9, scheduler="constant")
 
 
@@ -246,7 +246,9 @@ def test_noise_of_a_regression_is_that_of_the_average():
 
 
 def test_what_cannot_be_averaged_is_refused():
-    with pytest.raises(ValueError, match=r"average= works for one model, and ModelStack has 2; leave out average="):
+    with pytest.raises(
+        ValueError, match=r"average= works for a single model, but ModelStack has 2 models; leave out average="
+    ):
         fit(ModelStack([plain(), plain()]), average=0.9)
     with pytest.raises(ValueError, match=r"average=1\.5"):
         fit(plain(), average=1.5)

@@ -189,7 +189,9 @@ def test_calibration_is_compared_with_the_given_network(before, after, count, fo
     ]
     told = rules.less_calibrated(*scores)
     assert bool(told) is found
-    assert not told or f"is {after:.3f} at an accuracy of 0.800 (was {before:.3f} at 0.800)" in told[0].sentence
+    assert (
+        not told or f"is {after:.3f} at an accuracy of 0.800 (given network: {before:.3f} at 0.800)" in told[0].sentence
+    )
     assert not rules.less_calibrated(replace(scores[0], confidences=()), scores[1])
     assert not rules.less_calibrated(replace(scores[0], nll=0.95), scores[1])  # an untrained network
 
@@ -380,7 +382,7 @@ def test_numbers_that_are_guessed(regressor):
     bnn = bayesify.bayesianize(nn.Linear(5, 1), "mean_field", likelihood="gaussian")
     history = bayesify.fit(bnn, regression(), epochs=3, learning_rate=1e-6, seed=0, progress=False)
     assert "learned_little" in history.findings.codes
-    assert "predicting the targets' mean" in str(history.findings)
+    assert "predicting the mean of the targets" in str(history.findings)
 
 
 # -- trainings that deserve a finding ------------------------------------------------------------------------------
@@ -422,7 +424,9 @@ def test_scales_that_destroy_a_trained_network(validated, data, trained):
         )
         codes.append(history.findings.codes)
         if max_std is None:
-            assert re.search(r"weights vary by .* times that at the start.*max_std=.*IVON", str(history.findings))
+            assert re.search(
+                r"weights vary by .* times as large as at the start.*max_std=.*IVON", str(history.findings)
+            )
     assert {"worse_than_start", "scales_wide"} <= set(codes[0])
     assert not {"worse_than_start", "scales_wide"} & set(codes[1])
 

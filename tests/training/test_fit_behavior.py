@@ -308,18 +308,19 @@ def test_bad_data_changes_nothing(loader, message):
 def test_bad_data_later_names_epoch_and_batch():
     bnn, stepped = classifier(), classifier()
     with pytest.raises(
-        ValueError, match=r"epoch 1, batch 2: inputs hold nan.*; the network keeps the steps taken before it: 1"
+        ValueError, match=r"epoch 1, batch 2: inputs hold nan.*; the network keeps the steps taken before this error: 1"
     ):
         fit(bnn, DataLoader(TensorDataset(NAN, Y), batch_size=8))
     fit(stepped, [(X[:8], Y[:8])], num_data=24)
     assert same(bnn, stepped)
     with pytest.raises(
-        ValueError, match=r"validation batch 1: inputs hold nan.*; the network keeps the steps taken before it: 3"
+        ValueError,
+        match=r"validation batch 1: inputs hold nan.*; the network keeps the steps taken before this error: 3",
     ):
         fit(classifier(), validation=[(NAN, Y)])
     entries = [(X, Y), (X, Y, X, Y)]
     with pytest.raises(
-        ValueError, match=r"epoch 1, batch 2: a batch has 4 entries.*keeps the steps taken before it: 1"
+        ValueError, match=r"epoch 1, batch 2: a batch has 4 entries.*keeps the steps taken before this error: 1"
     ):
         fit(classifier(), entries, num_data=48)
 
@@ -381,7 +382,7 @@ def test_what_is_not_a_network_or_a_loader():
         fit(classifier(), optimizer="adam")
     with pytest.raises(TypeError, match="train_loader=3; give batches, such as a DataLoader"):
         fit(classifier(), 3)
-    with pytest.raises(TypeError, match="runs only once"):
+    with pytest.raises(TypeError, match="can be read only once"):
         fit(classifier(), iter([(X, Y)]))
     frozen = classifier().requires_grad_(False)
     with pytest.raises(ValueError, match="trainable"):

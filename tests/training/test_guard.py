@@ -270,7 +270,7 @@ class Own(Exception):
 @pytest.mark.parametrize("error", [OSError, RuntimeError, KeyError, MemoryError, IndexError, Own, ValueError, EOFError])
 def test_errors_of_a_loader_say_where(error):
     bnn = network()
-    with pytest.raises(error, match=r"epoch 1, batch 3: .*disk.*steps taken before it: 2"):
+    with pytest.raises(error, match=r"epoch 1, batch 3: .*disk.*steps taken before this error: 2"):
         bayesify.fit(bnn, Unlucky(error("disk")), epochs=1, num_data=48, progress=False)
 
 
@@ -368,7 +368,9 @@ def test_a_scheduler_that_raises_after_a_step_leaves_the_step_whole(norm, accumu
         options = {"optimizer": sgd, "scheduler": schedule, "num_data": 48, "seed": 0, "progress": False}
         steps = Steps(accumulate=accumulate, scheduler="step")
         if fails:
-            with pytest.raises(OSError, match=rf"epoch 1, batch {2 * accumulate}: the schedule is .* before it: 2"):
+            with pytest.raises(
+                OSError, match=rf"epoch 1, batch {2 * accumulate}: the schedule is .* before this error: 2"
+            ):
                 bayesify.fit(bnn, data, epochs=1, steps=steps, **options)
         else:
             bayesify.fit(bnn, data, epochs=1, steps=steps, **options)

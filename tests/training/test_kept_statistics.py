@@ -187,7 +187,7 @@ def test_the_checksum_sees_signs_places_and_types():
 
 def test_more_draws_than_were_kept_are_fresh_and_said_so():
     bnn = refreshed(2)
-    with pytest.warns(UserWarning, match=r"num_draws=3, but only 2 draws have batch statistics.*keep_draws"):
+    with pytest.warns(UserWarning, match=r"num_draws=3, but only 2 draws have their own batch statistics.*keep_draws"):
         assert len(bnn.predict(X[:3], 3).outputs) == 3
     assert len(bnn.predict(X[:3], 2, antithetic=True).outputs) == 2
 

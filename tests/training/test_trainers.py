@@ -247,12 +247,12 @@ def test_checkpoints_of_other_versions_and_with_other_fields(tmp_path):
     for change in ({"extra": 1}, {"history": None}):
         changed = {key: value for key, value in (header["run"] | change).items() if value is not None}
         tensor_files.write(path, kind, {"library_version": "9.9", "run": changed}, tensors)
-        message = f"written by bayesify 9.9, .*{next(iter(change))}.*; continue with that version, or start again"
+        message = f"written by bayesify 9.9, .*{next(iter(change))}.*; continue with the version that wrote it, or start again"
         with pytest.raises(ValueError, match=message):
             run("fit", checkpoint=path)
     name = next(name for name in tensors if name.endswith("mean_value.0/weight"))
     tensor_files.write(path, kind, header, {**tensors, name: tensors[name] * float("nan")})
-    with pytest.raises(ValueError, match=r"is not finite; use an earlier copy, or start again"):
+    with pytest.raises(ValueError, match=r"is not finite; use an earlier copy of the file, or start again"):
         run("fit", checkpoint=path)
 
 

@@ -25,8 +25,8 @@ from bayesify.predictive.regression import RegressionPredictive
 class Likelihood(nn.Module):
     """p(y | f): the distribution of targets given a network's outputs f.
 
-    A subclass defines `check_values`, `log_density`, `predictive` and `fisher`, and also `target_shape` if targets do not have
-    the outputs' shape. A likelihood of numbers derives from `NumberLikelihood`.
+    A subclass defines `check_values`, `log_density`, `predictive` and `fisher`, and also `target_shape` if the shape of
+    targets differs from the shape of outputs. Likelihoods of numeric targets derive from `NumberLikelihood`.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Likelihood(nn.Module):
     outputs_per_target: int = 1
     """Number of outputs that the network needs per target (per class, if targets are classes)."""
     no_curvature: str | None = None
-    """The reason why there is no Fisher matrix, and what to use instead; `None` if there is one."""
+    """The reason why there is no Fisher matrix, and what to use instead; `None` if there is a Fisher matrix."""
 
     def config(self) -> dict[str, Any]:
         """The likelihood as plain data: its name and its arguments."""
@@ -53,7 +53,7 @@ class Likelihood(nn.Module):
             has_draws: Whether outputs have an axis of draws. By default the shapes decide.
 
         Returns:
-            [B] or [S, B], in nats.
+            Values in nats, [B] or [S, B].
 
         Raises:
             ValueError: If targets do not fit the outputs, are not finite, or are not valid labels.
@@ -61,15 +61,15 @@ class Likelihood(nn.Module):
         return self._per_example(self.log_density, outputs, y, has_draws)
 
     def objective(self, outputs: Tensor, y: Tensor, *, has_draws: bool | None = None) -> Tensor:
-        """The quantity that training maximizes for each example, [B] or [S, B]. It is `log_prob` unless a class overrides it."""
+        """The quantity that training maximizes for each example, [B] or [S, B]. By default it is `log_prob`."""
         return self._per_example(self.training_density, outputs, y, has_draws)
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The summands of `objective`, entry by entry as in `log_density`."""
+        """The terms whose sum is `objective`, one per entry as in `log_density`."""
         return self.log_density(outputs, y)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The score on held-out rows for early stopping, entry by entry as in `log_density`. Higher is better."""
+        """The score of held-out rows for early stopping, one per entry as in `log_density`. Higher is better."""
         return self.log_density(outputs, y)
 
     def _per_example(
@@ -85,24 +85,25 @@ class Likelihood(nn.Module):
         return per_example if has_draws else per_example[0]
 
     def _fit_targets(self, outputs: Tensor, y: Tensor, has_draws: bool | None) -> tuple[Tensor, bool]:
-        """Targets in the shape of one draw's targets, and whether outputs have an axis of draws. Nothing is broadcast."""
+        """Reshape the targets, without broadcasting, to match the outputs of one draw; also return whether outputs have
+        a draw axis."""
         for draws in (False, True) if has_draws is None else (has_draws,):
             if outputs.ndim < self.least_dims + draws and (draws or has_draws):
                 continue
             found = with_column(y, self.target_shape(outputs[0] if draws else outputs))
             if found is not None:
                 return found, draws
-        given = tuple(outputs.shape[1:] if has_draws else outputs.shape)  # as the network returned them
+        given = tuple(outputs.shape[1:] if has_draws else outputs.shape)  # the shape that the network returned
         raise ValueError(
             f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape {given}; "
             f"{self.shape_remedy}"
         )
 
     integrates_gaussians: ClassVar[bool] = False
-    """Whether `closed_form` integrates over a Gaussian of outputs without draws."""
+    """Whether `closed_form` integrates over Gaussian outputs without draws."""
     remedy: ClassVar[str] = ", such as likelihoods.Categorical(),"
     shape_remedy: ClassVar[str] = "give targets in the outputs' shape"
-    least_dims: ClassVar[int] = 1  # smallest number of axes of a batch's outputs, including the examples
+    least_dims: ClassVar[int] = 1  # smallest number of axes of a batch's outputs, including the axis of examples
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         """Shape of the targets that fit outputs [B, ...] of one draw."""
@@ -130,24 +131,26 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Expected Hessian of `-log p(y | f)` with respect to the outputs, for y from the model. It is positive semidefinite.
+        """Hessian of `-log p(y | f)` with respect to the outputs, in expectation over y from p(y | f). It is positive
+        semidefinite.
 
         Args:
-            outputs: [..., O].
+            outputs: Outputs, [..., O].
 
         Returns:
-            [..., O, O].
+            The Fisher matrices, [..., O, O].
         """
 
     def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
-        r"""Vectors $r_k$ with $\sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs.
+        r"""Vectors $r_k$ whose outer products add up to the Fisher matrix of an example's outputs:
+        $\sum_k r_k r_k^\top$.
 
         Args:
-            outputs: [B, ...], of one draw.
+            outputs: Outputs of one draw, [B, ...].
             y: Targets, if some of them mean "no label here".
 
         Returns:
-            [K, B, ...]: K vectors with the shape of the outputs, one for each entry of an example's outputs.
+            K vectors with the shape of the outputs, [K, B, ...]. K is the number of entries of an example's outputs.
         """
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return spread_factor(self._factor(wide)).reshape(-1, *outputs.shape)
@@ -156,7 +159,7 @@ class Likelihood(nn.Module):
         r"""The Fisher matrix of an example's outputs as $\operatorname{diag}(h) - q q^\top$, with one q per group of classes.
 
         Args:
-            outputs: [B, ...], of one draw.
+            outputs: Outputs of one draw, [B, ...].
             y: Targets, if some of them mean "no label here".
 
         Returns:
@@ -168,10 +171,11 @@ class Likelihood(nn.Module):
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        r"""A few random vectors with $\mathbb{E} \sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs: [K, B, ...].
+        r"""A few random vectors whose outer products add up to the Fisher matrix of an example in expectation,
+        [K, B, ...].
 
-        They are sums of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If there are at most `count`
-        vectors, they are returned unchanged.
+        Each is a sum of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If `fisher_factor` has
+        at most `count` vectors, they are returned unchanged.
         """
         factor = self.fisher_factor(outputs, y)
         if len(factor) <= count:
@@ -185,11 +189,11 @@ class Likelihood(nn.Module):
 
 
 class NumberLikelihood(Likelihood):
-    r"""Likelihood of targets that are numbers, each with a distribution of one family: $p(y | f) = \prod_o p(y_o; \theta_o(f))$.
+    r"""Likelihood of numeric targets that share one family of distributions: $p(y | f) = \prod_o p(y_o; \theta_o(f))$.
 
     The network's last axis holds `outputs_per_target` blocks of O outputs. The first block holds locations. Targets are
-    [B, ..., O]; the last axis may be missing if O = 1. A subclass defines `split` and `parts`, and stores its own parameters by
-    `_store`.
+    [B, ..., O]; the last axis may be missing if O = 1. A subclass defines `split` and `parts`, and stores its own
+    parameters with `_store`.
     """
 
     task = "regression"
@@ -206,23 +210,23 @@ class NumberLikelihood(Likelihood):
     @staticmethod
     @abstractmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
-        """The family's parameters, [..., O] each, from outputs and the likelihood's own parameters."""
+        """The parameters of the family, [..., O] each, computed from the outputs and the likelihood's own parameters."""
 
     def numbers(self) -> dict[str, Tensor]:
         """The likelihood's own parameters, which `split` takes."""
         return {}
 
     def components(self, outputs: Tensor) -> tuple[Tensor, ...]:
-        """The family's parameters, [..., O] each, from outputs [..., K O]."""
+        """The parameters of the family, [..., O] each, computed from outputs [..., K O]."""
         return type(self).split(as_float(outputs), **self.numbers())
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        """The outputs' shape, with one entry of the last axis for each target."""
+        """The shape of the outputs, but with one entry per target on the last axis."""
         each, found = self.outputs_per_target, outputs.shape[-1]
         if found % each:
             raise ValueError(
-                f"likelihoods.{type(self).__name__}: {found} outputs; the network's last layer needs {self.parts} for each "
-                f"target, so give it a multiple of {each} outputs"
+                f"likelihoods.{type(self).__name__}: the network has {found} outputs, but needs {self.parts} for "
+                f"each target; give its last layer a multiple of {each} outputs"
             )
         for name in self._given:
             raw = getattr(self, f"raw_{name}")
@@ -242,7 +246,7 @@ class NumberLikelihood(Likelihood):
         return self.family.log_density(y, *self.components(outputs))
 
     def predictive(self, outputs: Outputs) -> RegressionPredictive:
-        """A mixture over draws of the family's distributions."""
+        """A mixture, over draws, of the family's distributions."""
         numbers = {name: value.detach().clone() for name, value in self.numbers().items()}
         return RegressionPredictive(outputs, partial(_split, type(self).split, numbers), self.family)
 
@@ -251,7 +255,7 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one per target, as `raw_<name>` through softplus, and return it as plain data."""
+        """Store a positive number, or one number per target, as `raw_<name>` through softplus. Return it as plain data."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
@@ -274,7 +278,8 @@ class NumberLikelihood(Likelihood):
         return positive(getattr(self, f"raw_{name}"))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the tensors. In float64, a parameter that has not changed since construction gets its full precision back."""
+        """Convert the tensors. After a conversion to float64, a parameter that has not changed since construction has
+        full precision again."""
         exact = {}
         for name, given in self._given.items():
             raw = getattr(self, f"raw_{name}")
@@ -296,13 +301,13 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
-    """The same values as `density`, whose gradient is `weight` times the gradient of `density`, plus the gradient of `beside`."""
+    """The values of `density`. Their gradient is `weight` times the gradient of `density`, plus the gradient of `beside`."""
     fixed = density.detach()
     return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Vectors over all outputs of an example, from vectors at each position: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    """Expand vectors at single positions to vectors over all outputs of an example: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]
@@ -315,5 +320,5 @@ def spread_factor(factor: Tensor) -> Tensor:
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Random signs, -1 and 1 with equal probability."""
+    """Random signs: -1 or 1 with equal probability."""
     return torch.randint(2, shape, generator=generator, device=like.device).to(like).mul_(2).sub_(1)

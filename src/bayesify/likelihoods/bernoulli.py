@@ -1,4 +1,4 @@
-"""Binary labels: yes or no, for one label or several at once."""
+"""Binary labels (yes or no): one label per example, or several at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGa
 
 
 class Bernoulli(Likelihood):
-    r"""A yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$. Several outputs are several labels at once.
+    r"""A binary label for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$. Several outputs mean several labels
+    at once.
 
-    The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 with the outputs' shape; a last axis of one entry
-    may be missing on either side.
+    The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 with the outputs' shape; a last axis of
+    length 1 may be missing from either of them.
     """
 
     name = "bernoulli"
@@ -27,7 +28,7 @@ class Bernoulli(Likelihood):
         """Raise `ValueError` unless every target is 0 or 1."""
         wrong = (y != 0) & (y != 1)
         if bool(wrong.any()):
-            raise ValueError(f"likelihoods.Bernoulli: target {y[wrong][0].item()}; give 0 or 1")
+            raise ValueError(f"likelihoods.Bernoulli: a target is {y[wrong][0].item()}; give targets that are 0 or 1")
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-probability of each entry."""

@@ -21,8 +21,8 @@ from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGa
 class Categorical(Likelihood):
     r"""One of C classes: $p(y = c | f) = \operatorname{softmax}(f)_c$.
 
-    The Fisher matrix is $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], with classes last. Targets are integers
-    [B, ...].
+    The Fisher matrix is $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], with the classes on the last
+    axis. Targets are integers [B, ...].
 
     Args:
         class_axis: Axis of the classes in outputs [B, ...] without an axis of draws. Use 1 for image segmentation in torch's
@@ -30,7 +30,7 @@ class Categorical(Likelihood):
         ignore_index: A label that means "no label here" and contributes nothing.
 
     Raises:
-        ValueError: If `class_axis` is 0, the axis of the examples.
+        ValueError: If `class_axis` is 0, because axis 0 holds the examples.
     """
 
     name = "categorical"
@@ -59,11 +59,12 @@ class Categorical(Likelihood):
         return outputs if self._class_axis == -1 else outputs.movedim(self._axis, -1)
 
     def _is_labeled(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Whether each target is a label, for outputs of one draw."""
+        """Whether each target is a label and not `ignore_index`. `outputs` are the outputs of one draw."""
         return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is known to be in range and not ignored. False on a GPU, where the check would wait."""
+        """Whether every label is known to be in range and not ignored. False on a GPU, where the check would wait for
+        the device."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())
@@ -73,7 +74,7 @@ class Categorical(Likelihood):
     least_dims = 2
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        """The outputs' shape without the classes."""
+        """The shape of the outputs without the axis of classes."""
         if outputs.ndim < 2:
             raise ValueError(
                 f"likelihoods.Categorical: outputs of shape {tuple(outputs.shape)} have no axis of classes; "
@@ -85,8 +86,8 @@ class Categorical(Likelihood):
         """Raise `ValueError` unless every label is an integer in 0..C-1."""
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
-                f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli; "
-                "for targets that are amounts, use Gaussian"
+                f"likelihoods.Categorical: targets have type {y.dtype}; give integer labels (y.long()), or use "
+                "Bernoulli; for targets that are amounts, use Gaussian"
             )
         classes = self._classes_last(outputs).shape[-1]
         if self._all_count(y, classes):
@@ -141,8 +142,8 @@ class Categorical(Likelihood):
         r"""C - 1 vectors whose outer products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
 
         With the unit vector $s = \sqrt p$, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$, where
-        Q is an orthonormal basis of the space orthogonal to s. Q consists of all columns but the first of the reflection that
-        maps s to an axis.
+        Q is an orthonormal basis of the space orthogonal to s. Q consists of all columns but the first of the
+        reflection that maps s to the first axis.
         """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         factor = self._factor(last)  # [B, ..., K, C]
@@ -162,9 +163,10 @@ class Categorical(Likelihood):
     ) -> Tensor:
         r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
 
-        Each class is chosen at most once, with a probability proportional to $p_c$ but at most 1. The most likely classes are
-        chosen with certainty and have weight $p_c$. The others are chosen by equal steps through the remaining probability, and
-        have equal weights. If fewer than `count` classes hold all of the probability, nothing is random.
+        Each class is chosen at most once. Its chance is proportional to $p_c$, but at most 1. The most likely classes
+        are chosen with certainty and have weight $p_c$. The other classes are chosen by equal steps through the
+        remaining probability and have equal weights. If fewer than `count` classes have all of the probability, nothing
+        is random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
@@ -192,14 +194,15 @@ class Categorical(Likelihood):
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
 
-    The n most likely classes are chosen with certainty, because each is more probable than the equal share of the later classes.
-    The others are chosen by steps of this share from a random start (Madow 1949).
+    The n most likely classes are chosen with certainty, because each is more probable than the share that the other
+    classes would get if they shared the rest equally. The other classes are chosen by steps of this share from a random
+    start (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
-    # Sum from the least likely class, because 1 minus the rest would be rounding error.
+    # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.
     tails = ordered.flip(-1).cumsum(-1)
     place = torch.arange(count, device=probs.device)
-    left = tails.flip(-1)[..., :count]  # [..., K]: probability of each place and all later places
+    left = tails.flip(-1)[..., :count]  # [..., K]: total probability of each place and all later places
     shares = left / (count - place)
     certain = (ordered[..., :count] > shares).long().cumprod(-1).sum(-1, keepdim=True).clamp_max(count - 1)  # n
     share = shares.gather(-1, certain)

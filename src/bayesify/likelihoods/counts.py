@@ -1,4 +1,4 @@
-"""Counts whose variance equals their mean, or exceeds it."""
+"""Counts whose variance equals or exceeds their mean."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bayesify.predictive.families.counts import NEGATIVE_BINOMIAL, POISSON
 class Poisson(NumberLikelihood):
     r"""Counts: $p(y | f) = \lambda^y e^{-\lambda} / y!$ with $\lambda = \exp f$, f clipped to [-20, 20].
 
-    The Fisher matrix is $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0 with the outputs' shape; a last
-    axis of one entry may be missing on either side. For counts whose variance exceeds their mean, as is usual, use
-    `NegativeBinomial`.
+    The Fisher matrix is $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0 with the outputs'
+    shape; a last axis of length 1 may be missing from either of them. For counts whose variance exceeds their mean, as
+    is usual, use `NegativeBinomial`.
     """
 
     name = "poisson"
@@ -40,15 +40,16 @@ class NegativeBinomial(NumberLikelihood):
     $$ p(y | f) = \frac{\Gamma(y + r)}{\Gamma(r)\, y!} \Bigl(\frac{r}{r + \mu}\Bigr)^r \Bigl(\frac{\mu}{r + \mu}\Bigr)^y,
        \qquad r = 1 / \alpha $$   (NB2 of Cameron & Trivedi 1986)
 
-    This is a Poisson distribution whose rate has a gamma distribution. The limit $\alpha \to 0$ is the Poisson distribution. The
-    dispersion is one number (or one per output), or the network predicts it for each example. In the second case the network's
-    last axis holds O logarithms of means and O logarithms of dispersions, clipped to [-12, 8]. The Fisher matrix is
-    $\operatorname{diag}(\mu / (1 + \alpha \mu))$; it has no closed form if the network predicts the dispersion. Targets are whole
-    numbers of at least 0, [B, O]. Stored: `raw_dispersion` through softplus.
+    This is a Poisson distribution whose rate has a gamma distribution. The limit $\alpha \to 0$ is the Poisson
+    distribution. Either the dispersion is one number (or one number per output), or the network predicts it for each
+    example. If the network predicts it, the network's last axis holds O logarithms of means and O logarithms of
+    dispersions, clipped to [-12, 8]. The Fisher matrix is $\operatorname{diag}(\mu / (1 + \alpha \mu))$; it has no
+    closed form if the network predicts the dispersion. Targets are whole numbers of at least 0, [B, O]. Stored:
+    `raw_dispersion` through softplus.
 
     Args:
-        dispersion: Initial $\alpha$: a number for all outputs, a sequence with one per output, or `None` if the network predicts
-            it.
+        dispersion: Initial $\alpha$: a number for all outputs, a sequence with one number per output, or `None` if the
+            network predicts it.
         learn: Whether to train the dispersion.
 
     Raises:

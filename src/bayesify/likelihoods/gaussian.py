@@ -22,9 +22,8 @@ START_NOISE = 0.1
 class Gaussian(NumberLikelihood):
     r"""Homoscedastic noise: $p(y | f) = \mathcal{N}(y; f, \text{noise})$, independent over outputs.
 
-    The Fisher matrix is $I / \text{noise}$. Targets have the outputs' shape; a last axis of one entry may be missing on
-    either side.
-    Stored: `raw_noise` through softplus, a parameter if learned.
+    The Fisher matrix is $I / \text{noise}$. Targets have the outputs' shape; a last axis of length 1 may be missing
+    from either of them. Stored: `raw_noise` through softplus. It is a parameter if it is learned.
 
     Args:
         noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds
@@ -96,10 +95,10 @@ class HeteroscedasticGaussian(NumberLikelihood):
 
     Under the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other rows.
     `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by $(v / \bar v)^\beta$
-    ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ means are trained as by squared errors, and with $\beta = 0$ as by the
-    likelihood. $\bar v$ is one learned variance, the variance of the residuals. The division by $\bar v$ keeps the data's weight
-    relative to the prior. On the prices of 4,000 diamonds, the mean's error was 642 when trained by squared errors, 1,505 with
-    $\beta = 0$ and 622 with $\beta = 0.5$.
+    ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared errors, and with
+    $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned variance, the variance of the residuals. The
+    division by $\bar v$ keeps the weight of the data relative to the prior. On the prices of 4,000 diamonds, the error
+    of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$ and 622 with $\beta = 0.5$.
 
     Args:
         beta: $\beta$, the exponent of the gradients' weights.
@@ -135,7 +134,7 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return reweighted(density, (variance / shared) ** self._beta, beside)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Minus the CRPS. One row with a far too small variance would dominate the likelihood, but not the CRPS."""
+        """Minus the CRPS. A single row whose variance is far too small would dominate the likelihood, but not the CRPS."""
         mean, variance = self.components(outputs)
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 

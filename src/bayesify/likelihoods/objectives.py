@@ -1,4 +1,4 @@
-"""Objectives of training, in nats over the whole dataset, all to be maximized."""
+"""Training objectives in nats, scaled to the whole dataset. All of them are maximized."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def expected_log_likelihood(
         y: Targets of B examples.
         likelihood: p(y | f).
         num_data: N, the number of examples in the whole dataset.
-        example_weights: $\omega$, [B]; 1 by default.
-        exact: Whether to use `log_prob` with its own gradients, which samplers need, instead of the likelihood's `objective`.
+        example_weights: $\omega$, the weights of the examples, [B]; 1 by default.
+        exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need
+            this.
 
     Raises:
-        ValueError: If `num_data` is below the batch size, or weights do not fit.
+        ValueError: If `num_data` is below the batch size, or if the weights do not fit the batch.
     """
     score = likelihood.log_prob if exact else likelihood.objective
     log_prob = score(outputs, y, has_draws=True)  # [S, B]
@@ -71,7 +72,7 @@ def integrated_log_likelihood(
 def check_example_weights(weights: Tensor, batch: int) -> None:
     """Raise `ValueError` unless there is one finite weight of at least 0 for each example of a batch."""
     if weights.shape != (batch,):
-        raise ValueError(f"example_weights have shape {tuple(weights.shape)}; give one per example, [{batch}]")
+        raise ValueError(f"example_weights have shape {tuple(weights.shape)}; give one weight per example, [{batch}]")
     if should_check(weights) and not bool((weights >= 0).all() & torch.isfinite(weights).all()):
         raise ValueError("example_weights hold a negative or non-finite number; give finite weights of at least 0")
 
@@ -88,7 +89,7 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
-    """Raise `ValueError` for an objective that is not finite, and name the cause.
+    """Check that an objective is finite.
 
     Raises:
         ValueError: If `value` is not finite. The message names the first weight that is not finite, or otherwise the outputs.
@@ -110,7 +111,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
 
 
 def exact_copy(likelihood: Likelihood) -> Likelihood:
-    """A copy for samplers, whose `objective` is `log_prob` with its own gradients."""
+    """A copy for samplers. Its `objective` is `log_prob` with its own gradients."""
     copied = copy.deepcopy(likelihood)
     copied.training_density = copied.log_density  # type: ignore[method-assign]
     return copied

@@ -31,19 +31,19 @@ class Quantiles(NumberLikelihood):
 
     $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
 
-    The loss approximates the continuous ranked probability score, and s learns its mean. The data then have the same weight
-    relative to the prior as under Gaussian noise. `log_prob` and the predictive describe the distribution with these quantiles,
-    constant densities between them, and exponential tails beyond; see `QuantileFunction`. There is no Fisher matrix, because the
-    loss is piecewise linear. Targets are [B, O].
+    The loss approximates the continuous ranked probability score, and s converges to the mean of this score. The data
+    then have the same weight relative to the prior as under Gaussian noise. `log_prob` and the predictive describe the
+    distribution with these quantiles, constant densities between them, and exponential tails beyond; see
+    `QuantileFunction`. There is no Fisher matrix, because the loss is piecewise linear. Targets are [B, O].
 
     Args:
         levels: At least two increasing levels, strictly between 0 and 1.
-        scale: Initial s: a number for all outputs, or a sequence with one per output.
+        scale: Initial s: a number for all outputs, or a sequence with one number per output.
         learn: Whether to train s.
 
     Raises:
-        ValueError: If there are fewer than two levels, if they are not increasing between 0 and 1, or if a scale is not positive
-            and finite.
+        ValueError: If there are fewer than two levels, if the levels do not increase strictly between 0 and 1, or if a
+            scale is not positive and finite.
     """
 
     name = "quantiles"
@@ -92,7 +92,7 @@ class Quantiles(NumberLikelihood):
 
     @staticmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
-        """Quantiles in order, [..., O, K]."""
+        """Quantiles in increasing order, [..., O, K]."""
         spacing, middle = torch.cat((numbers["below"], numbers["above"])).to(outputs), len(numbers["below"])
         blocks = as_float(outputs).unflatten(-1, (len(spacing) + 1, -1)).transpose(-1, -2)  # [..., O, K]
         center, raw = blocks.split((1, len(spacing)), dim=-1)

@@ -19,17 +19,19 @@ class StudentT(NumberLikelihood):
     $$ \log p(y | f) = \log \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi}\, s}
        - \frac{\nu + 1}2 \log\Bigl(1 + \frac{(y - f)^2}{\nu s^2}\Bigr) $$
 
-    The scale s is one number (or one per output), or the network predicts it for each example. In the second case the network's
-    last axis holds O locations and O values $f_v = \log s^2$, clipped to [-20, 20]. All outputs share the degrees of freedom,
-    which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite. The Fisher matrix in $(f, f_v)$ is
-    $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2}, \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are [B, O].
-    Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus, parameters if learned.
+    Either the scale s is one number (or one number per output), or the network predicts it for each example. If the
+    network predicts it, the network's last axis holds O locations and O values $f_v = \log s^2$, clipped to [-20, 20].
+    All outputs share the degrees of freedom, which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite.
+    The Fisher matrix in $(f, f_v)$ is $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2}, \frac{\nu}{2 (\nu +
+    3)}\bigr)$. Targets are [B, O]. Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus. They are
+    parameters if they are learned.
 
     If the network predicts the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$; see
     `HeteroscedasticGaussian`. $\bar s$ is then learned as well.
 
     Args:
-        scale: Initial s: a number for all outputs, a sequence with one per output, or `None` if the network predicts it.
+        scale: Initial s: a number for all outputs, a sequence with one number per output, or `None` if the network
+            predicts it.
         degrees: Initial $\nu$.
         learn: Whether to train scale and degrees.
         beta: $\beta$, the exponent of the gradients' weights. The value 0 gives the plain likelihood.
@@ -93,7 +95,8 @@ class StudentT(NumberLikelihood):
         return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second only if the network predicts s."""
+        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second entry is there only if the
+        network predicts s."""
         location, square, degrees = self.components(outputs)
         entries = ((degrees + 1) / ((degrees + 3) * square)).expand_as(location)
         if self._scale is None:

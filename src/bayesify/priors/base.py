@@ -20,17 +20,20 @@ from bayesify.weights.catalog import Weight
 
 @dataclass(frozen=True)
 class PriorDraw:
-    r"""The Gaussian prior over weights, given S draws of its hyperparameters. Its mean is 0 unless `mean` gives another mean.
+    r"""The Gaussian prior over weights, given S draws of its hyperparameters. The mean of the prior is 0 unless `mean`
+    is given.
 
     The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless `factor` names the weight. In this case the
-    weight is a convolution's kernel with one filter for each pair of output and input channel. The filters are independent of
-    each other, and each is $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in row-major order.
+    weight is a convolution's kernel with one filter for each pair of an output and an input channel. The filters are
+    independent of each other, and each has the distribution $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions
+    in row-major order.
 
     Args:
-        std: $\sigma_w$ by weight name: a number, or [S] for S draws of a hierarchical prior.
+        std: $\sigma_w$ by weight name: a number, or a tensor [S] for S draws of a hierarchical prior.
         kl: KL of the hyperparameters' own posterior to their prior in nats; 0 for a fixed prior.
         factor: C by weight name, lower triangular, [S, K, K].
-        std_variance: Variance of $\sigma_w$ by name, if `std` is the mean of $\sigma_w$ and not a draw (see `Prior.typical`).
+        std_variance: Variance of $\sigma_w$ by weight name, if `std` is the mean of $\sigma_w$ and not a draw (see
+            `Prior.typical`).
         mean: $\mu_w$ by weight name, [*shape]. Weights that are not named have mean 0.
     """
 
@@ -50,18 +53,20 @@ class PriorDraw:
         """This prior, or a `ValueError` that names `owner` if the prior is not fixed."""
         if not self.fixed:
             raise ValueError(
-                f"{owner}: the prior draws its scale, or is centered on a network; use a fixed prior with mean 0, such as Neal()"
+                f"{owner}: the prior has a random scale or is centered on a network; use a fixed prior with mean 0, "
+                f"such as Neal()"
             )
         return self
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""The moments of a weight's value that `cross_entropy` needs.
 
-        The moment is $\lVert w - \mu \rVert^2$; for kernels named in `factor`, it is $\sum_f w_f w_f^\top$ over filters, [K, K].
+        For most weights this is $\lVert w - \mu \rVert^2$. For kernels named in `factor`, it is $\sum_f w_f w_f^\top$
+        over filters, [K, K].
 
         Args:
             name: The weight's name.
-            value: One value of the weight, [*shape], or several values, whose moments are added up.
+            value: One value of the weight, [*shape], or several values. The moments of several values are added up.
         """
         if name not in self.factor:
             return self.centered(name, value).square().sum()
@@ -69,7 +74,7 @@ class PriorDraw:
         return filters.mT @ filters
 
     def centered(self, name: str, value: Tensor) -> Tensor:
-        r"""$w - \mu_w$ for one value of a weight, or several."""
+        r"""$w - \mu_w$ for one or several values of a weight."""
         return value - self.mean[name] if name in self.mean else value
 
     def cross_entropy(self, second_moments: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
@@ -83,7 +88,8 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            second_moments: $\mathbb{E}_q$ of `second_moments`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
+            second_moments: $\mathbb{E}_q$ of the method `second_moments`, by name: a scalar or [S], but [K, K] for
+                kernels named in `factor`.
             sizes: $P_w$, the number of scalars, by name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in second_moments)
@@ -93,7 +99,7 @@ class PriorDraw:
             if transforming():
                 parts = [square * scale for square, scale in zip(second_moments.values(), scales, strict=True)]
                 return torch.stack(parts, dim=-1).sum(-1) + (logs + constant)
-            scaled = torch._foreach_mul(list(second_moments.values()), scales)  # one launch, and no copy to the device
+            scaled = torch._foreach_mul(list(second_moments.values()), scales)  # one launch, no copy
             return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant
         for name, square in second_moments.items():
@@ -110,13 +116,14 @@ class PriorDraw:
         return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
-        """A kernel with the prior's correlation, made from a kernel with independent positions. Both have the prior's scale.
+        """A kernel with the prior's correlation, made from a kernel with independent positions. Both have the prior's
+        scale.
 
         Posteriors that are built on the prior work with $C^{-1} w$ instead of w.
 
         Args:
             name: The weight's name. A weight that is not in `factor` is returned unchanged.
-            value: [S, *shape].
+            value: Values of the weight, [S, *shape].
         """
         if name not in self.factor:
             return value
@@ -135,7 +142,8 @@ class PriorDraw:
         return found
 
     def size(self, name: str) -> float:
-        """Standard deviation of a weight's entries, or the root of their mean variance if positions differ."""
+        """Standard deviation of a weight's entries, or the root of their mean variance if the variance depends on the
+        position."""
         std = float(torch.as_tensor(self.std[name]).detach().mean())
         if name not in self.factor:
             return std
@@ -148,7 +156,8 @@ class PriorDraw:
         return torch.cholesky_inverse(factor) / self._std(name, factor).square().reshape(-1, 1, 1)
 
     def _std(self, name: str, like: Tensor) -> Tensor:
-        """A weight's scale as a tensor with the type and device of `like`. A number is created on the device, not copied to it."""
+        """A weight's scale as a tensor with the type and device of `like`. A number becomes a tensor directly on the
+        device, without a copy."""
         std = self.std[name]
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
 
@@ -157,13 +166,13 @@ class Prior(nn.Module):
     """A prior over the weights of a network.
 
     `bind` makes a copy that knows the weights, and `draw` then gives the prior's scales. A fixed prior defines only `std_of`. A
-    hierarchical prior also defines `build`, `draw`, `typical` and `set_to_prior`. `build` makes the parameters of its
-    hyperparameters' posterior, and `draw` returns one set of scales per draw and their KL.
+    hierarchical prior also defines `build`, `draw`, `typical` and `set_to_prior`. `build` makes the parameters of the
+    posterior over the hyperparameters. `draw` returns one set of scales per draw, and their KL.
     """
 
     name: ClassVar[str]
     _drawn: tuple[list[Any], PriorDraw] | None = None
-    """Scales of a fixed prior, with the arguments and weights they belong to. They are cached because there may be hundreds."""
+    """Cached scales of a fixed prior, with the arguments and weights that they belong to. There may be hundreds of scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +197,7 @@ class Prior(nn.Module):
         """Make the prior's parameters, if it has any."""
 
     def look_at(self, values: Mapping[str, Tensor] | None) -> None:
-        """Keep what the prior needs from the network's weights. Most priors need nothing."""
+        """Keep what the prior needs to know about the network's weights. Most priors need nothing."""
 
     @abstractmethod
     def std_of(self, weight: Weight) -> float:
@@ -212,7 +221,8 @@ class Prior(nn.Module):
         return self.draw(1)
 
     def live(self) -> PriorDraw:
-        """As `typical`, but computed anew at each access, so that it follows the training of the hyperparameters' posterior."""
+        """Like `typical`, but computed again at each access. It therefore follows the training of the hyperparameters'
+        posterior."""
         typical = self.typical()
         if typical.fixed:
             return typical

@@ -1,4 +1,4 @@
-"""Priors with given scales: the same for all weights or by fan-in, and centered on 0 or on a network."""
+"""Priors with given scales. The scale is the same for all weights or depends on the fan-in; the center is 0 or a network."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Standard(Prior):
 class Neal(Prior):
     r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$, so that activations keep their scale at any width (Neal 1996).
 
-    The fan-in of a layer counts its inputs without the column of the bias. Ritter et al. (2021) include the bias in W, so their
-    fan-in is larger by 1. For the 576 inputs of a 3 x 3 convolution of 64 channels, the standard deviations differ by 0.09 %.
-    A bias shares its layer's fan-in. Embeddings, normalization layers and custom parameters have no fan-in, and their standard
-    deviation is `scale`.
+    The fan-in of a layer is the number of its inputs. The bias does not count. Ritter et al. (2021) include the bias in
+    W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, the standard
+    deviations differ by 0.09 %. A bias shares its layer's fan-in. Embeddings, normalization layers and custom
+    parameters have no fan-in, and their standard deviation is `scale`.
 
     Args:
         scale: Factor on the standard deviation. The default prior of `bayesianize` has scale 8, which keeps the accuracy of
-            trained networks. Neal's own scale is 1, for networks that start at the prior.
+            trained networks. Neal's own scale of 1 is for networks that start at the prior.
 
     Raises:
         ValueError: If `scale` is not positive and finite.
@@ -79,8 +79,8 @@ class AroundNetwork(Neal):
 
     This prior does not pull a trained network away from its weights, so few epochs and wide scales are safe. It is not a prior in
     the strict sense if $w_0$ was trained on the same data. The data are then used twice, the evidence is too high, and the
-    uncertainty is too small if training has overfitted. With $w_0$ from other data (a pretrained network) it is a proper prior.
-    Weights without a fan-in have standard deviation `scale`.
+    uncertainty is too small if training has overfitted. If $w_0$ comes from other data (a pretrained network), this is
+    a proper prior. Weights without a fan-in have standard deviation `scale`.
 
     Stored: `center`, $w_0$ by name, not trained.
 

@@ -24,16 +24,17 @@ class Scale(Prior):
     $$ p(w | s_l) = \mathcal{N}\Bigl(0, \frac{1}{s_l\,\text{fan\_in}}\Bigr), \qquad p(s_l) = \mathrm{Gamma}(2, 2), \qquad
        q(s_l) = \mathrm{Gamma}(2 + \alpha_l, 2 + \beta_l) $$
 
-    with shape and rate as parameters. Weight and bias of a layer share $s_l$. Weights without a fan-in have variance $1 / s_l$.
-    The bound has
+    where the two arguments of Gamma are shape and rate. The weight and the bias of a layer share $s_l$. Weights without
+    a fan-in have variance $1 / s_l$. The bound has
 
     $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)). $$
 
     The first term uses one reparameterized draw of s (see `draw_gamma`) for each of the S draws of the weights. The second term
-    has a closed form. The KL includes everything that is learned about the prior, so bounds are comparable across models.
+    has a closed form. The KL includes the cost of what is learned about the prior, so the bounds of different models
+    are comparable.
 
-    Stored: `log_alpha`, `log_beta`. Alpha and beta start at half of the layer's number of weights $P_l$. If the weights are as
-    large as under Neal's prior, $q(s_l)$ is then the exact posterior,
+    Stored: `log_alpha`, `log_beta`. Alpha and beta both start at $P_l / 2$, where $P_l$ is the number of weights of the
+    layer. If the weights are as large as expected under Neal's prior, $q(s_l)$ is then the exact posterior,
     $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
 
     Shapes:
@@ -83,7 +84,7 @@ class Scale(Prior):
         return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
 
     def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
-        """Values for each weight, [S], from the values of its layer, [S, L], times a power of Neal's scale."""
+        """For each weight, the values [S] of its layer, taken from [S, L], times a power of Neal's scale."""
         columns = roots.unbind(-1)
         made: dict[tuple[str, float], Tensor] = {}
         for weight in self.weights.values():

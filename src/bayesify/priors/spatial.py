@@ -15,7 +15,8 @@ from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.weights.catalog import Weight
 
 NEGLIGIBLE_LOG_VALUE = -80.0
-"""Value of log nu and of the log diagonal of Psi's factor at which both are negligible next to K + 1, so that q(L) is the prior."""
+"""If log nu and the log diagonal of Psi's factor have this value, nu and Psi are negligible next to K + 1, and q(L) is
+the prior."""
 
 
 class SpatialInverseWishart(Prior):
@@ -24,19 +25,21 @@ class SpatialInverseWishart(Prior):
     $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
 
-    for each filter $w_f$, the K weights of one pair of output and input channel. K is the number of the kernel's positions, which
-    the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so the prior is Neal's on average. Weights that are not kernels,
-    including biases, have Neal's prior. The KL of q(L) has a closed form (see `wishart_kl`), and draws use Bartlett's method.
+    for each filter $w_f$, which holds the K weights of one pair of an output and an input channel. K is the number of
+    the kernel's positions, which the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so the prior is Neal's on
+    average. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed form (see
+    `wishart_kl`), and draws use Bartlett's method.
 
-    A posterior can use this prior if its second moments over a kernel's positions are known, or if it is built on the prior.
-    `bayesianize` rejects other posteriors.
+    A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if it is
+    built on the prior. `bayesianize` rejects other posteriors.
 
-    Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, as `log_diagonal`
-    (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network. $\nu$ starts at the number
-    of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is as if q(L) had observed this many filters.
+    Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, stored as
+    `log_diagonal` (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network.
+    $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is the
+    spread after observing this number of filters.
 
     Shapes:
-        log_nu: [G] for each K; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
+        log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
     """
 
     name = "spatial_inverse_wishart"
@@ -74,7 +77,7 @@ class SpatialInverseWishart(Prior):
         return found
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """S factors of each kernel's correlation."""
+        """S draws of the factor of each kernel's correlation."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():
             drawn = self._root(size) @ bartlett(self.dof(size), size, num_draws, generator)  # [S, G, K, K]
@@ -95,7 +98,7 @@ class SpatialInverseWishart(Prior):
         return torch.stack(parts).sum() if parts else 0.0
 
     def _root(self, size: int) -> Tensor:
-        r"""Lower T with $T T^\top$ the inverse of `scale_matrix`, [G, K, K]."""
+        r"""Lower triangular T, [G, K, K], such that $T T^\top$ is the inverse of `scale_matrix`."""
         inverse = inverse_from_factor(torch.linalg.cholesky_ex(self.scale_matrix(size))[0])
         found: Tensor = torch.linalg.cholesky_ex(inverse)[0]
         return found

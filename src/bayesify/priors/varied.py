@@ -30,7 +30,7 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """The prior of the first of R models, given the scales of every model by weight name. `every` holds all scales, [R, U]."""
+        """The prior of the first of R models, from the scales of all models by weight name. `every` holds all scales, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}
@@ -41,7 +41,7 @@ class Varied(Prior):
         return made
 
     def std_of(self, weight: Weight) -> float:
-        """The scale as a number, outside of function transforms."""
+        """The scale as a number. It is not available within function transforms."""
         return float(self.scales[self.places[weight.name]])
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:

@@ -18,19 +18,21 @@ from bayesify.training.batches import check_repeatable, count_batches
 @checked
 @dataclass(frozen=True)
 class Steps:
-    """Settings of how batches become optimizer steps.
+    """Settings that decide how batches become optimizer steps.
 
     Args:
         accumulate: Number of batches whose gradients make one step. All these batches use the same draw of the weights, so the step
             equals a step from one large batch.
         clip_norm: Upper bound on the norm of the gradient.
         scheduler: When the learning rate scheduler steps: after each `"epoch"` or after each optimizer `"step"`.
-        skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a `ModelStack`, only the
-            models with a non-finite gradient skip it; their parameters, buffers and optimizer state do not change. The history
-            counts skipped steps.
-        capture: Whether steps on a GPU run as CUDA graphs where possible, with the same numbers and less waiting.
+        skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a
+            `ModelStack`, only the models with a non-finite gradient skip the step; their parameters, buffers and
+            optimizer state do not change. The history counts skipped steps.
+        capture: Whether steps on a GPU run as CUDA graphs if possible. The numbers are the same, and the host waits
+            less.
         draws_in_turn: Whether to take the gradient of each draw before the next draw runs, so that only the activations of one draw
-            are in memory. The objective is the same; small networks are slower. Weights are drawn whole.
+            are in memory. The objective is the same, but small networks train more slowly. Noise is then drawn for
+            weights, never for the outputs of layers.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -51,11 +53,13 @@ class Checkpointing:
 
     Args:
         path: Path of the checkpoint file.
-        every: Steps between checkpoints, for long epochs; by default a checkpoint is written after each epoch.
-        resume: Whether to continue the run in the file, if there is one; `False` starts again and overwrites it.
+        every: Number of steps between checkpoints, for long epochs. By default a checkpoint is written after each
+            epoch.
+        resume: Whether to continue the run in the file, if the file exists; `False` starts again and overwrites the
+            file.
 
     Raises:
-        ValueError: If the path is a folder, its parent folder does not exist, or `every` is below 1.
+        ValueError: If the path is a folder, if its parent folder does not exist, or if `every` is below 1.
     """
 
     path: str | Path
@@ -75,16 +79,17 @@ class Checkpointing:
 @checked
 @dataclass(frozen=True)
 class Devices:
-    """Processes that train together through Lightning Fabric, each on its own device with its part of every batch.
+    """Processes that train together through Lightning Fabric. Each has its own device and gets a part of every batch.
 
     With the same seed, the result equals the result of one process up to rounding.
 
     Args:
-        count: Number of processes, per machine if torchrun started several machines.
+        count: Number of processes. If torchrun started the run on several machines, it is the number per machine.
         kind: Kind of device, such as `"cpu"` or `"cuda"`; by default CUDA if available.
-        launch: How processes start. `"script"` runs the calling script once more per process, and recognizes processes that
-            torchrun started. `"fork"` starts processes for this call only and returns their result. `"fork"` does not work on
-            Windows, after CUDA was used, or, if torch sees a GPU, after this process has trained anything.
+        launch: How processes start. `"script"` runs the calling script again in each further process; it also uses
+            processes that torchrun started. `"fork"` starts processes for this call only and returns their result.
+            `"fork"` does not work on Windows or after CUDA was used. If torch sees a GPU, it also does not work after
+            this process has trained anything.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -102,7 +107,7 @@ class Validation:
 
     Args:
         loader: Batches of validation data.
-        num_draws: Number of draws; the random numbers are the same in each epoch.
+        num_draws: Number of draws. The draws use the same random numbers in each epoch.
 
     Raises:
         TypeError: If the loader can be iterated only once.
@@ -131,7 +136,7 @@ class Update:
 
     @property
     def acts_in_steps(self) -> bool:
-        """Whether the method takes steps or observes each step; such steps cannot be captured."""
+        """Whether the method takes its own steps or acts after each step. Such steps cannot be captured."""
         return self.takes_steps or type(self).after_step is not Update.after_step
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
@@ -146,7 +151,7 @@ class Update:
             Negative log-likelihood per example.
 
         Raises:
-            ValueError: If numbers are not finite. In this case nothing has changed.
+            ValueError: If a number is not finite. In this case nothing has changed.
         """
         raise NotImplementedError
 
@@ -162,7 +167,7 @@ class Update:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State that steps change outside the module, as nested data with tensors, for a checkpoint."""
+        """State outside the module that steps change, as nested data with tensors, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,8 +187,8 @@ def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages
         )
     if averages and model.num_models is not None:
         raise ValueError(
-            f"fit: average= works for one model, and {type(model).__name__} has {model.num_models}; leave out average=, or train "
-            "the models one by one"
+            f"fit: average= works for a single model, but {type(model).__name__} has {model.num_models} models; leave "
+            "out average=, or train the models one by one"
         )
 
 
@@ -191,7 +196,8 @@ def check_precision(precision: str) -> None:
     """Raise `ValueError` for any precision other than float32 and bf16."""
     if precision in ("float16", "fp16", "16", "half"):
         raise ValueError(
-            f"fit: precision={precision!r}; log-densities overflow in float16 and CPUs have no fast float16; use 'bf16'"
+            f"fit: precision={precision!r} is not supported, because log-densities overflow in float16 and float16 is "
+            "slow on CPUs; use 'bf16'"
         )
     if precision not in ("float32", "bf16"):
         raise ValueError(f"fit: precision={precision!r}; give 'float32' or 'bf16'")

@@ -16,15 +16,15 @@ from bayesify.arguments.checks import Probability, Share, checked
 @checked
 @dataclass(frozen=True)
 class Average:
-    r"""Average of the trainable parameters over the steps of a run, which replaces them at the end of `fit`.
+    r"""Average of the trainable parameters over the steps of a run. It replaces the parameters at the end of `fit`.
 
     $$ \bar\theta_n = \bar\theta_{n-1} + \max(1 - \gamma, 1 / n) (\theta_n - \bar\theta_{n-1}) $$
 
-    where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. This is
-    the plain mean of the first $1 / (1 - \gamma)$ steps and an exponential average afterwards; the first step has no extra
-    weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and `Average(1.0, start=0.75)` is the mean
-    over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). The average removes most of the gradient
-    noise of a learning rate that has not fallen to 0.
+    where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. For the
+    first $1 / (1 - \gamma)$ steps this is the plain mean, and afterwards an exponential average. The first step has no
+    extra weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and
+    `Average(1.0, start=0.75)` is the mean over the last quarter of a run (stochastic weight averaging, Izmailov et al.
+    2018). If the learning rate has not fallen to 0, the average removes most of the gradient noise.
 
     Variational parameters are averaged in their unconstrained form, so that a standard deviation stays positive. Deterministic
     parameters are averaged too. One pass over the training data recomputes the running statistics of BatchNorm layers for
@@ -32,7 +32,8 @@ class Average:
 
     Args:
         decay: $\gamma$, the weight of the previous average in each step.
-        start: Share of the run after which the average begins. It begins after the MAP phase, unless the run has no other phase.
+        start: Share of the run after which the average begins. If the run has a variational phase, it begins after the
+            MAP phase.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -45,8 +46,8 @@ class Average:
 class RunningAverage:
     """Average of the parameters in one run.
 
-    All values that vary between steps are in tensors that change in place, so that a captured step can contain the update. The step
-    count has the given type.
+    All values that vary between steps are in tensors that change in place, so that a captured step can contain the
+    update. The step count has the type `dtype`.
 
     Attributes:
         replaced: The run's own parameters and buffers, by name, while the module holds the average; otherwise empty.
@@ -69,12 +70,13 @@ class RunningAverage:
         self.replaced: dict[str, Tensor] = {}
 
     def prepare(self, active: bool) -> None:
-        """Set whether the average includes the next step. If it does not, the average starts anew after that step."""
+        """Set whether the average includes the next step. If it does not, the average starts again after that step."""
         self._active.fill_(float(active))
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step without waiting; the scalar `taken` says whether the step changed them."""
+        """Add the parameters after a step, without waiting for the device. The scalar `taken` says whether the step
+        changed them."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)
@@ -86,7 +88,7 @@ class RunningAverage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the average has no step yet; waits for the device."""
+        """Whether the average contains no step yet. Reading this waits for the device."""
         return not bool(self._count > 0)
 
     @torch.no_grad()
@@ -97,7 +99,8 @@ class RunningAverage:
 
     @contextmanager
     def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """Replace the parameters by the average temporarily; `refresh` sets the buffers, which are restored as well."""
+        """Replace the parameters by the average temporarily. `refresh` sets the buffers. Parameters and buffers are
+        restored at the end."""
         if self.is_empty:
             yield
             return
@@ -113,7 +116,7 @@ class RunningAverage:
             self.replaced = {}
 
     def _places(self) -> Iterator[tuple[str, Tensor]]:
-        """Averaged parameters and all buffers, under all their names."""
+        """Averaged parameters and all buffers, each under all of its names."""
         trained = {id(value) for value in self._named.values()}
         for name, value in self._module.named_parameters(remove_duplicate=False):
             if id(value) in trained:
@@ -132,7 +135,7 @@ class RunningAverage:
         """
         shapes = {name: value.shape for name, value in state["values"].items()}
         if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
-            raise ValueError("the average belongs to other parameters")
+            raise ValueError("the average in the checkpoint belongs to other parameters")
         self._count.fill_(state["count"])
         for name, value in self._values.items():
             value.copy_(state["values"][name])

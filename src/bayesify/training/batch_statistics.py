@@ -23,12 +23,12 @@ MAX_EXAMPLES = 2048
 BatchNorm1d, Fashion-MNIST)."""
 
 MIN_EXAMPLES = 512
-"""Minimum number of examples that `fit` uses after a short run. For the same MLP, 256 examples gave an NLL 0.007 to 0.012 worse
-than 2,048 examples; 512 examples at most 0.0025 worse."""
+"""Minimum number of examples that `fit` uses after a short run. For the same MLP, the NLL was worse than with 2,048
+examples by 0.007 to 0.012 with 256 examples, and by at most 0.0025 with 512 examples."""
 
 
 MAX_WEIGHT_BYTES, MIN_DRAWS = 2 * 2**30, 8
-"""Maximum memory for the weights of all draws that `fit` keeps at its end, and minimum number of kept draws."""
+"""Limits on the draws that `fit` keeps at its end: maximum memory for the weights of all draws, and minimum number of draws."""
 
 
 @checked
@@ -42,27 +42,29 @@ def keep_draws(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> None:
-    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions. Changes the network in place.
+    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions. The network changes in
+    place.
 
     In training, each draw is normalized by its own batch. The running averages mix the batches of all draws and fit none of them.
     Here, each of K draws runs over training data once, and its BatchNorm layers record the means and variances of their inputs.
     The model stores the seed of the draws and these statistics, not the weights. `predict`, `prediction_draws`, `save`, adapters
-    and `export_onnx` with fixed draws use them until a parameter changes, and ignore them afterwards. `fit` calls this function at
-    its end.
+    and `export_onnx` with fixed draws use these draws until a parameter changes, and ignore them afterwards. `fit`
+    calls this function at its end.
 
-    Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep them. For bfloat16, call this function under
-    `torch.autocast`, as for predictions.
+    Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep their statistics. For bfloat16, call this
+    function under `torch.autocast`, as for predictions.
 
     Args:
         model: The network.
         loader: Training data, as `fit` takes it.
         num_draws: K, the number of kept draws; predictions with more draws use the running averages.
-        max_examples: Number of examples for the statistics of a draw, from batches all over the loader; `None` for all.
+        max_examples: Number of examples for the statistics of a draw, taken from all parts of the loader; `None` for
+            all examples.
         seed: Seed of the draws.
-        read_batch: Function from what the loader yields to inputs and targets.
+        read_batch: Function that converts an item of the loader to inputs and targets.
 
     Raises:
-        ValueError: If no layer of the network has statistics that vary between draws, or the loader yields nothing.
+        ValueError: If no layer of the network has statistics that vary between draws, or if the loader yields nothing.
     """
     layers = following_layers(model)
     if not layers:
@@ -79,7 +81,7 @@ def keep_draws(
 
 
 def num_examples_within(trained: int) -> int:
-    """Number of examples for the statistics of 32 draws at about a tenth of the cost of training.
+    """Number of examples with which the statistics of 32 draws cost about a tenth of training.
 
     `trained` counts the examples of all epochs. A training step costs three forward passes, so the number is 0.3 / 32 of
     `trained`, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
@@ -88,7 +90,8 @@ def num_examples_within(trained: int) -> int:
 
 
 def num_draws_within(model: BayesianNetwork) -> int:
-    """Number of draws that `fit` keeps: the number that fits into `MAX_WEIGHT_BYTES`, or 0 if it is below `MIN_DRAWS`."""
+    """Number of draws that `fit` keeps: the number that fits into `MAX_WEIGHT_BYTES`, or 0 if that number is below
+    `MIN_DRAWS`."""
     dtype = next(model.network.parameters(), next(model.parameters())).dtype
     size = dtype.itemsize * sum(weight.numel for weight in model.weights.values())
     count = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))
@@ -98,7 +101,8 @@ def num_draws_within(model: BayesianNetwork) -> int:
 def following_layers(model: nn.Module) -> tuple[str, ...]:
     """Names of layers whose running statistics average over different draws in training.
 
-    If the network is in training mode, only layers in training mode count, because its own `train` may leave some out.
+    If the network is in training mode, only layers in training mode count, because the network's own `train` may leave
+    some layers in evaluation mode.
     """
     if not isinstance(model, BayesianNetwork) or model.num_distinct_draws is not None:
         return ()
@@ -111,10 +115,10 @@ def following_layers(model: nn.Module) -> tuple[str, ...]:
 def statistics_of(
     runner: Runner, weights: Mapping[str, Tensor], layers: Collection[str], batches: Iterable[Batch]
 ) -> list[dict[str, Tensor]]:
-    """Mean and variance of the inputs of normalization layers over batches, for each draw: buffers by name.
+    """Buffers of each draw, by name: mean and variance of the inputs of normalization layers over batches.
 
-    The layers are in training mode, all other modules in evaluation mode. Batches are weighted by their size, so the means are
-    means over the dataset. The variances are averages of the batches' variances.
+    These layers are in training mode, and all other modules are in evaluation mode. Batches are weighted by their size,
+    so the means are means over the dataset. The variances are averages of the batches' variances.
 
     Raises:
         ValueError: If there is no batch.
@@ -139,9 +143,9 @@ def refresh_statistics(
 ) -> None:
     """Recompute the running statistics of layers in training mode for the current model, in place.
 
-    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in training mode,
-    all other modules in evaluation mode. Batches are weighted by their size. If no layer needs statistics, the batches are not
-    read.
+    Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in
+    training mode, and all other modules are in evaluation mode. Batches are weighted by their size. If no layer needs
+    statistics, the batches are not read.
 
     Raises:
         ValueError: If there are no batches.

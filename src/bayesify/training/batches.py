@@ -42,21 +42,22 @@ class StackedBatch(Batch):
 
 
 class StackedBatches:
-    """Loader of batches for R models, each from its own rows. Torch's global generator shuffles the rows each epoch.
+    """Loader of batches for R models. Each model has its own rows, which torch's global generator shuffles in each
+    epoch.
 
-    Each model sees all of its rows once before any row a second time. The caller chooses the number of steps per epoch, because on
-    small data the overhead of an epoch exceeds the time of one pass.
+    Each model sees all of its rows once before it sees any row again. The caller chooses the number of steps per epoch,
+    because on small data the overhead of an epoch takes longer than a pass over the rows.
 
     Args:
         x: Inputs, [R, N, ...].
         y: Targets, [R, N, ...].
-        size: B, the batch size; reduced to the smallest number of rows of a model.
+        size: B, the batch size. If a model has fewer rows, B is reduced to that number.
         steps: Number of batches in an epoch.
         weights: Example weights, [R, N], or `None`.
-        used: Rows of each model, R tensors of indices; all rows by default.
+        used: Rows of each model, as R tensors of indices; all rows by default.
 
     Attributes:
-        dataset: Range of length N, or of the number of examples in an epoch if that is smaller.
+        dataset: Range whose length is N, or the number of examples in an epoch if that number is smaller.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ BatchReader = Callable[[Any], Any]
 def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
     """Make a batch from an item of a loader.
 
-    Pairs are (inputs, targets), triples (inputs, targets, example weights). In dicts, dataclasses and named tuples, the
-    target is called `y`, `labels`, `label`, `targets` or `target`, and example weights are called `weights`, `sample_weight` or
-    `example_weights`. All other entries are keyword inputs of the network, except that a single entry called `x`,
-    `inputs` or `input` is its positional input.
+    Pairs are (inputs, targets), and triples are (inputs, targets, example weights). In dicts, dataclasses and named
+    tuples, the target is called `y`, `labels`, `label`, `targets` or `target`, and example weights are called
+    `weights`, `sample_weight` or `example_weights`. All other entries are keyword inputs of the network. However, if
+    the only other entry is called `x`, `inputs` or `input`, it is the positional input.
 
     Args:
         item: Item that the loader yields.
@@ -106,7 +107,7 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
 
     Raises:
         ValueError: If the roles of the entries are not clear.
-        TypeError: If the item is of the wrong type.
+        TypeError: If the item has the wrong type.
     """
     if reader is not None:
         item = reader(item)
@@ -118,13 +119,13 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
     if isinstance(item, (tuple, list)):
         if len(item) not in (2, 3):
             raise ValueError(
-                f"a batch has {len(item)} entries; give (inputs, targets) or (inputs, targets, example weights), "
-                "with several inputs as one tuple or dict, or pass read_batch= to name the parts"
+                f"a batch has {len(item)} entries; give (inputs, targets) or (inputs, targets, example weights), where "
+                "several inputs form one tuple or dict, or pass read_batch= to name the parts"
             )
         return _checked(*item)
     raise TypeError(
-        f"a batch is {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= to convert it; "
-        "for tensors in memory: DataLoader(TensorDataset(x, y), batch_size=...)"
+        f"a batch has type {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= "
+        "to convert it; for tensors in memory: DataLoader(TensorDataset(x, y), batch_size=...)"
     )
 
 
@@ -151,7 +152,7 @@ def _from_fields(fields: dict[str, Any]) -> Batch:
     y = fields.pop(targets[0])
     weight_keys = [key for key in WEIGHT_KEYS if key in fields]
     if len(weight_keys) > 1:
-        raise ValueError(f"a batch has {' and '.join(weight_keys)}; give one kind of example weights")
+        raise ValueError(f"a batch has {' and '.join(weight_keys)}; give only one of these entries")
     weights = fields.pop(weight_keys[0]) if weight_keys else None
     if not fields:
         raise ValueError(f"a batch has only {targets[0]!r}; add the inputs")
@@ -165,7 +166,9 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
         x, y, weights = pytree.tree_map_only(np.ndarray, torch.from_numpy, (x, y, weights))
     for what, value in (("targets", y), ("example weights", weights)):
         if not isinstance(value, Tensor) and not (value is None and what != "targets"):
-            raise TypeError(f"a batch's {what} are {type(value).__name__}; give a tensor with one row per example")
+            raise TypeError(
+                f"a batch's {what} have type {type(value).__name__}; give a tensor with one row per example"
+            )
     if y.ndim == 0:
         raise ValueError(
             "a batch's targets are a single number; give one row per example, [B] or [B, ...]; "
@@ -175,16 +178,17 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
         raise ValueError("a batch has no examples; drop empty batches in the loader")
     if weights is not None and weights.shape != (y.shape[0],):
         raise ValueError(
-            f"a batch's example weights have shape {tuple(weights.shape)}; give one per example, [{y.shape[0]}]"
+            f"a batch's example weights have shape {tuple(weights.shape)}; give one weight per example, [{y.shape[0]}]"
         )
     return Batch(x, y, weights)
 
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
-    """Number of examples in a loader's dataset: its length, the length of the sampled subset, or a count in one pass.
+    """Number of examples in a loader's dataset: the length of the dataset or of the sampled subset, or a count in one
+    pass.
 
     Raises:
-        ValueError: If there are no examples, or the dataset is a stream without a length.
+        ValueError: If there are no examples, or if the dataset is a stream without a length.
     """
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
@@ -205,7 +209,8 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
 
 
 def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """First batches of a loader, up to a number of examples but at least one batch; empty if the loader yields nothing."""
+    """The first batches of a loader with at most `num_examples` examples, but at least one batch. Empty if the loader
+    yields nothing."""
     batches: list[Batch] = []
     for item in loader:
         batch = parse_batch(item, reader)
@@ -222,7 +227,7 @@ def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: Batc
     """
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
-    seen, needed, total = 0, 1, 1  # of `total` items, `needed` are taken
+    seen, needed, total = 0, 1, 1  # `needed` of `total` items are taken
     for index, item in enumerate(loader):
         if index and index * needed // total == (index - 1) * needed // total:
             continue
@@ -250,7 +255,7 @@ def cut(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def total_count(batches: Iterable[Batch]) -> float:
-    """Sum of the example weights of some batches (the number of examples if there are no weights); never 0."""
+    """Sum of the example weights of some batches, or the number of examples if there are no weights. It is never 0."""
     return max(sum(float(batch.counts.sum()) for batch in batches), torch.finfo(torch.float64).tiny)
 
 
@@ -270,7 +275,7 @@ def min_examples(loader: Any, seen: int | None = None) -> int | None:
 
 
 def _yields_batches(loader: Any) -> bool:
-    """Whether the items of a loader's dataset already are batches."""
+    """Whether the items of a loader's dataset are already batches."""
     return isinstance(loader, DataLoader) and loader.batch_sampler is None
 
 
@@ -278,8 +283,8 @@ def check_num_data(num_data: int | None, found: int | None) -> None:
     """Raise `ValueError` if the loader has more examples than `num_data`."""
     if num_data is not None and found is not None and num_data < found:
         raise ValueError(
-            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave it out "
-            "to count them: too small a number makes the prior too strong"
+            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave num_data "
+            "out to count the examples; a number that is too small makes the prior too strong"
         )
 
 
@@ -302,12 +307,15 @@ def count_batches(loader: Any) -> int | None:
 def check_repeatable(loader: Any) -> None:
     """Raise `TypeError` if a loader cannot be iterated once per epoch."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise TypeError(f"fit: the loader is {type(loader).__name__}; give a DataLoader or another iterable of batches")
+        raise TypeError(
+            f"fit: the loader has type {type(loader).__name__}; give a DataLoader or another iterable of batches"
+        )
     if isinstance(loader, Tensor):
         raise TypeError("fit: the loader is a Tensor; give a DataLoader, or a list of batches [(x, y), ...]")
     if hasattr(loader, "__next__"):
         raise TypeError(
-            f"fit: the loader is {type(loader).__name__}, which runs only once; give an iterable that starts again each epoch"
+            f"fit: the loader has type {type(loader).__name__}, which can be read only once; give an iterable that "
+            "starts again each epoch"
         )
 
 
@@ -318,7 +326,8 @@ MAX_MEMORY_SHARE = 0.25
 
 
 class ResidentLoader:
-    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device, in the same order with the same random numbers."""
+    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device. Order and random numbers are those of
+    the `DataLoader`."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         self.loader, self.device = loader, device
@@ -326,7 +335,7 @@ class ResidentLoader:
         self.tensors = [tensor.to(device) for tensor in dataset.tensors]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        # A DataLoader draws its workers' seed here.
+        # A DataLoader draws the seed of its workers at this point.
         torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
         for rows in self.loader.batch_sampler:  # type: ignore[union-attr]
             index = torch.tensor(rows)
@@ -335,7 +344,7 @@ class ResidentLoader:
 
 
 def as_resident(loader: Any, device: torch.device) -> Any:
-    """A loader that keeps its data on the GPU if they are tensors that fit; otherwise the loader itself."""
+    """A loader that keeps its data on the GPU, if the data are tensors that fit into its memory; otherwise the loader itself."""
     plain = type(loader) is DataLoader and type(loader.dataset) is TensorDataset
     if device.type != "cuda" or not plain or loader.collate_fn is not default_collate or loader.batch_sampler is None:
         return loader

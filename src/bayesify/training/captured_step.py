@@ -18,16 +18,17 @@ from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_
 Run = Callable[[Phase, Batch], None]
 
 CAPTURE_OPTIONS = ("fused", "capturable")
-"""Optimizer options that must be on, if the optimizer has them, so that a graph can contain its step."""
+"""Optimizer options that must be on (if the optimizer has them) so that a graph can contain the optimizer's step."""
 
 
 class CapturedSteps:
     """Captures a step for each kind of batch (phase, shapes, types) after a few plain runs, and replays it.
 
-    A graph works on fixed memory: a batch is copied to where its graph reads it, and every other value that changes between steps
-    must be a tensor that changes in place. Steps that wait for the device, or whose batches contain more than tensors, are not
-    captured; `reason` says why. Graphs are captured again when parameters or buffers move in memory, when modes of the module
-    change, or when numeric options of the optimizer change. If these options change in every step, capturing stops.
+    A graph works on fixed memory. Each batch is copied to the address from which the graph reads, and every other value
+    that changes between steps must be a tensor that changes in place. A step is not captured if it waits for the device
+    or if its batch contains more than tensors; `reason` says why. Graphs are captured again when parameters or buffers
+    move in memory, when modes of the module change, or when numeric options of the optimizer change. If these options
+    change in every step, capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -51,10 +52,11 @@ class CapturedSteps:
 
     def _forget(self) -> None:
         self._captures.clear()
-        self._pool = None  # a pool of dropped graphs cannot be used for new ones
+        self._pool = None  # the memory pool of dropped graphs cannot be used for new graphs
 
     def __call__(self, phase: Phase, batch: Batch, options: Any = None) -> None:
-        """Take a step from a batch on any device; `options` are the optimizer options whose values a graph fixes."""
+        """Take a step from a batch on any device. `options` are the optimizer options whose values become constants of
+        a graph."""
         device = self._generator.device
         self._changes = self._changes + 1 if options != self._options else 0
         if self._changes:
@@ -62,8 +64,8 @@ class CapturedSteps:
             self._forget()
         if self._changes > WARMUP_CALLS:
             self.reason = self.reason or (
-                "options of the optimizer other than the learning rate change in every step, as momenta do under OneCycleLR; "
-                "give OneCycleLR cycle_momentum=False"
+                "optimizer options other than the learning rate change in every step (OneCycleLR, for example, "
+                "changes momenta unless cycle_momentum=False)"
             )
         leaves, tree = pytree.tree_flatten((batch.x, batch.y, batch.weights))
         if self.reason or not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
@@ -84,7 +86,8 @@ class CapturedSteps:
             self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
-        """Take a plain step. The first plain step checks values, and the last one before a capture looks for waits."""
+        """Take a plain step. The first plain step checks values. The last plain step before a capture checks whether it
+        waits for the GPU."""
         waits: list[str] = []
         with side_stream(), ExitStack() as stack:
             if count > 1:
@@ -107,9 +110,10 @@ class CapturedSteps:
 class GraphOptimizer:
     """Converts an optimizer to a form whose steps can be captured in a graph. `end` restores the original form.
 
-    Learning rates become tensors that change in place; a rate that is assigned as a number is copied into its tensor. A plain
-    SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which can skip a step on the device and takes the same
-    steps up to rounding. Momentum buffers of SGD exist from the start: a buffer of zeros gives the same first step as a new buffer.
+    Learning rates become tensors that change in place. A number that is assigned as a learning rate is copied into its
+    tensor. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which takes the same steps up
+    to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a buffer of zeros gives
+    the same first step as a new buffer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -136,15 +140,15 @@ class GraphOptimizer:
         self._move_counts(self._device)
 
     def _move_counts(self, device: torch.device) -> None:
-        """Move the step counts, which Adam keeps on the device in its fused form and on the CPU in its plain form."""
+        """Move the step counts of Adam. Fused Adam keeps them on the device, and plain Adam on the CPU."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(device)
 
     def options(self) -> list[Any]:
-        """All optimizer options whose values a graph fixes.
+        """All optimizer options whose values become constants of a graph.
 
-        First copies each learning rate that was assigned since the last call into the tensor that the graph reads.
+        Learning rates that were assigned since the last call are first copied into the tensors that the graph reads.
         """
         found: list[Any] = []
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -176,7 +180,7 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused, or can be: it is torch's own, its steps stay the same, and no other form was requested."""
+    """Whether an optimizer is fused or can be: it is torch's own, fused steps are the same, and no other form was requested."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
@@ -195,7 +199,7 @@ def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
-    """Reason why steps cannot be captured, known before any step; empty if they can."""
+    """Reason, known before any step, why steps cannot be captured. Empty if they can be captured."""
     if device.type != "cuda":
         return "no GPU"
     if own_update:

@@ -39,33 +39,35 @@ def check(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> Findings:
-    """Find problems of a trained model, each with a remedy. These are the findings of `fit`, for your own training loop.
+    """Find problems of a trained model, each with a remedy. For your own training loop, this gives the findings of
+    `fit`.
 
-    Always checked: draws that agree (no uncertainty), ensemble members that are behind, predictions no better than a constant
-    guess, probabilities passed as logits, class labels passed as numbers, a search that ended at the edge of its range. With
-    `start=`: predictions worse than the starting network's, and a KL that dwarfs the data term. With `losses=`: an objective
-    that still falls.
+    These problems are always looked for: draws that agree (no uncertainty), ensemble members that lag behind,
+    predictions that are no better than a constant guess, probabilities passed as logits, class labels passed as
+    numbers, and a search that ended at the edge of its range. With `start=`, two more: predictions that are worse than
+    those of the starting network, and a KL that dwarfs the data term. With `losses=`, one more: losses that are still
+    falling.
 
     Args:
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
-        loader: Batches as for `fit`, of training or held-out data.
+        loader: Batches of training or held-out data, as for `fit`.
         start: The network from which training started, or a predictor.
         losses: Negative objective per example, in nats, of each step or epoch of your own loop, in order.
-        held_out: Whether the loader's data were held out of training. On held-out data, smaller losses compared with `start` are
-            reported.
+        held_out: Whether the loader's data were held out of training. On held-out data, smaller deteriorations relative
+            to `start` are reported.
         num_data: N, the number of training examples; by default the number of examples in the loader.
         kl_weight: Factor on the KL in training.
         num_draws: Number of draws for predictions; by default the model's own choice.
         num_examples: Maximum number of examples from the loader, in whole batches; at least one batch is used.
         seed: Seed of the draws.
-        read_batch: Function from what the loader yields to inputs and targets.
+        read_batch: Function that converts an item of the loader to inputs and targets.
 
     Returns:
         The findings. An empty list prints as "nothing to report".
 
     Raises:
         ValueError: If the loader yields no examples, or a batch is not valid.
-        TypeError: If the model does not predict.
+        TypeError: If the model is not a predictor.
     """
     predictor = validated(model, "check") if isinstance(model, Trainable) else model
     batches = first_batches(loader, num_examples, read_batch)
@@ -107,7 +109,7 @@ def check(
 
 
 def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, generator: torch.Generator) -> Predictive:
-    """Prediction of the starting network; a plain network predicts under the model's likelihood."""
+    """Prediction of the starting network. A plain network predicts with the model's likelihood."""
     if isinstance(start, Predictor):
         return start.predict(batch.x, generator=generator)
     if like.likelihood is None:
@@ -125,7 +127,7 @@ def _information(prediction: Predictive) -> float:
 
 
 def _convergence(losses: Sequence[float]) -> list[Finding]:
-    """A finding if the losses still fall; averaging in windows bounds the cost for long series."""
+    """A finding if the losses are still falling. Long series are averaged in windows, which bounds the cost."""
     values = [float(value) for value in losses]
     width = -(-len(values) // MAX_WINDOWS)
     windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]

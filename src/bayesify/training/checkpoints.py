@@ -1,4 +1,4 @@
-"""Checkpoint of a training run: everything needed to continue it to the bit-identical result."""
+"""Checkpoint of a training run: everything that is needed to continue the run to a bit-identical result."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Checkpoint:
     """The state of a run of `fit` between two steps.
 
     Args:
-        settings: Settings that a continued run must share.
+        settings: Settings, which must be the same in a continued run.
         data: Fingerprints of the data; see `data_fingerprint`.
-        position: Epoch, batch, running sums.
+        position: Epoch, batch and running sums.
         history: Rows of the finished epochs.
         model: State of the model; see `model_state`.
         best: State of the model at the best epoch so far, or `None`.
@@ -58,7 +58,8 @@ class Checkpoint:
         """Write the checkpoint atomically.
 
         Raises:
-            ValueError: If `steps` holds a non-finite number; nothing is then written. The caller must check the parameters.
+            ValueError: If `steps` holds a non-finite number. In this case nothing is written. The caller must check the
+                parameters.
             OSError: If the file cannot be written.
         """
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -72,7 +73,8 @@ class Checkpoint:
         """Read a checkpoint from a file.
 
         Raises:
-            ValueError: If the file is truncated, altered, not a checkpoint, of another version, or holds non-finite numbers.
+            ValueError: If the file is truncated or altered, is not a checkpoint, has another version, or holds
+                non-finite numbers.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
         with altered(path):
@@ -81,14 +83,15 @@ class Checkpoint:
         if state.keys() != expected:
             odd = ", ".join(sorted(map(str, state.keys() ^ expected)))
             raise ValueError(
-                f"{path}: the checkpoint was written by bayesify {header.get('library_version')}, and version {__version__} cannot "
-                f"read it ({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
+                f"{path}: the checkpoint was written by bayesify {header.get('library_version')}, and version "
+                f"{__version__} cannot read it ({odd}); continue with the version that wrote it, or start again with "
+                "Checkpointing(path, resume=False)"
             )
         with altered(path):
             return Checkpoint(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
-        """Raise `ValueError` if this checkpoint is from another network or other settings, or cannot be continued.
+        """Raise `ValueError` if this checkpoint has another network or other settings, or if it cannot be continued.
 
         `settings` and `data` describe the run that would continue this checkpoint, and `epochs` includes the MAP phase. Entries
         in `OPTIONAL_ENTRIES` are compared only if both runs have them.
@@ -99,9 +102,9 @@ class Checkpoint:
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
-                f"{path}: the checkpoint belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
-                f"{ours.get(place, 'missing')} in this network; give another path, or overwrite the file with "
-                "Checkpointing(path, resume=False)"
+                f"{path}: the checkpoint belongs to another network: {place} is {theirs.get(place, 'missing')} in the "
+                f"checkpoint and {ours.get(place, 'missing')} in this network; give another path, or overwrite the "
+                "file with Checkpointing(path, resume=False)"
             )
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in OPTIONAL_ENTRIES:
@@ -114,24 +117,27 @@ class Checkpoint:
                 )
         if are_other_data(self.data, data):
             raise ValueError(
-                f"{path}: the checkpoint belongs to a run over other data, because the compared rows differ; give the same data, "
+                f"{path}: the checkpoint belongs to a run on other data (rows of the data differ); give the same data, "
                 "or Checkpointing(path, resume=False) to start again"
             )
         stored = [(name, self.model[name]) for name, _ in module.named_parameters()]
         name = find_not_finite(stored + list(tensor_files.pack(self.steps, "the state of the optimizer")[1].items()))
         if name is not None:
             raise ValueError(
-                f"{path}: {name} is not finite; use an earlier copy, or start again with Checkpointing(path, resume=False)"
+                f"{path}: {name} is not finite; use an earlier copy of the file, or start again with "
+                "Checkpointing(path, resume=False)"
             )
         if position.epoch + (position.batches > 0) > epochs:
             part = " and part of the next" if position.batches else ""
             raise ValueError(
-                f"{path}: the checkpoint holds {position.epoch} epochs{part}, but this run has "
-                f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
+                f"{path}: the checkpoint holds {position.epoch} epochs{part}, but this run has {epochs} (epochs and "
+                "map_epochs together); give at least as many epochs, or start again with Checkpointing(path, "
+                "resume=False)"
             )
 
     def place(self) -> tuple[Position, int, list[Any]]:
-        """Position, number of steps, and sums of the epoch. Raises for impossible entries, because a checksum misses edits."""
+        """Position, number of steps, and sums of the epoch. Impossible entries raise an error, because a checksum
+        misses edits."""
         given = dict(self.position)
         steps, sums = given.pop("steps"), given.pop("sums")
         if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):
@@ -147,34 +153,35 @@ class Checkpoint:
 
 @contextmanager
 def altered(path: Path | None) -> Iterator[None]:
-    """Turn any error in reading a checkpoint into an error saying that the checkpoint was altered."""
+    """Turn any error while a checkpoint is read into an error saying that the checkpoint was altered."""
     try:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(
-            f"{path}: the checkpoint was altered ({reason[:200]}); use another copy, or start again with "
-            "Checkpointing(path, resume=False)"
+            f"{path}: the checkpoint was altered ({reason[:200]}); restore the file from an intact copy, or start "
+            "again with Checkpointing(path, resume=False)"
         ) from error
 
 
 def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise `ValueError` for the `state_dict` of another optimizer, which `load_state_dict` accepts but which fails in a step."""
+    """Raise `ValueError` for the `state_dict` of another optimizer. `load_state_dict` would accept it, but the next
+    step would fail."""
     ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
     if [group["params"] for group in ours] != [group["params"] for group in theirs]:
-        raise ValueError("the optimizer has other groups of parameters")
+        raise ValueError("the optimizer's parameter groups differ from those in the checkpoint")
     for mine, other in zip(ours, theirs, strict=True):
         for key in mine.keys() | (other.keys() - {"initial_lr"}):
             if key not in mine or key not in other or _kind(mine[key]) != _kind(other[key]):
-                raise ValueError(f"{key!r} of the optimizer is {other.get(key)!r}")
+                raise ValueError(f"the checkpoint's optimizer has {key}={other.get(key)!r}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kinds = [{_kinds(state["state"][index]) for index in group["params"] if index in state["state"]} for group in ours]
     if max(map(len, kinds)) > 1 or not state["state"].keys() <= set(range(len(parameters))):
-        raise ValueError("the optimizer's state differs between parameters")
+        raise ValueError("the entries in the optimizer's state differ between parameters")
     for index, entry in state["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape not in (torch.Size(), parameters[index].shape):
-                raise ValueError(f"{key!r} of the optimizer has shape {tuple(value.shape)}")
+                raise ValueError(f"{key!r} in the checkpoint's optimizer has shape {tuple(value.shape)}")
 
 
 def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -183,7 +190,7 @@ def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _kind(value: Any) -> Any:
-    """Kind of an optimizer's setting: all numbers are one kind, flags and `None` are another."""
+    """Kind of an optimizer's setting. All numbers have the same kind; flags and `None` have other kinds."""
     if value is None or isinstance(value, bool):
         return bool
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Processes that train together: one, or several under Lightning Fabric."""
+"""Processes that train together: a single process, or several under Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Processes:
         return module
 
     def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """A context in which backward passes only add to this process's gradients."""
+        """A context in which backward passes change only the gradients of this process."""
         return nullcontext()
 
     def total(self, values: Any) -> Any:
@@ -70,14 +70,14 @@ class Processes:
     def batches(
         self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
     ) -> Iterator[tuple[Batch, int, int]]:
-        """This process's part of each batch, the number of examples in the part, and the number in the whole batch."""
+        """For each batch: this process's part, the number of examples in the part, and the number in the whole batch."""
         for item in iterate(loader):
             batch = parse_batch(item, reader)
             yield batch, len(batch), len(batch)
 
 
 class FabricProcesses(Processes):
-    """Several processes under a launched `Fabric`, each of which processes its part of every batch.
+    """Several processes under a launched `Fabric`. Each process handles its part of every batch.
 
     The loader yields whole batches. Rank r of R takes the examples r, r + R, ... of a batch. With a map-style `DataLoader`, each
     process loads only its part. With other loaders, each process loads the whole batch and keeps its part.
@@ -86,7 +86,7 @@ class FabricProcesses(Processes):
     def __init__(self, fabric: Any) -> None:
         self._fabric = fabric
         self.rank, self.count = fabric.global_rank, fabric.world_size
-        self._device: torch.device = fabric.device  # of the requested kind
+        self._device: torch.device = fabric.device  # a device of the requested kind
 
     def device(self, asked: torch.device | None) -> torch.device:
         """The device that Fabric gave to this process."""
@@ -129,9 +129,9 @@ class FabricProcesses(Processes):
     def batches(
         self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
     ) -> Iterator[tuple[Batch, int, int]]:
-        """This process's part of each batch, the number of examples in the part, and the number in the whole batch.
+        """For each batch: this process's part, the number of examples in the part, and the number in the whole batch.
 
-        If a batch has fewer examples than there are processes, a process without a part gets one example with a count of 0.
+        If a batch has fewer examples than there are processes, a process without a part gets one example that counts 0.
         """
         streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
         if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:
@@ -151,7 +151,8 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """Batch sampler that yields one process's part of each batch of another sampler, and keeps the sizes of whole batches."""
+    """Batch sampler that yields one process's part of each batch of another sampler, and stores the sizes of the whole
+    batches."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count
@@ -182,12 +183,12 @@ def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[
 
 
 def count_nodes() -> int:
-    """Number of machines on which torchrun started this program; 1 without torchrun."""
+    """Number of machines on which torchrun started this program; 1 if torchrun was not used."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def make_fabric(devices: Devices, *, unused: bool) -> Any:
-    """Make a Fabric over several devices. `unused` allows parameters without a gradient, as in the MAP phase.
+    """Make a Fabric over several devices. `unused` allows parameters that get no gradient, as in the MAP phase.
 
     Raises:
         ImportError: If Lightning Fabric is not installed.

@@ -1,4 +1,4 @@
-"""Fingerprint of a few rows of data. It tells a continued run that other data of the same size were given."""
+"""Fingerprint of a few rows of data. It shows whether a continued run was given other data of the same size."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FINGERPRINT_ROWS = 8
 def data_fingerprint(loader: Any) -> list[str]:
     """A short hash of each of a few rows of the data behind a loader.
 
-    Rows are entries of a dataset or of a list of batches; if the data have no indices, the first batch is the only row. The global
-    generators and the loader's generators are restored. The fingerprint is empty if two readings differ, as with random transforms
-    that have their own generators.
+    Rows are entries of a dataset or of a list of batches. If the data cannot be indexed, the first batch is the only
+    row. The global generators and the loader's generators are restored. The fingerprint is empty if two readings
+    differ, for example because random transforms have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
@@ -34,7 +34,7 @@ def data_fingerprint(loader: Any) -> list[str]:
     try:
         places = _places(len(rows)) if indexed else [0]
         first, second = ([_seen(loader, look, place) for place in places] for _ in range(2))
-    except Exception:  # training reports problems of the data, with epoch and batch
+    except Exception:  # training will report problems of the data, with epoch and batch
         return []
     return first if first == second else []
 

@@ -73,20 +73,21 @@ def fit(
 
     $$ -\frac1B \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p), $$
 
-    so that learning rates carry over between datasets of different sizes. With `map_epochs`, a MAP phase comes first. It trains the
-    posterior mean by `bnn.map_objective` with the same optimizer and leaves everything else at its initial value.
+    so that the same learning rates suit datasets of different sizes. With `map_epochs`, a MAP phase comes first. It
+    trains the posterior mean with `bnn.map_objective` and the same optimizer, and leaves everything else at its initial
+    value.
 
     The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
     `fit` again with the same arguments and the same `checkpoint` path; the result is the same as without the interruption. The run
     draws its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch,
-    NumPy and Python as they were. Within a run, `fit` cannot reset random transforms in persistent workers, so the caller must make
-    them reproducible.
+    NumPy and Python as they were. Random transforms in persistent workers are outside the control of `fit`, so the
+    caller must make them reproducible.
 
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised; a second Ctrl-C
-    interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error says how many
-    steps these are. A step with non-finite gradients is not taken and raises an error too; with `Steps(skip_not_finite=True)`
-    training goes on. On a GPU with a fused optimizer, this error comes up to 64 steps late, and the steps in between are not taken.
-    With other optimizers it comes at once.
+    interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error
+    says how many steps were taken. A step with non-finite gradients is not taken and also raises an error; with
+    `Steps(skip_not_finite=True)` training continues instead. On a GPU with a fused optimizer, this error comes up to 64
+    steps late, and the steps in between are not taken. With other optimizers the error comes at once.
 
     Most calls need only the first group of arguments. The arguments under "Other" are for unusual data and training runs.
 
@@ -94,48 +95,53 @@ def fit(
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. Its mode (train or eval) is the same after the call.
         train_loader: Iterable of batches that starts again each epoch: pairs (inputs, targets), triples with example weights,
             dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
-        epochs: Passes over the data in the variational phase; 0 for a MAP phase only.
+        epochs: Number of passes over the data in the variational phase; 0 for a MAP phase only.
         learning_rate: Learning rate of the default optimizer.
-        optimizer: An optimizer, or a function from parameters to an optimizer; Adam by default. On a GPU, a plain SGD, Adam or
-            AdamW runs in its fused form during the call, with the same steps up to rounding; set `foreach=True` to prevent this.
-        scheduler: Learning rate scheduler on the same optimizer, or a function from optimizer to scheduler. By default, the rate of
-            the default optimizer falls to 0 as half a cosine over the variational phase, step by step. After three epochs this was
-            0.02 nats better on the suite of defaults. `"constant"` keeps the rate; this is the default with your own optimizer.
-            If you continue a finished run for more epochs, the rate follows the schedule of the new length.
-        validation: Batches for the validation NLL of each epoch; a `Validation` also sets the number of draws.
+        optimizer: An optimizer, or a function that makes an optimizer from parameters; Adam by default. On a GPU, a
+            plain SGD, Adam or AdamW runs in its fused form during the call, with the same steps up to rounding; set
+            `foreach=True` to prevent this.
+        scheduler: Learning rate scheduler of the same optimizer, or a function that makes a scheduler from an
+            optimizer. By default, the rate of the default optimizer falls to 0 as half a cosine over the variational
+            phase, step by step. On the benchmark of defaults, this was 0.02 nats better after three epochs.
+            `"constant"` keeps the rate, which is the default for your own optimizer. If you continue a finished run for
+            more epochs, the rate follows the schedule of the new length.
+        validation: Batches for the validation NLL of each epoch. A `Validation` also sets the number of draws.
         patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs of
             the MAP phase, and epochs in which the KL schedule is below 1, do not count.
-        num_draws: S, draws per step; by default the posterior's recommendation.
-        device: Device to train on; the model is moved there. By default the model stays where it is. `Devices` trains in several
-            processes.
-        checkpoint: File that stores the run after each epoch, and from which `fit` continues it. A `Checkpointing` stores it
-            more often, or starts again.
-        seed: Seed of all randomness, an integer; drawn from torch's global generator by default.
-        progress: Whether to show a progress bar on the terminal (without a terminal, an occasional line) and print the findings at
-            the end.
+        num_draws: S, the number of draws per step; by default the number that the posterior recommends.
+        device: Device to train on; the model is moved to it. By default the model stays on its device. `Devices` trains
+            in several processes.
+        checkpoint: File in which the run is stored after each epoch, and from which `fit` continues the run. With a
+            `Checkpointing`, the run can be stored more often or start again.
+        seed: Integer seed of all randomness. By default it is drawn from torch's global generator.
+        progress: Whether to show a progress bar and print the findings at the end. If there is no terminal, a line is
+            printed now and then.
 
     Other Args:
-        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. With
-            augmentation, N counts the original examples. A larger N is allowed and gives the KL less weight.
+        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. If
+        the data are augmented, N counts the original examples. A larger N is allowed and gives the KL less weight.
         map_epochs: Epochs of the MAP phase.
         kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); a value below 1 tempers the posterior.
-        kl_schedule: Factor on the KL as a function of the number of variational epochs so far; see `KLSchedule`.
+        kl_schedule: Function that gives a factor on the KL from the number of variational epochs so far; see
+        `KLSchedule`.
         precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
-        callbacks: Functions of model and history, called after each epoch; one that returns `True` ends training.
-        read_batch: Function from what the loader yields to inputs and targets.
+        callbacks: Functions that are called with model and history after each epoch. If a function returns `True`,
+        training ends.
+        read_batch: Function that converts an item of the loader to inputs and targets.
         steps: How batches become steps: gradient accumulation, clipping, when the scheduler steps, CUDA graphs.
-        update: A method's own part in each step, for example of `baselines.VOGN`.
-        average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later, or be a
-            plain mean. The average replaces the parameters for validation and at the end. Each time, the batch statistics of the
-            average cost a pass over the training data. Callbacks, and a run that ends with an error, see the unaveraged parameters.
+        update: Actions of a particular method in each step, for example of `baselines.VOGN`.
+        average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later
+        or take a plain mean. The average replaces the parameters for validation and at the end. Each time, a network
+        with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks see the
+        unaveraged parameters, and a run that ends with an error keeps them.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,
-        scales never moved, the KL dwarfs the data term, or predictions are worse than the starting network's.
+        scales never moved, the KL dwarfs the data term, or predictions are worse than those of the starting network.
 
     Raises:
-        ValueError: If an argument is out of range, the loader is empty, inputs, targets or gradients are invalid (the message gives
-            epoch and batch), or the checkpoint is damaged or belongs to another run.
+        ValueError: If an argument is out of range; if the loader is empty; if inputs, targets or gradients are invalid
+            (the message gives epoch and batch); or if the checkpoint is damaged or belongs to another run.
         TypeError: If the model, a batch, the seed or the optimizer has the wrong type.
         OSError: If the checkpoint cannot be read or written.
         ImportError: If `Devices` needs Lightning Fabric, which is not installed.

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from bayesify.predictor import norms_by_model
 
 STEPS_BETWEEN_CHECKS = 64
-"""On a GPU, the flag for non-finite gradients is read once in this many steps."""
+"""Number of steps after which the flag for non-finite gradients is read on a GPU."""
 
 
 _Slot = tuple[nn.Module, str, Tensor]
 """Owner of a buffer, its name in the owner, and the buffer."""
 _Group = tuple[list[_Slot], Tensor]
-"""Buffers, and a copy of their values, [R, number of values of a model]; R = 1 if steps are not skipped."""
+"""Buffers, and a copy of their values with one row per model. There is one row if steps are not skipped."""
 
 
 class NotFiniteError(ValueError):
@@ -23,26 +23,28 @@ class NotFiniteError(ValueError):
     def __init__(self, names: list[str], batch: int) -> None:
         more = f" and {len(names) - 3} more parameters" if len(names) > 3 else ""
         super().__init__(
-            f"the gradient of {', '.join(names[:3])}{more} is not finite; the step was not taken (look for a root, logarithm "
-            "or quotient at 0 in the network, and for outliers among the examples; lower the learning rate)"
+            f"the gradient of {', '.join(names[:3])}{more} is not finite; the step was not taken (look for a square "
+            "root, logarithm or division at 0 in the network, and for outliers among the examples; lower the learning "
+            "rate)"
         )
         self.batch = batch
 
 
 class Guard:
-    """Checks the norm of the gradients before a step, and keeps the buffers that a forward pass changes.
+    """Checks the norm of the gradients before a step, and stores the buffers that a forward pass changes.
 
     On a CPU, or if the optimizer cannot read a flag on the device, `check` raises at once. On a GPU with a fused optimizer (see
     `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
     and its own state unchanged in this step and all later steps, and `read` raises an error for the first such step.
 
-    With `skips`, the guard skips such steps instead of raising. Models with non-finite gradients then keep their rows of
-    parameters, buffers and optimizer state.
+    If `skips` is given, the guard skips such steps instead of raising an error. Models with non-finite gradients then
+    keep their rows of parameters, buffers and optimizer state.
 
     Args:
         module: Owner of parameters and buffers.
-        optimizer: The guarded optimizer; `None` if no optimizer takes the steps, so that the guard keeps only buffers.
-        skips: Number of models whose steps may be skipped, each with its own row of every parameter; with `None` the guard raises.
+        optimizer: The guarded optimizer. `None` if no optimizer takes the steps; the guard then only stores buffers.
+        skips: Number of models whose steps may be skipped, each with its own row of every parameter. With `None`, the
+            guard raises an error instead.
 
     Attributes:
         finite: Whether each model's gradients were finite in the last step, [R]. Used only if steps may be skipped.
@@ -58,7 +60,7 @@ class Guard:
         self.deferred = device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
         self._batch = torch.zeros((), dtype=torch.int64, device=device)  # first batch with a non-finite gradient
-        # Parameters with a non-finite gradient in that batch.
+        # The parameters whose gradient was not finite in that batch.
         self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)
         self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
         self._kept: list[_Group] = []
@@ -69,7 +71,8 @@ class Guard:
         self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
-        """Check the current gradients and return their norm. `batch` is the last batch added, a tensor in a captured step.
+        """Check the current gradients and return their norm. `batch` is the number of the last batch, which is a tensor
+        in a captured step.
 
         The norm sums squares, as optimizers do, so a gradient whose square overflows counts as non-finite.
 
@@ -99,7 +102,7 @@ class Guard:
         return total
 
     def _leave_out(self, num_models: int) -> Tensor:
-        """Set all gradients of models with a non-finite gradient to 0; return the norm of the rest."""
+        """Set all gradients of models with a non-finite gradient to 0. Return the norm of the remaining gradients."""
         grads = []
         for _, parameter in self._named:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -147,7 +150,7 @@ class Guard:
             part.copy_(_where(self.finite, part, earlier))
 
     def read(self) -> None:
-        """Raise for the first batch with non-finite gradients since the last call; waits for the device.
+        """Wait for the device, and raise an error for the first batch with non-finite gradients since the last call.
 
         Raises:
             NotFiniteError: If there was such a batch.
@@ -158,24 +161,24 @@ class Guard:
 
     @property
     def taken(self) -> Tensor:
-        """Whether the last step was taken, a scalar; for one model."""
+        """Whether the last step was taken, as a scalar. Works for one model."""
         return self.finite[0] if self._skips is not None else self.flag == 0
 
     def _names(self, which: Tensor) -> list[str]:
         names = [name for (name, _), bad in zip(self._named, which.tolist(), strict=True) if bad]
-        return names or ["all parameters together"]  # each norm is finite, but not their total
+        return names or ["all parameters together"]  # each norm is finite, but the total norm is not
 
     # -- buffers ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Keep the module's current buffers, such as BatchNorm statistics, as the buffers of the last good step."""
+        """Store the module's current buffers, such as BatchNorm statistics, as the buffers of the last good step."""
         now = self._buffers()
         if not self.deferred or not self._fits(now):
             self._kept = now
             return
         for (_, kept), (_, flat) in zip(self._kept, now, strict=True):
-            # In place, because a captured step holds the address.
+            # Copy in place, because a captured step holds the address.
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     def _buffers(self) -> list[_Group]:
@@ -192,12 +195,12 @@ class Guard:
         return buffer.detach().reshape(len(self.finite), buffer.numel() // len(self.finite))
 
     def _fits(self, now: list[_Group]) -> bool:
-        """Whether buffers have the shapes of the kept ones."""
+        """Whether the buffers have the same shapes as the stored buffers."""
         return [flat.shape for _, flat in self._kept] == [flat.shape for _, flat in now]
 
     @torch.no_grad()
     def end(self) -> None:
-        """End a step: restore the buffers of models that skip it, then keep the current buffers."""
+        """End a step: restore the buffers of models that skip it, then store the current buffers."""
         if self._skips is not None and self._may_skip():
             now = self._buffers()
             if self._fits(now):
@@ -215,7 +218,7 @@ class Guard:
 
 
 def _set(slots: list[_Slot], flat: Tensor) -> None:
-    """Write values, [R, values of all buffers of a model], into the buffers, even if the network has replaced a buffer."""
+    """Write values, with one row per model, into the buffers, even if the network has replaced a buffer."""
     widths = [slot[2].numel() // len(flat) for slot in slots]
     for (part, name, buffer), values in zip(slots, flat.split(widths, 1), strict=True):
         buffer.copy_(values.reshape(buffer.shape))
@@ -223,7 +226,7 @@ def _set(slots: list[_Slot], flat: Tensor) -> None:
 
 
 def _where(finite: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows of `values` for finite models, rows of `otherwise` for the rest."""
+    """Rows of `values` for models with finite gradients, and rows of `otherwise` for the other models."""
     if values.is_sparse:  # one model only
         return values if bool(finite) else otherwise
     return torch.where(finite.view(-1, *[1] * max(0, values.ndim - 1)), values, otherwise).view_as(values)

@@ -10,21 +10,24 @@ from bayesify.predictive.findings import Findings
 
 
 class History(list[dict[str, Any]]):
-    """One dict of plain numbers per epoch; a list, so `json.dumps(history)` works.
+    """A list with one dict of plain numbers per epoch, so that `json.dumps(history)` works.
 
     Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (in the
     last step), `elbo` (nats, whole dataset, mean over steps, with the KL weights in use), `learning_rate`, `seconds`. Several
-    models add `nll_by_model` and `elbo_by_model`. `Steps(skip_not_finite=True)` adds `skipped_steps` (of each model). A
-    validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and `validation_coverage_90`.
+    models add `nll_by_model` and `elbo_by_model`. `Steps(skip_not_finite=True)` adds `skipped_steps` (for each model).
+    A validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and
+    `validation_coverage_90`.
 
-    Means are over the steps that were taken and the models that took a step; they are NaN in an epoch without a step. A model
-    without a step ranks last: its entry is infinity in `nll_by_model` and minus infinity in `elbo_by_model`.
+    Means are taken over the steps that were not skipped, and over the models that took a step. They are NaN in an epoch
+    without a step. A model that took no step ranks last: its entry is infinity in `nll_by_model` and minus infinity in
+    `elbo_by_model`.
 
     Attributes:
         findings: Problems of the training run, each with a remedy.
-        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why. `"comparison"` says
-            that `fit` could not judge a small loss, because the run had no validation data.
+        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why.
+            `"comparison"` says that `fit` could not detect slightly worse predictions, because the run had no
+            validation data.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:

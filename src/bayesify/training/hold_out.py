@@ -1,4 +1,4 @@
-"""Early stopping with held-out rows: each model trains without some rows and stops where it predicts them best."""
+"""Early stopping with held-out rows: each model trains without some rows and stops at the step that predicts these rows best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Fold of each row, [N]: K random folds whose sizes differ by at most 1. Each group of `groups` [N] is spread evenly."""
+    """Fold of each row, [N], for K random folds whose sizes differ by at most 1. Each group in `groups` [N] is spread
+    evenly over folds."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
@@ -29,19 +30,19 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
-"""After an early best check, the patience is `PATIENCE_SHARE` of the number of checks up to the best check, but at least
-`EARLY_PATIENCE`."""
+"""If the best check comes early, the patience is `PATIENCE_SHARE` times the number of checks up to the best check, but
+at least `EARLY_PATIENCE`."""
 
 
 @checked
 @dataclass(frozen=True)
 class StoppedSteps:
-    """Steps of Adam that stop when the predictions of held-out rows no longer improve.
+    """Training by Adam that stops when the predictions of held-out rows no longer improve.
 
     Args:
         batch_size: Maximum number of rows of each network in a step.
         max_steps: Maximum number of steps.
-        check_every: Steps between two checks on the held-out rows.
+        check_every: Number of steps between two checks on the held-out rows.
         patience: Number of checks without an improvement after which training ends. It is shorter if the best check came early.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
     """
@@ -57,7 +58,7 @@ class StoppedSteps:
         return torch.optim.Adam(parameters, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """Schedule of the falling learning rate, with one step per check."""
+        """Schedule of the falling learning rate. It takes one step per check."""
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.looks, eta_min=self.learning_rate / 20)
 
     @property
@@ -82,14 +83,14 @@ def train_held_out(
     progress: str = "",
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
-    r"""Train R networks in place and together, by `fit`, each on the rows that it does not hold out.
+    r"""Train R networks together and in place with `fit`. Each network trains on the rows that it does not hold out.
 
     The objective of each network is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Each check
     compares a network's `Likelihood.held_out_score` on its held-out rows with its best score so far. Training ends when no
     network has improved for some time. Each network then returns to the weights of its own best check.
 
     Args:
-        members: The networks, at point estimates.
+        members: The networks, whose weights are point estimates.
         x: Inputs, [N, D].
         y: Targets of each network, [R, N, ...].
         held: True for rows that a network holds out, [R, N].
@@ -98,10 +99,10 @@ def train_held_out(
         seed: Seed of batches and dropout.
         progress: Label of the display of steps and time left; empty for no display.
         halves: Whether to return predictions for each half of a network's held-out rows, made at the step that is best for the
-            other half. The score of few rows at their own best step is too optimistic.
+            other half. At their own best step, the score of few rows is too optimistic.
 
     Returns:
-        The best step of each network, [R], and with `halves` the predictions, [R, N, outputs], 0 for rows in training.
+        The best steps, [R]. If `halves` is true, also the predictions, [R, N, outputs], with 0 for training rows.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
@@ -135,7 +136,7 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of each network's training rows, with weights of mean 1, and the number of examples they represent."""
+    """Batches of each network's training rows with weights of mean 1, and the number of examples that these rows represent."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
@@ -146,7 +147,7 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread. More threads slow down such small products, tenfold if other work runs too."""
+    """Use one thread. More threads slow down such small products, even tenfold if other programs are running."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -156,7 +157,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Best:
-    """Weights of each network at the check where it predicted its held-out rows best.
+    """Weights of each network at the check at which it predicted its held-out rows best.
 
     Attributes:
         looks: Number of checks so far.
@@ -173,7 +174,7 @@ class _Best:
         self.at = np.zeros(len(members), dtype=np.int64)
 
     def look(self, scores: Tensor) -> None:
-        """Keep the weights of the networks that improved, given the scores of their held-out rows, [R, B]."""
+        """Store the weights of the networks that improved. `scores` are the scores of their held-out rows, [R, B]."""
         self.looks += 1
         scores = (scores * self._weights).mean(1)
         better = scores > self._scores
@@ -196,7 +197,7 @@ class _Best:
 
 
 class _Halves:
-    """Outputs for each half of the held-out rows, at the step that is best for the other half."""
+    """Outputs for each half of the held-out rows, computed at the step that is best for the other half."""
 
     def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
         self._held = torch.from_numpy(held)
@@ -208,7 +209,7 @@ class _Halves:
         self._outputs: Tensor | None = None
 
     def look(self, scores: Tensor, outputs: Tensor) -> None:
-        """Keep the outputs [R, B, O] of networks that improved, given the scores of their held-out rows, [R, B]."""
+        """Store the outputs [R, B, O] of the networks that improved. `scores` are the scores of their held-out rows, [R, B]."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             score = (scores * self._weights * scored).mean(1)
@@ -227,7 +228,7 @@ class _Halves:
 
 
 def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedBatch:
-    """Held-out rows of each model, padded to an equal number with rows of weight 0."""
+    """Held-out rows of each model. Rows of weight 0 are added until all models have the same number of rows."""
     parts = [np.flatnonzero(part) for part in held]
     most = max(len(part) for part in parts)
     index = torch.from_numpy(np.stack([np.resize(part, most) for part in parts]))

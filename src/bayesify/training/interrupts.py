@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the current step."""
+"""A way to let the current step finish after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import FrameType
 
 @contextmanager
 def delayed_interrupt() -> Iterator[threading.Event]:
-    """Delay the first Ctrl-C, which sets the event, so that a loop can finish and save. A second Ctrl-C interrupts at once.
+    """Delay the first Ctrl-C so that a loop can finish its step and save. The first Ctrl-C only sets the event. A
+    second Ctrl-C interrupts at once.
 
-    The SIGINT handler is replaced in the main thread only. In other threads, or if the present handler is not Python's, the handler
-    is kept.
+    The SIGINT handler is replaced in the main thread only. Other threads, and handlers that are not Python's own, are
+    left alone.
     """
     requested = threading.Event()
     in_main_thread = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""The training loop: epochs, steps, checkpoints."""
+"""The training loop: epochs, steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from bayesify.training.watch import Watch
 
 
 class TrainingLoop:
-    """One run of `fit` in one process; the optimizer is `None` if the update takes the steps."""
+    """One run of `fit` in one process. The optimizer is `None` if the update takes the steps."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class TrainingLoop:
 
         Raises:
             KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint is written.
-            ValueError: If a batch, the objective or a gradient is not valid (the message gives epoch and batch), or the checkpoint
-                belongs to another run.
+            ValueError: If a batch, the objective or a gradient is not valid (the message gives epoch and batch), or if
+                the checkpoint belongs to another run.
         """
         if self.path is not None and self.processes.rank == 0:
             remove_leftovers(self.path)
@@ -149,12 +149,12 @@ class TrainingLoop:
         return self.history
 
     def _final_batches(self, count: int) -> list[Batch]:
-        """As `_first_batches`; a continued run reads the same batches as an uninterrupted run."""
+        """Like `_first_batches`. A continued run reads the same batches as an uninterrupted run."""
         stream = DataStream(derive_seed(self.plan.seed, "noise data"))
         return self._first_batches(count, stream.iterate(self.loader))
 
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
-        """First batches with positive example weight, until they hold `count` examples; the loader's random state is restored."""
+        """The first batches with positive example weight, up to `count` examples. The loader's random state is restored."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader if items is None else items:
@@ -166,7 +166,7 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Give a set of draws their own batch statistics. If memory is too small, averages over draws stay in use."""
+        """Give each of a set of draws its own batch statistics. If memory is too small, predictions use averages over draws."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -181,7 +181,8 @@ class TrainingLoop:
                 keep_draws(bnn, self.loader, num_draws, max_examples=count, seed=seed, read_batch=self.plan.reader)
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
-                f"fit: draws cannot have their own batch statistics ({error}); predictions use averages over draws",
+                f"fit: draws cannot have their own batch statistics ({error}); predictions use batch statistics "
+                "averaged over draws",
                 stacklevel=2,
             )
 
@@ -268,7 +269,7 @@ class TrainingLoop:
         return _mean(nll, trained), _mean(kl, trained)
 
     def _check_finite(self) -> None:
-        """Raise if a step was not finite, or produced a non-finite parameter."""
+        """Raise an error if a step was not finite or produced a non-finite parameter."""
         with self._telling():
             self.step.check()
         name = find_not_finite(self.model.module.named_parameters())
@@ -280,23 +281,23 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Context that adds two facts to an error: where it happened, and that the steps before it are kept."""
+        """Context that adds two facts to an error: the batch in which it happened, and that earlier steps are kept."""
         try:
             yield
         except BatchError as failure:
             _raise(self._located(failure.error, failure.batch, failure.taken), failure.error)
 
     def _located(self, error: Exception, batch: int | None, taken: int | None = None) -> Exception:
-        """An error of the same type that says where it happened, and that the steps before it are kept."""
+        """An error of the same type whose message says in which batch it happened and that earlier steps are kept."""
         taken = self.step.taken if taken is None else taken
-        kept = f"; the network keeps the steps taken before it: {taken}" if taken else ""
+        kept = f"; the network keeps the steps taken before this error: {taken}" if taken else ""
         where = f"fit: epoch {self.position.epoch + 1}, batch {batch}: " if batch is not None else ""
         reason = str(error)
         if "Expected to have finished reduction" in reason:
             reason = "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
         try:
             return type(error)(f"{where}{reason}{kept}")
-        except Exception:  # a constructor that does not take just a message, such as UnicodeDecodeError
+        except Exception:  # the constructor needs more than a message, as that of UnicodeDecodeError does
             error.add_note(f"{where}{reason}{kept}")
             return error
 
@@ -329,7 +330,7 @@ class TrainingLoop:
         return {f"validation_{key}": value for key, value in totals.means().items()}
 
     def _scores(self, predict: Callable[[Any], Predictive], validation: Validation, *, together: bool = True) -> Totals:
-        """Scores on validation data; with `together=False` this process does not wait for the others."""
+        """Scores on validation data. With `together=False`, this process does not wait for other processes."""
         batches = DataStream(derive_seed(self.plan.seed, "validation data")).iterate(validation.loader)
 
         def interruptible() -> Iterator[Any]:
@@ -342,18 +343,18 @@ class TrainingLoop:
             return validate(predict, interruptible(), self.device, self.plan.reader)
 
     def _validate_start(self, predict: Callable[[Any], Predictive]) -> Score:
-        """Scores of the starting network on validation data; the loader's random state is restored."""
+        """Scores of the starting network on validation data. The loader's random state is restored."""
         assert self.plan.validation is not None
         with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """Context in which the model has its averaged parameters, if there is an average, as after the run."""
+        """Context in which the model has its averaged parameters, as after the run, if there is an average."""
         average = self.step.average
         return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
 
     def _refresh_statistics(self) -> None:
-        """Recompute the batch statistics from all training data; random states are restored."""
+        """Recompute the batch statistics from all training data. Random states are restored."""
         seed, settings = derive_seed(self.plan.seed, "batch statistics"), self.settings
         generator = torch.Generator(self.device).manual_seed(seed)
         devices = [self.device] if self.device.type == "cuda" else []
@@ -363,7 +364,7 @@ class TrainingLoop:
             refresh_statistics(self.model, batches, num_data=settings.num_data, generator=generator)
 
     def _keep_best(self, phase: str, row: dict[str, Any]) -> None:
-        """Keep the model if its validation NLL is the best so far; otherwise stop once patience is exhausted."""
+        """Store the model's state if its validation NLL is the best so far. Otherwise stop when the patience is exhausted."""
         settings, position = self.settings, self.position
         warm = phase == "variational" and settings.kl_schedule(position.epoch + 1 - settings.map_epochs) >= 1.0
         if settings.patience is None or not warm:
@@ -398,7 +399,7 @@ class TrainingLoop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _pause(self, due: bool = False) -> None:
-        """Write a checkpoint if one is due or Ctrl-C was pressed; after Ctrl-C, stop."""
+        """Write a checkpoint if one is due or if Ctrl-C was pressed. After Ctrl-C, stop."""
         interrupted = self.processes.any(self.interrupt.is_set())
         if self.path is not None and (due or interrupted):
             self._check_finite()
@@ -430,7 +431,7 @@ class TrainingLoop:
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
-        """Continue from a checkpoint; if the checkpoint was altered, raise and leave the model unchanged."""
+        """Continue from a checkpoint. If the checkpoint was altered, raise an error and leave the model unchanged."""
         before = pytree.tree_map_only(Tensor, torch.clone, model_state(self.model.module))
         try:
             with altered(self.path):
@@ -462,9 +463,10 @@ def _raise(error: Exception, cause: Exception) -> NoReturn:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """Means over weighted examples (NLL) and steps (KL, bound), and whether a step was taken: scalars, or [R] for R models."""
+    """The mean NLL over weighted examples, the mean KL and bound over steps, and whether a step was taken. Each is a
+    scalar, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
-    with np.errstate(invalid="ignore"):  # 0 / 0 without a step
+    with np.errstate(invalid="ignore"):  # 0 / 0 if no step was taken
         return nll / weight, kl / steps, bound / steps, steps > 0
 
 

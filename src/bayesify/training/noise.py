@@ -1,4 +1,4 @@
-"""Noise variance of a regression, if it is not given: `fit` finds it in closed form, not by gradients."""
+"""Noise variance of a regression. If it is not given, `fit` finds it in closed form, not by gradients."""
 
 from __future__ import annotations
 
@@ -32,30 +32,34 @@ from bayesify.weights.module_state import swapped
 MAX_EXAMPLES = 8192
 """Number of examples whose residuals give the initial variance. The standard error of the variance is then 1.6 %."""
 UNTRAINED_SHARE = 0.1
-"""Initial variance, relative to the targets' variance, if the given network hardly beats the targets' mean. The network's residuals
-then say nothing about the noise. A large variance would let the prior dominate before the network has learned anything."""
+"""If the given network hardly beats the targets' mean, the initial variance is this multiple of the targets' variance.
+The network's residuals then say nothing about the noise, and a large variance would let the prior dominate before the
+network has learned anything."""
 MIN_EXPLAINED_SHARE = 0.2
 """Share of the targets' variance that a network must explain for its residuals to be used."""
 FALLING_SHARE = 2 / 3
 """Share of the epochs in which the variance may only fall, because the residuals of a learning network exceed the noise."""
 FINAL_DRAWS, FINAL_EXAMPLES = 8, 1024
-"""Number of draws in the predictions for the final variance, and number of examples for widening the variance."""
+"""Number of draws for the predictions that give the final variance, and number of examples that decide how far it is widened."""
 START_EXAMPLES, START_DRAWS = 256, 16
-"""Numbers of examples and draws that determine the initial spread of predictions to within a few percent."""
+"""Numbers of examples and draws that measure the initial spread of predictions to within a few percent."""
 MAX_START_SHARE = 0.05
-"""Maximum mean epistemic variance v of a trained network's draws at the start, relative to the noise. A step uses one draw, which
-shifts the predictions of all rows alike, so a wide start makes the means noisy and predictions wide. With 0.2, the NLL of a CNN
-over bumps rose by 0.058 nats under mean-field, and by 0.038 under rank-one noise. With 0.05, the NLL of mean-field was at most
-0.017 above the given network's (`benchmarks.wider_networks.CHOOSING`, one seed; not every posterior ran on every network)."""
+"""For a trained network, the mean epistemic variance of draws at the start may be at most this multiple of the noise. A
+step uses one draw, which shifts the predictions of all rows alike. A wide start therefore makes the means noisy and the
+predictions wide. With 0.2, the NLL of a CNN on the data `bumps` rose by 0.058 nats under mean-field and by 0.038 under
+rank-one noise. With 0.05, the NLL of mean-field exceeded that of the given network by at most 0.017
+(`benchmarks.wider_networks.CHOOSING`, one seed; not every posterior was run on every network)."""
 MAX_START_LOSS = 0.005
-"""The corresponding bound for classification under rank-one noise and dropout, in nats per label of training rows. On five networks
-over digits and sequences, other posteriors start at 0.003 to 0.018, rank-one at 0.04 to 0.16, dropout at 0.01 to 0.09. In
-`benchmarks.wider_networks.CHOOSING`, 4 of 6 pairs missed a bound with 0.02, and 2 of 6 with 0.005. A network that has memorized its
-rows gains less at the smaller value: the NLL of a transformer over digits fell by 0.02 instead of 0.06."""
+"""The corresponding limit for classification under rank-one noise and dropout: at the start, draws may raise the NLL on
+training rows by at most this many nats per label. On five networks for digits and sequences, this rise is 0.04 to 0.16
+for rank-one noise, 0.01 to 0.09 for dropout, and 0.003 to 0.018 for other posteriors. In
+`benchmarks.wider_networks.CHOOSING`, 4 of 6 pairs missed a bound with a limit of 0.02, and 2 of 6 with 0.005. A network
+that has memorized its rows gains less from the smaller limit: the NLL of a transformer on digits fell by 0.02 instead
+of 0.06."""
 MIN_VARIANCE = 1e-30
-"""Smallest variance that is allowed; float32 represents it with full precision."""
+"""Smallest allowed variance. Float32 represents it with full precision."""
 Read = Callable[[int], list[Batch]]
-"""A function that returns the first batches that hold a given number of examples."""
+"""A function that returns the first batches, with a given number of examples."""
 
 
 class LearnedNoise:
@@ -66,15 +70,17 @@ class LearnedNoise:
 
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 
-    the weighted mean over N examples with O outputs, which follows from an epoch's mean negative log-likelihood. After each epoch
-    the variance is set to this value. In the first two thirds of the epochs it may only become smaller. Dropout makes the residuals
-    of training batches larger than the residuals of predictions, and a run may be stopped early. In both cases, the final variance
-    comes from predictions in evaluation mode on the first rows of the data.
+    the weighted mean over N examples with O outputs. After each epoch, the variance is set to this value, which follows
+    from the epoch's mean negative log-likelihood. In the first two thirds of the epochs, the variance may only become
+    smaller. If the network has dropout, the residuals of training batches are larger than the residuals of predictions.
+    In this case, and if a run stops early, the final variance comes from predictions in evaluation mode on the first
+    rows of the data.
 
-    A network has memorized part of the noise of its training rows. The final variance is therefore widened until the variance of
-    predictions, epistemic variance v included, is at least the mean squared residual of training rows times
-    `jacobians.effective.held_out_ratio`. The formula above includes v, so predictions would count v twice. If the ratio is known
-    and draws are not members of an ensemble, the final variance is narrowed to the same value, but not below the residual.
+    A network memorizes part of the noise of its training rows. The final variance is therefore widened until the
+    variance of predictions, which includes the epistemic variance v, is at least the mean squared residual of training
+    rows times `jacobians.effective.held_out_ratio`. The formula above includes v, so predictions would count v twice.
+    If the ratio is known and draws are not members of an ensemble, the final variance is reduced to the same value, but
+    not below the mean squared residual.
 
     Args:
         model: The model in training.
@@ -82,9 +88,10 @@ class LearnedNoise:
         rescales: Whether the last layer may be rescaled to units of the targets; see `restarts.restart`.
 
     Attributes:
-        replaced: The variance before the change at the end of an epoch, by name, until the epoch is closed; otherwise empty. A
+        replaced: At the end of an epoch, the variance before its change, by name. Empty once the epoch is closed. A
             checkpoint in between stores this value, because a continued run makes the change again.
-        new_rows_ratio: Mean squared error on new rows divided by the error on training rows, known after `finish`; 1 if unknown.
+        new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. Known after
+            `finish`; 1 if unknown.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:
@@ -136,7 +143,8 @@ class LearnedNoise:
                 self._narrow(bnn, powers, batches[0], residual)
 
     def _narrow(self, bnn: BayesianNetwork, powers: dict[str, int], batch: Batch, residual: float) -> None:
-        """Reduce the initial standard deviations if draws of a trained network differ by too large a share of the noise."""
+        """Reduce the initial standard deviations if the spread between draws of a trained network is too large relative
+        to the noise."""
         generator = torch.Generator(batch.y.device).manual_seed(0)
         some = batch.weighed().rows(slice(0, START_EXAMPLES))
         found = bnn.predict(some.x, START_DRAWS, generator=generator)
@@ -146,7 +154,8 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """Exponent k of the power $10^k$ nearest the targets' standard deviation, for each last-layer weight that acts linearly."""
+        """For each last-layer weight that acts linearly, the exponent k of the power $10^k$ nearest to the targets'
+        standard deviation."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
@@ -154,7 +163,7 @@ class LearnedNoise:
         except ValueError:
             return {}
         gain = output_gain(runner, [bnn.weights[name] for name in names], args, kwargs, bnn.output)
-        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # for the layer's own output
+        power = round(math.log10(size / math.sqrt(gain))) if gain else 0  # relative to the output of the layer
         if not power:
             return {}
         once = select_output(network(*args, **kwargs), bnn.output)
@@ -164,7 +173,7 @@ class LearnedNoise:
         return dict.fromkeys(names, power) if linear else {}
 
     def _errors(self, batches: Sequence[Batch], predict: Callable[[Any], Predictive]) -> tuple[float, float]:
-        """Weighted means over examples and outputs of the squared residual and the epistemic variance, in evaluation mode."""
+        """Squared residual and epistemic variance in evaluation mode, as weighted means over examples and outputs."""
         sums, count = torch.zeros(2, dtype=torch.float64), 0.0
         for batch in batches:
             found = predict(batch.x)
@@ -176,7 +185,7 @@ class LearnedNoise:
         return residual, spread
 
     def after_epoch(self, nll: float, epoch: int, last: bool) -> None:
-        """Set the variance from an epoch's weighted mean negative log-likelihood per example; `epoch` counts from 1."""
+        """Set the variance from the weighted mean negative log-likelihood of an epoch. `epoch` counts from 1."""
         likelihood = self._likelihood
         if likelihood is None:
             return
@@ -190,7 +199,7 @@ class LearnedNoise:
 
     @torch.no_grad()
     def finish(self, read: Read, device: torch.device, num_data: int, stopped: bool) -> None:
-        """Set the final variance, from predictions in evaluation mode if needed, and adapt it to new rows; see the class."""
+        """Set the final variance, if needed from predictions in evaluation mode, and adapt it to new rows; see the class."""
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
@@ -219,7 +228,7 @@ def _has_dropout(bnn: BayesianNetwork) -> bool:
 
 @torch.no_grad()
 def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
-    """Narrow the start of a classifier's wide posterior if draws of a trained network lose over `MAX_START_LOSS` nats per label."""
+    """Narrow the start of a classifier's posterior if draws raise the NLL of a trained network by more than `MAX_START_LOSS`."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None or bnn.likelihood.task != "classification":
         return
@@ -240,7 +249,7 @@ def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
 
 
 def one_network(bnn: BayesianNetwork, generator: torch.Generator) -> nn.Module:
-    """A plain network that represents the posterior: at its mean, or one member of an ensemble."""
+    """A plain network that represents the posterior: the network at the posterior mean, or one member of an ensemble."""
     if bnn.num_distinct_draws is None or bnn.num_distinct_draws == 1:
         return bnn.mean_network()
     network = copy.deepcopy(bnn.network)
@@ -252,7 +261,7 @@ def one_network(bnn: BayesianNetwork, generator: torch.Generator) -> nn.Module:
 def new_rows_ratio(
     network: nn.Module, batches: Sequence[Batch], residual: float, num_data: int, output: str | int | None
 ) -> float:
-    """`held_out_ratio` of a plain network; 1 if it cannot be linearized."""
+    """`held_out_ratio` of a plain network; 1 if the network cannot be linearized."""
     network, weights = network.eval(), catalog(network).trainable
     try:
         inputs = [checked_inputs(batch.x) for batch in batches]

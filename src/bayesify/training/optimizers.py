@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """Optimizer of a module's trainable parameters: the given optimizer, a function's result, or fused Adam."""
+    """Optimizer of a module's trainable parameters: the given optimizer, the result of a given function, or fused Adam."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if choice is None:
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
@@ -17,7 +17,8 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
     made = choice if isinstance(choice, torch.optim.Optimizer) else choice(trainable)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"fit: optimizer gives {type(made).__name__}; give a torch.optim.Optimizer, or a function that returns one"
+            f"fit: optimizer= gives an object of type {type(made).__name__}; give a torch.optim.Optimizer, or a "
+            "function that returns one"
         )
     if isinstance(made, torch.optim.LBFGS):
         raise ValueError(
@@ -32,25 +33,25 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
 
 
 def make_scheduler(choice: Any, optimizer: torch.optim.Optimizer | None) -> Any:
-    """Scheduler of an optimizer: the given scheduler, or a function's result."""
+    """Scheduler of an optimizer: the given scheduler, or the result of a given function."""
     if choice is None or optimizer is None:
         return None
     made = choice(optimizer) if callable(choice) and not hasattr(choice, "state_dict") else choice
     if not callable(getattr(made, "step", None)) or not callable(getattr(made, "state_dict", None)):
         raise TypeError(
-            f"fit: scheduler={choice!r} is not a scheduler; give one of torch.optim.lr_scheduler, or a function from "
-            "optimizer to scheduler"
+            f"fit: scheduler={choice!r} is not a scheduler; give a scheduler of torch.optim.lr_scheduler, or a "
+            "function that makes a scheduler from an optimizer"
         )
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError(
-            "fit: the scheduler belongs to another optimizer; pass that optimizer as well, or a function from optimizer "
-            "to scheduler"
+            "fit: the scheduler belongs to another optimizer; pass that optimizer as well, or a function that makes a "
+            "scheduler from an optimizer"
         )
     return made
 
 
 def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded state the memory layout of its parameters, such as channels last, which fused optimizers require."""
+    """Give loaded state the memory layout of its parameters, such as channels last. Fused optimizers require this."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -1,4 +1,4 @@
-"""R perceptrons at point estimates, run together by products of stacked matrices: the fast path of a `ModelStack`."""
+"""R perceptrons with point estimates that run together as products of stacked matrices: the fast path of a `ModelStack`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from bayesify.posteriors.point import Point
 from bayesify.running.generators import own_generators
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Names of a module's hook dicts; products of stacked matrices would not call these hooks."""
+"""Names of a module's hook dicts. Products of stacked matrices would not call these hooks."""
 
 
 class Perceptrons:
-    r"""R networks of linear layers, activations and dropout at point estimates, without `vmap`.
+    r"""R networks of linear layers, activations and dropout, all point estimates, that run without `vmap`.
 
     The outputs equal the networks' own outputs, and the penalty of each network is $-\log p(w_r)$. For small networks, the
-    number of operations determines the time of a step. All gradients therefore come from one autograd operation, and the penalty's
-    gradient is computed on all parameters of a network in one row. Products with a transposed right factor are several times slower
-    on some processors, so matrices are transposed first. On a CPU, dropout masks are slices of a fixed pool at random offsets,
-    because drawing masks costs more than the rest of the step.
+    number of operations determines the time of a step. All gradients therefore come from one autograd operation, and
+    the gradient of the penalty is computed for all parameters of a network as one row. On some processors, products
+    with a transposed right factor are several times slower, so matrices are transposed first. On a CPU, dropout masks
+    are slices of a fixed pool at random offsets, because drawing new masks costs more than the rest of the step.
 
     Args:
         models: The networks, all of the same architecture; see `of`.
-        names: Name of each model parameter, keyed by the name of the weight or bias in the network, in the order of the layers.
+        names: Dict from the name of each weight or bias in the network to its name in a model, in the order of the
+            layers.
         layers: The layers of one network; their train or eval mode is used.
     """
 
@@ -48,7 +49,7 @@ class Perceptrons:
 
     @staticmethod
     def of(models: Sequence[nn.Module], first: nn.Module) -> Perceptrons | None:
-        """The fast path of models of one architecture, or `None`; `first` is a copy of the first model."""
+        """The fast path for models of one architecture, or `None` if there is none. `first` is a copy of the first model."""
         if type(first) is not BayesianNetwork or len(first.posteriors) != 1 or type(first.posterior) is not Point:
             return None
         network, used = first.network, first.posterior.sizes()
@@ -73,7 +74,8 @@ class Perceptrons:
         return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
-        """Whether rows [R, B, D] can run here, given the first weight [R, O, D]. Dropout allows only a single draw."""
+        """Whether the fast path can run rows [R, B, D]. `first` is the first weight, [R, O, D]. Dropout allows only a
+        single draw."""
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
         if not fits or not alike or torch.is_autocast_enabled(x.device.type):
@@ -81,7 +83,7 @@ class Perceptrons:
         return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
 
     def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs [R, B, O] for rows [R, B, D], and the penalty of each network, [R]; the rows get no gradients. See `run`."""
+        """Outputs [R, B, O] for rows [R, B, D], and the penalty of each network, [R]; see `run`. The rows get no gradients."""
         return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
@@ -98,7 +100,8 @@ class Perceptrons:
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior precision of each parameter of a network, [R, P] or [1, P], and the penalty at weights of 0, [R]."""
+        """Prior precision of each parameter of a network, [R, P] or [1, P], and the penalty of a network whose weights
+        are 0, [R]."""
         precisions, constants = self._prior
         if precisions.dtype != like.dtype or precisions.device != like.device:
             self._prior = precisions.to(like), constants.to(like)
@@ -129,7 +132,7 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
 
 
 class _Run(torch.autograd.Function):
-    """Outputs and penalty of each network, [R], with all gradients in one operation."""
+    """Outputs of each network, and its penalty [R], with all gradients in one operation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, networks: Perceptrons, *values: Tensor) -> tuple[Tensor, Tensor]:

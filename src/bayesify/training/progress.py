@@ -12,14 +12,16 @@ from bayesify.predictive.findings import Findings
 from bayesify.running.progress import Display
 
 FIRST_LINE_SECONDS, MAX_SECONDS_BETWEEN_LINES = 10.0, 60.0
-"""Without a terminal: seconds before the first line, and maximum seconds between lines. Each wait is twice the previous wait."""
+"""If there is no terminal: seconds before the first line, and maximum seconds between lines. Each wait is twice as long
+as the previous wait."""
 
 
 class ProgressBar:
     """Line on the terminal with the epoch, the batch, the NLL per example and the KL.
 
-    A context manager. Without `rich` it prints one line per epoch. If standard error is not a terminal, it prints an occasional
-    line, and no line in a short run. `total` is the number of epochs, and `batches` the number of batches per epoch, if known.
+    This is a context manager. If `rich` is not installed, it prints one line per epoch. If standard error is not a
+    terminal, it prints a line now and then, and no line in a short run. `total` is the number of epochs, and `batches`
+    the number of batches per epoch, if known.
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:
@@ -38,7 +40,7 @@ class ProgressBar:
         return self
 
     def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
-        """Show a step, at most ten times a second on a terminal; `means` is called only if the step is shown."""
+        """Show a step; on a terminal, at most ten times per second. `means` is called only if the step is shown."""
         now = time.perf_counter()
         if not self._show or now - self._last < self._wait or (self._terminal and not self._bar.shown):
             return

@@ -13,10 +13,11 @@ from bayesify.network import BayesianNetwork
 def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) -> BayesianNetwork:
     """Keep a fraction of a posterior's parameters and set the others to 0, in place (Ritter et al. 2021, section 4.3).
 
-    `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the weights of the whole network with the largest
-    |mean| / std, both their mean and their standard deviation. Pruned entries stay 0. The kept entries become new, shorter
-    parameters. Further training changes only these parameters, and needs a new optimizer, which `fit` creates. `count_parameters`
-    counts only kept entries, and `save` writes them with one bit per original entry for their positions.
+    `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the mean and the standard deviation of the
+    weights with the largest |mean| / std in the whole network. Pruned entries stay 0. The kept entries become new,
+    shorter parameters. Further training changes only these parameters. It needs a new optimizer, which `fit` creates.
+    `count_parameters` counts only kept entries, and `save` writes the kept entries, and their positions with one bit
+    per original entry.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.
@@ -26,8 +27,8 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
         `bnn`.
 
     Raises:
-        ValueError: If `keep` is not above 0 and at most 1, exceeds the fraction that is left, or a posterior cannot be pruned. In
-            this case nothing has changed.
+        ValueError: If `keep` is not above 0 and at most 1, if it exceeds the fraction that is left, or if a posterior
+            cannot be pruned. In these cases nothing has changed.
     """
     parts = bnn.posteriors
     for part in parts:

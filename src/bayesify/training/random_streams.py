@@ -1,4 +1,4 @@
-"""Random streams of a training run: one for data and one for the network, each of which can be restored."""
+"""Random streams of a training run: one for data and one for the network. Each can be restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayesify.arguments.checks import checked
 
 @checked
 def derive_seed(seed: int, *purpose: object) -> int:
-    """Seed for one purpose of a run, independent of the seeds for other purposes: 63 bits of a SHA-256 hash."""
+    """Seed for one purpose of a run: 63 bits of a SHA-256 hash. Seeds for different purposes are independent."""
     plain = (part.item() if isinstance(part, np.generic) else part for part in purpose)
     text = repr((seed, *plain)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
@@ -29,9 +29,9 @@ def derive_seed(seed: int, *purpose: object) -> int:
 class DataStream:
     """Random stream for data, separate from the network's random numbers.
 
-    Loaders shuffle and transform with torch's global generator. Inside `active`, the global generator follows this stream; outside
-    it is unchanged. A batch then does not depend on how many random numbers the network used, and skipping batches leads to the
-    same next batch.
+    Loaders shuffle and transform with torch's global generator. Inside `active`, the global generator follows this
+    stream; outside, it is unchanged. Batches therefore do not depend on how many random numbers the network has used.
+    If batches are skipped, the next batch is the same as without skipping.
     """
 
     def __init__(self, seed: int) -> None:
@@ -64,7 +64,7 @@ class DataStream:
 
 @contextmanager
 def seeded_globals(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python and NumPy, which data transforms may use, and restore them afterwards."""
+    """Seed the global generators of Python and NumPy, and restore them afterwards. Data transforms may use these generators."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global generator)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -105,7 +105,8 @@ class PlainGenerator:
 
 
 def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
-    """Generators of torch, NumPy and Python held by a loader, its samplers, its dataset and their functions, each once.
+    """Generators of torch, NumPy and Python that a loader, its samplers, its dataset or their functions hold, each
+    listed once.
 
     The search covers attributes, lists, dicts, closures, and module globals that functions and methods use. It visits at most
     1,000 objects and no container with more than 100 entries.
@@ -164,7 +165,7 @@ def _parts(one: Any) -> list[Any]:
 
 
 def network_state(device: torch.device) -> Tensor:
-    """State of the global generators that a network on a device uses: CPU, then the device."""
+    """State of the global generators that a network on a device uses: the CPU's generator, then the device's."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -172,7 +173,7 @@ def network_state(device: torch.device) -> Tensor:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Inverse of `network_state`; a state from a machine without this device sets only the CPU's generator."""
+    """Inverse of `network_state`. If the state comes from a machine without this device, only the CPU's generator is set."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

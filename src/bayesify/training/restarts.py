@@ -1,4 +1,4 @@
-"""Restart of posteriors before the first step, in units of the targets or with smaller standard deviations."""
+"""Restart of posteriors before the first step, with weights in units of the targets or with smaller standard deviations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def restart(
 ) -> bool:
     """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations.
 
-    For prior and optimizer, the targets then have size 1. Posteriors restart only if they are unchanged since `bayesianize` or the
-    last restart. See `Start` for the arguments.
+    For the prior and the optimizer, the targets then have size 1. Posteriors restart only if they have not changed
+    since `bayesianize` or since the last restart. See `Start` for the arguments.
 
     Returns:
         Whether the posteriors were restarted.

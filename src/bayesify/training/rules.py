@@ -15,16 +15,18 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.findings import Finding
 
 MIN_GAIN_NATS = 0.05
-"""Training has not converged if the gain in its last third exceeds this many nats per example."""
+"""Training has not converged if the NLL or the bound improves by more than this many nats per example in the last third."""
 MIN_GAIN_SHARES = {"NLL": 0.08, "negative bound": 0.15}
-"""The gain must also exceed this share of the quantity itself."""
+"""The gain must also exceed this share of the NLL or the bound itself."""
 MIN_SLOW_GAIN_NATS, MIN_PROGRESS_SHARE = 0.02, 0.25
-"""A smaller gain of the NLL in the last third also counts if it is this share of the total gain. A straight line gains a third
-there. This does not apply to the bound, because its KL falls for a long time with little effect on predictions."""
+"""A gain of the NLL in the last third also counts if it exceeds the first value in nats and is at least the second
+value as a share of the total gain. (On a straight line, the last third has a third of the gain.) This does not apply to
+the bound, because its KL falls for a long time with little effect on predictions."""
 TREND_SIGNIFICANCE_STDS = 3.0
 """Standard deviations of the Mann-Kendall statistic above which a trend is significant."""
 MIN_TREND_WINDOWS = 7
-"""Minimum number of values, all in order, that can reach `TREND_SIGNIFICANCE_STDS`."""
+"""Minimum number of values whose trend can be significant. If all values are in order, 7 values reach
+`TREND_SIGNIFICANCE_STDS`."""
 MIN_RELATIVE_SPREAD = 0.01
 """Weights hardly vary if their standard deviation, relative to their root mean square, is below this."""
 MIN_LOG_SPREAD_CHANGE = 1.0
@@ -36,14 +38,15 @@ MIN_INFORMATION = 1e-5
 MIN_COVERED_EXAMPLES = 50
 """Minimum number of examples to judge the coverage of intervals."""
 COVERAGE_SIGNIFICANCE_STDS = 3.0
-"""Standard deviations by which a coverage must lie beyond the limit of a healthy coverage to exceed chance."""
+"""A coverage exceeds chance if it lies at least this many standard deviations beyond the limit of a healthy coverage."""
 MIN_HELD_OUT_LOSS_NATS = 0.02
-"""A loss of NLL per target on held-out data above this is a finding, if it exceeds chance."""
+"""A rise of the NLL per target on held-out data is a finding if it exceeds this value and chance."""
 MIN_CALIBRATION_GAP, MIN_CALIBRATION_RISE = 0.04, 0.01
-"""Confidence on held-out data is off if its difference from the accuracy exceeds the first value, and exceeds the difference of the
-given network by more than the second value. These are the bounds on the ECE in `benchmarks.defaults_wider`."""
+"""On held-out data, a network is badly calibrated if the gap between confidence and accuracy exceeds the first value,
+and exceeds the gap of the given network by more than the second value. `benchmarks.defaults_wider` uses the same bounds
+for the ECE."""
 MIN_PAIRED_EXAMPLES = 16
-"""Minimum number of examples whose differences give a standard error."""
+"""Minimum number of examples for a standard error of their differences."""
 KL_WARNING_RATIO = 10.0
 """Warn when the KL exceeds this multiple of the data term."""
 
@@ -57,13 +60,13 @@ class Score:
         accuracy: Share of correct labels; `None` in regression.
         count: Number of examples.
         rmse: Root mean squared error; `None` in classification.
-        guess: Score of the best constant guess on the same examples: its NLL in classification, its RMSE in regression.
+        guess: Score of the best constant guess on the same examples: the NLL in classification, the RMSE in regression.
         coverage: Share of targets inside their central 90 % intervals; `None` in classification.
         has_atoms: Whether single values have positive probability, so that intervals cover more than their level.
         numbers: Number of targets per example.
-        losses: NLL of each of the first examples, in the order of the loader.
-        errors: Share of wrong labels, or mean squared error, of each of the same examples.
-        confidences: Probability of the predicted label of each of the same examples; empty in regression.
+        losses: NLL of each example, for the first examples in the order of the loader.
+        errors: Share of wrong labels, or mean squared error, of each of these examples.
+        confidences: Probability of the predicted label for each of these examples; empty in regression.
     """
 
     nll: float
@@ -80,7 +83,7 @@ class Score:
 
     @property
     def unit_nats(self) -> float:
-        """Contribution of the targets' unit to the NLL per example in regression; 0 in classification."""
+        """The part of the NLL per example that depends on the unit of the targets in regression; 0 in classification."""
         return self.numbers * math.log(self.guess) if self.rmse is not None and self.guess else 0.0
 
 
@@ -88,8 +91,8 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     r"""Change of a noisy series from its first to its last value, and the significance of this change.
 
     The change is the Theil-Sen slope (median slope of all pairs) times the length. The significance is the Mann-Kendall statistic
-    $S / \sqrt{n (n - 1) (2 n + 5) / 18}$, where S is the number of rising pairs minus the number of falling pairs. It is
-    standard normal if there is no trend, and outliers hardly move it.
+    $S / \sqrt{n (n - 1) (2 n + 5) / 18}$, where S is the number of rising pairs minus the number of falling pairs. If
+    there is no trend, this statistic is standard normal. Outliers hardly change it.
     """
     count = len(values)
     pairs = [(values[late] - values[early], late - early) for early in range(count) for late in range(early + 1, count)]
@@ -101,7 +104,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0) -> float | None:
-    """Fall of a minimized series within its last third, in its own unit; `None` if it is not significant."""
+    """Decrease of a minimized series in its last third, in the unit of the series; `None` if it is not significant."""
     last = list(values[-max(MIN_TREND_WINDOWS, len(values) // 3) :])
     if len(last) < MIN_TREND_WINDOWS or not all(map(math.isfinite, values)):
         return None
@@ -119,7 +122,7 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """A finding if the NLL or the whole objective per example still falls at the end; see `Score.unit_nats`."""
+    """A finding if the NLL or the whole objective per example is still falling at the end; see `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -132,14 +135,14 @@ def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: flo
 
 
 def members_apart(nll: Sequence[float], what: str = "members of the ensemble", unit_nats: float = 0.0) -> list[Finding]:
-    """A finding if some members of an ensemble, or models of a stack, are much worse than the best one."""
+    """A finding if some members of an ensemble, or models of a stack, are much worse than the best member."""
     best = min(nll)
     behind = sum(value > best + max(0.1, 0.25 * abs(best - unit_nats)) for value in nll)
     if not behind:
         return []
     sentence = (
-        f"{behind} of {len(nll)} {what} have not converged: their NLL is up to {max(nll):.3g} nats per example, and the "
-        f"best one has {best:.3g}"
+        f"{behind} of {len(nll)} {what} have not converged: their NLL is up to {max(nll):.3g} nats per example, and "
+        f"the best NLL is {best:.3g}"
     )
     remedy = "train for more epochs (randomly started members need as many epochs as a single network), or start all members at a "
     how = " with Ensemble(init='network')" if what.endswith("ensemble") else ""
@@ -154,22 +157,27 @@ def learned_little(score: Score) -> list[Finding]:
     if score.rmse is not None:
         if score.rmse < 0.97 * guess:
             return []
-        seen = f"its RMSE is {score.rmse:.3g}, and predicting the targets' mean gives {guess:.3g}"
+        seen = f"its RMSE is {score.rmse:.3g}, and predicting the mean of the targets gives {guess:.3g}"
     elif score.nll < guess - max(0.02, 0.03 * guess):
         return []
     else:
         seen = f"its NLL is {score.nll:.3g} nats per example, and predicting the label frequencies gives {guess:.3g}"
-    remedy = "train for more epochs or with a higher learning rate, or the means first (map_epochs=); check inputs and targets"
+    remedy = (
+        "train for more epochs or with a higher learning rate, or train the means first (map_epochs=); check "
+        "inputs and targets"
+    )
     return [Finding("learned_little", f"the network has learned little: {seen}", remedy)]
 
 
 MAX_TRAINED_RMSE_RATIO, MAX_TRAINED_NLL_RATIO = 0.75, 0.9
-"""A network counts as trained if its score is at most this multiple of a constant guess. On a one-dimensional line, one random
-network in four has an RMSE below 0.9 times the guess, and one in fifteen below 0.75 times."""
+"""A network counts as trained if its score is at most this multiple of the score of a constant guess. On
+one-dimensional data along a line, the RMSE of a random network is below 0.9 times that of the guess in one case of 4,
+and below 0.75 times in one case of 15."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
-    """A finding if the given network clearly beats a constant guess but the posterior does not start at its weights."""
+    """A finding if the given network clearly beats a constant guess, but the posterior does not start at the network's
+    weights."""
     if given.guess is None or given.count < 8:
         return []
     if given.rmse is not None:
@@ -180,8 +188,8 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
     if not found or value > share * given.guess:
         return []
     sentence = (
-        f"the given network is trained ({name} {value:.3g}, a constant guess has {given.guess:.3g}), but "
-        f"{' and '.join(found)} does not start at its weights, so what it has learned is lost"
+        f"the given network is trained (its {name} is {value:.3g}, and a constant guess has {given.guess:.3g}), but "
+        f"{' and '.join(found)} does not start at its weights, so what the network has learned is lost"
     )
     keep = " and ".join(f"{name}(init={init!r})" for name, init in found.items())
     remedy = f"start at the given weights with {keep}; ignore this if you want to train from scratch"
@@ -191,8 +199,8 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
     """A finding if the KL outweighs the data term and the fit to the data has suffered.
 
-    All quantities are per example. Each comparison stays in one mode: training batches with training batches, and predictions in
-    evaluation mode (dropout off) with predictions in evaluation mode.
+    All quantities are per example. Scores are compared only within one mode: training batches with training batches,
+    and predictions in evaluation mode (without dropout) with predictions in evaluation mode.
 
     Args:
         nll: NLL of training batches in windows of equal length, in order of time.
@@ -205,7 +213,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
     unit = start.unit_nats if start is not None else 0.0
     if not smooth or kl < KL_WARNING_RATIO * max(abs(smooth[-1] - unit), 0.1):
         return []
-    chance = 3 * stdev(nll) * math.sqrt(2 / size) if len(nll) > 2 else 0.0  # noise of a difference of two means
+    chance = 3 * stdev(nll) * math.sqrt(2 / size) if len(nll) > 2 else 0.0  # 3 standard errors of a difference of means
     pairs = [(min(smooth), smooth[-1], max(0.1, chance))]
     if start is not None and now is not None:
         pairs.append((start.nll, now.nll, 0.25))
@@ -214,18 +222,19 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
         return []
     before, after = suffered[-1]
     sentence = (
-        f"the KL ({kl:.3g} nats per example) dwarfs the data term ({after:.3g}, was {before:.3g}): the prior pulls the weights "
-        "away from the data"
+        f"the KL ({kl:.3g} nats per example) dwarfs the data term ({after:.3g}, and {before:.3g} at the start): the "
+        "prior pulls the weights away from the data"
     )
     remedy = (
-        "put fewer weights under the posterior (a smaller posterior, or some layers only), widen the prior, or temper the "
-        "posterior with kl_weight below 1"
+        "put fewer weights under the posterior (a smaller posterior, or only some layers), widen the prior, or temper "
+        "the posterior with kl_weight below 1"
     )
     return [Finding("kl_dwarfs", sentence, remedy)]
 
 
 def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
-    """Two standard errors of the mean difference of two scores of the same examples; `unpaired` if too few scores are known."""
+    """Two standard errors of the mean difference between two scores of the same examples; `unpaired` if too few scores
+    are known."""
     if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
         return unpaired
     apart = [last - first for first, last in zip(before, after, strict=True)]
@@ -233,11 +242,12 @@ def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaire
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """A finding if predictions are worse than the given network's predictions.
+    """A finding if predictions are worse than those of the given network.
 
-    On held-out data, the difference must exceed chance and 1 percentage point of accuracy, 5 % of the RMSE, or 0.02 nats per
-    target. Chance is two standard errors of the mean difference on the same examples. On training data, the given network may look
-    better than it is because it has memorized them. The limits there are 5 points, 25 % and 0.25 nats.
+    On held-out data, the difference must exceed chance and also a limit: 1 percentage point of accuracy, 5 % of the
+    RMSE, or 0.02 nats per target. Chance is two standard errors of the mean difference on the same examples. On
+    training data, the given network may look better than it is because it has memorized the rows. The limits on
+    training data are 5 points, 25 % and 0.25 nats.
     """
     few = min(start.count, now.count)
     found = []
@@ -247,7 +257,8 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         if start.accuracy - now.accuracy > max(0.01 if held_out else 0.05, chance):
             found.append(f"accuracy {now.accuracy:.3f} (was {start.accuracy:.3f})")
     if start.rmse is not None and now.rmse is not None:
-        unpaired = 2 * start.rmse**2 * (2 / math.sqrt(few) + 2 / few)  # a rise of the RMSE by 2 / sqrt(few), squared
+        # Let the RMSE rise by the factor 1 + 2 / sqrt(few); this is the difference of the squares.
+        unpaired = 2 * start.rmse**2 * (2 / math.sqrt(few) + 2 / few)
         chance = _chance(start.errors, now.errors, few, unpaired) if held_out else unpaired
         allowed = (1.05 if held_out else 1.25) * start.rmse + 0.01 * (start.guess or 0.0)  # an error near 0 may double
         if now.rmse > allowed and now.rmse**2 - start.rmse**2 > chance:
@@ -270,12 +281,13 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
 
 def less_calibrated(start: Score, now: Score) -> list[Finding]:
-    r"""A finding if confidence is further from accuracy on held-out data than under the given network.
+    r"""A finding if, on held-out data, confidence is further from accuracy than it was for the given network.
 
-    The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must exceed
-    `MIN_CALIBRATION_GAP` and two of its standard errors. Its rise must exceed `MIN_CALIBRATION_RISE` and two standard errors of the
-    difference on the same examples. Training data do not show this, because a network is more often right on training data than on
-    new data. An untrained network gives no standard: it is calibrated by chance.
+    The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
+    exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The rise of the gap must exceed
+    `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show
+    this, because a network is more often right on training data than on new data. An untrained network is no standard
+    of comparison, because it is calibrated only by chance.
     """
     parts = [
         [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]
@@ -293,17 +305,21 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
     shown = [(fmean(score.confidences), 1 - fmean(score.errors)) for score in (now, start)]
     sentence = (
         "probabilities are less calibrated than those of the given network: on held-out data the mean confidence is "
-        f"{shown[0][0]:.3f} at an accuracy of {shown[0][1]:.3f} (was {shown[1][0]:.3f} at {shown[1][1]:.3f})"
+        f"{shown[0][0]:.3f} at an accuracy of {shown[0][1]:.3f} (given network: {shown[1][0]:.3f} at {shown[1][1]:.3f})"
     )
-    remedy = "scale the temperature on held-out data (baselines.TemperatureScaling), or start the posterior narrower (init_std=)"
+    remedy = (
+        "scale the temperature on held-out data (baselines.TemperatureScaling), or start with a narrower "
+        "posterior (init_std=)"
+    )
     return [Finding("less_calibrated", sentence, remedy)]
 
 
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
-    r"""A finding if 90 % intervals cover far more or far fewer targets than 90 %, beyond chance.
+    r"""A finding if 90 % intervals cover far more or far fewer than 90 % of the targets, beyond chance.
 
-    Far means above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if it is three standard
-    deviations from the limit l by the likelihood ratio: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, for Bernoulli variables.
+    Far means above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if the likelihood
+    ratio puts it more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the
+    KL of Bernoulli variables.
     """
     if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
         return []
@@ -329,12 +345,13 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """A finding if predictions, where BatchNorm uses averages over draws, are worse than on training batches."""
+    """A finding if predictions, which use BatchNorm statistics averaged over draws, are worse than training batches."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
-        f"predictions are worse than in training: the NLL of the same batches is {now.nll:.3f}, and was {training:.3f}, because "
-        "BatchNorm normalizes each draw by its own batch in training and by averages over draws in prediction"
+        f"predictions are worse than in training: the NLL of the same batches is {now.nll:.3f} in prediction and was "
+        f"{training:.3f} in training, because BatchNorm normalizes each draw by its own batch in training and by "
+        "averages over draws in prediction"
     )
     remedy = (
         "give each draw its own statistics with bayesify.keep_draws(bnn, loader), or train the network first and bayesianize "
@@ -346,7 +363,7 @@ def statistics_differ(training: float, now: Score) -> list[Finding]:
 def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
     """A finding if weights hardly vary between draws and their spread has not changed since the start.
 
-    Both mappings give each weight's standard deviation relative to its root mean square, before and after training.
+    The mappings give the standard deviation of each weight relative to its root mean square, before and after training.
     """
     known = [name for name in after if before.get(name, 0) > 0 and after[name] > 0]
     if not known or max(after[name] for name in known) > MIN_RELATIVE_SPREAD:
@@ -358,7 +375,7 @@ def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> lis
         f"the posterior's scales have hardly moved: weights vary by {100 * middle:.2g} % of their size between draws, and "
         "predictions have no uncertainty yet"
     )
-    remedy = "start them larger (init_std=), train for more epochs, or with a higher learning rate"
+    remedy = "start with larger scales (init_std=), train for more epochs, or use a higher learning rate"
     return [Finding("scales_still", sentence, remedy)]
 
 
@@ -367,8 +384,9 @@ def scales_wide(
 ) -> list[Finding]:
     """A finding if training has widened the posterior until draws of a weight differ by a large share of its size.
 
-    Used when the result is worse than the given network. `before` and `after` are standard deviations of each weight around
-    training; `relative` is `after` divided by the root mean square. Weights that shrink at a constant spread are no finding.
+    Used when the result is worse than the given network. `before` and `after` are the standard deviations of each
+    weight before and after training. `relative` is `after` divided by the root mean square of the weight. Weights that
+    shrink while their spread is constant are no finding.
     """
     known = [name for name in after if before.get(name, 0) > 0]
     if not known:
@@ -377,24 +395,27 @@ def scales_wide(
     if last < MIN_WIDE_SPREAD or growth < math.exp(MIN_LOG_SPREAD_CHANGE):
         return []
     sentence = (
-        f"the posterior has become wide: weights vary by {100 * last:.2g} % of their size between draws, and their standard "
-        f"deviation is {growth:.2g} times that at the start"
+        f"the posterior has become wide: weights vary by {100 * last:.2g} % of their size between draws, and their "
+        f"standard deviation is {growth:.2g} times as large as at the start"
     )
     remedy = (
-        "bound the scales (max_std= of the posterior, at a tenth of the weights' size), train for fewer epochs, or train "
-        "MeanField() by baselines.IVON, whose scales change slowly"
+        "bound the scales (set max_std= of the posterior to a tenth of the weights' size), train for fewer epochs, or "
+        "train MeanField() with baselines.IVON, whose scales change slowly"
     )
     return [Finding("scales_wide", sentence, remedy)]
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """A finding if different draws give practically the same predictions, unless their spread is 0 (a point estimate)."""
+    """A finding if different draws give practically the same predictions, unless the draws are identical (a point estimate)."""
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
         f"draws practically agree: {unit} is {information:.1g}, so predictions contain no uncertainty about the weights"
     )
-    remedy = "start the scales larger (init_std=), train for more epochs, or lower the prior precision of a Laplace approximation"
+    remedy = (
+        "start with larger scales (init_std=), train for more epochs, or lower the prior precision of a Laplace "
+        "approximation"
+    )
     return [Finding("no_uncertainty", sentence, remedy)]
 
 
@@ -407,11 +428,11 @@ def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> l
     if not bool((outputs >= 0).all() & torch.isclose(total, torch.ones_like(total), atol=1e-3).all()):
         return []
     sentence = "the network's outputs are probabilities (nonnegative with a sum of 1), but Categorical expects logits"
-    return [Finding("probabilities_as_logits", sentence, "remove the softmax at the network's end")]
+    return [Finding("probabilities_as_logits", sentence, "remove the softmax at the end of the network")]
 
 
 MAX_LABELS = 20
-"""Integer targets count as class labels if they are 0 to K - 1 for a K up to this number, and each label occurs."""
+"""Integer targets count as class labels if they are 0 to K - 1, each of them occurs, and K is at most this number."""
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:

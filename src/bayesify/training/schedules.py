@@ -39,15 +39,15 @@ class KLSchedule:
 
 
 def cosine(share: float) -> float:
-    """Factor on a learning rate that falls from 1 to 0 as half a cosine; `share` is the share of the run that is done."""
+    """Factor on a learning rate. It falls from 1 to 0 as half a cosine; `share` is the share of the run that is done."""
     return 0.5 * (1 + math.cos(math.pi * share))
 
 
 def falling(epoch: float, map_epochs: int, epochs: int) -> float:
-    """Default factor on the learning rate: 1 in a MAP phase, then half a cosine to 0 at the end of the run.
+    """Default factor on the learning rate: 1 in a MAP phase, then half a cosine that reaches 0 at the end of the run.
 
-    `epoch` is the number of epochs of both phases so far, including fractions. Without a variational phase, the rate falls in the
-    MAP phase.
+    `epoch` is the number of epochs of both phases so far, including fractions. If there is no variational phase, the
+    rate falls in the MAP phase.
     """
     if epochs == 0:
         return cosine(epoch / map_epochs)

@@ -38,31 +38,34 @@ PREFIX = "likelihood."
 
 
 class ModelStack(nn.Module, Trainable):
-    r"""R models of one architecture that train together: a trainable whose objective is the sum of the models' objectives.
+    r"""R models of one architecture that train together. The objective is the sum of the models' objectives.
 
     $$ \sum_r \mathbb{E}_{q_r} \log p_r(\mathcal{D}_r | w) - \beta\,\mathrm{KL}(q_r \| p_r) $$
 
-    Each model's gradient is the same as if it trained alone, and so is every step of an optimizer that treats entries
-    independently, such as Adam. Small models spend their time on calls rather than arithmetic, so R models together take little
-    more time than one. Each model has its own parameters, prior, noise variance, rows of data and seed. They share the
-    architecture, the kinds of posterior and likelihood, and the number of draws.
+    Each model's gradient is the same as if the model trained alone. So is every step of an optimizer that treats
+    entries independently, such as Adam. Small models spend their time on calls rather than arithmetic, so R models
+    together take little more time than a single model. Each model has its own parameters, prior, noise variance, rows
+    of data and seed. The models share the architecture, the kinds of posterior and likelihood, and the number of draws.
 
-    Perceptrons under `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap` on a CPU, a step of ten
-    8-50-50-1 networks takes 0.6 times as long, and a step of ten 100-500-500-1 networks equally long. Other models run by `vmap`.
-    Recurrent layers, attention, BatchNorm and anything else that `vmap` refuses run in a loop over the models; so do convolutions,
-    because a loop is faster for them. The results are the same, and `loop_reason` says why the loop is used.
+    Perceptrons under `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap` on a CPU, a
+    step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1 networks. Other
+    models run under `vmap`. Models with recurrent layers, attention, BatchNorm or anything else that `vmap` refuses run
+    in a loop over the models. Models with convolutions also run in a loop, because it is faster for them. The results
+    are the same, and `loop_reason` says why the loop is used.
 
     Args:
-        models: Trainables of the same kind that are modules (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
-        seeds: One seed per model, which makes its random numbers the same as if it trained alone. By default all random numbers
-            come from the generator passed to `terms`, in one call.
-        num_data: N of each model, if they differ; by default the N passed to `terms`.
+        models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
+        seeds: One seed per model. With a seed, the model has the same random numbers as if it trained alone. By default
+            all random numbers come from the generator passed to `terms`, in one call.
+        num_data: N of each model, if the models have different N; by default the N passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
-        likelihoods: G likelihoods that replace the models' own. Each is shared by R / G models in order and trained with them.
-            Perceptrons may mix kinds of likelihood: each kind then uses the first outputs, up to the number that it needs.
+        likelihoods: G likelihoods that replace the models' own. Each is shared by R / G consecutive models and trained
+            with them. Perceptrons may have different kinds of likelihood. Each kind then uses as many of the first
+            outputs as it needs.
 
     Raises:
-        ValueError: If there is no model, the models differ in more than values, or likelihoods cannot be shared evenly.
+        ValueError: If there is no model, if the models differ in more than values, or if likelihoods cannot be shared
+            evenly.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class ModelStack(nn.Module, Trainable):
         _check_alike(models, parameters)
         for key, given in (("seeds", seeds), ("num_data", num_data)):
             if given is not None and len(given) != len(models):
-                raise ValueError(f"ModelStack: {len(given)} {key} for {len(models)} models; give one per model")
+                raise ValueError(
+                    f"ModelStack: there are {len(given)} {key} for {len(models)} models; give one per model"
+                )
         self._models = list(models)
         template = _template(models)
         self._template = (template,)  # a tuple hides the template from `parameters()`
@@ -104,18 +109,20 @@ class ModelStack(nn.Module, Trainable):
         """Register shared likelihoods."""
         if not likelihoods or len(self) % len(likelihoods) or not isinstance(self._template[0], BayesianNetwork):
             raise ValueError(
-                f"ModelStack: {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks, and a number of "
-                "likelihoods that divides the number of networks"
+                f"ModelStack: there are {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks, "
+                "and a number of likelihoods that divides the number of networks"
             )
         if len(likelihoods) > 1 and self._perceptrons is None:
             raise ValueError(
-                "ModelStack: several likelihoods need perceptrons under Point; make a stack for each likelihood"
+                "ModelStack: several likelihoods work only for perceptrons under Point; make a stack for each "
+                "likelihood"
             )
         self.likelihoods = nn.ModuleList(likelihoods)
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which they differ. Return stacked names by the names in a model."""
+        """Stack the models' parameters, and the buffers in which models differ. Return the stacked name of each name in
+        a model."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
@@ -147,12 +154,12 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def training_draws(self) -> int:
-        """Recommended draws per step for each model."""
+        """Recommended number of draws per step for each model."""
         return int(self._template[0].training_draws)
 
     @property
     def num_models(self) -> int | None:
-        """R; `None` if models share likelihoods, whose parameters have no row per model."""
+        """R; `None` if models share likelihoods, because the parameters of shared likelihoods have no row per model."""
         return None if self._shared else len(self)
 
     @property
@@ -184,8 +191,8 @@ class ModelStack(nn.Module, Trainable):
         Args:
             batch: Rows for all models, or a `StackedBatch` with separate rows for each model.
             phase: See `Trainable.terms`.
-            num_data: N.
-            num_draws: S.
+            num_data: N, the number of examples.
+            num_draws: S, the number of draws.
             generator: Source of randomness, if the models have no seeds.
 
         Returns:
@@ -194,7 +201,7 @@ class ModelStack(nn.Module, Trainable):
         options: _Options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
         found = self._by_products(batch, **options)
         if found is None:
-            with torch.enable_grad():  # without gradients, posteriors write in place, which `vmap` cannot see
+            with torch.enable_grad():  # if gradients are off, posteriors write in place, which `vmap` does not support
                 found = self._by_models(batch, options, generator)
             if not torch.is_grad_enabled():
                 found = found[0].detach(), found[1].detach()
@@ -290,7 +297,7 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms for perceptrons; `None` if they cannot run here, or if `_by_models` must report a non-finite value."""
+        """Both terms for perceptrons. `None` if the fast path cannot run, or if `_by_models` must report a non-finite value."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -307,12 +314,14 @@ class ModelStack(nn.Module, Trainable):
                 return data, kl
         if len(self._likelihoods) > 1:
             raise ValueError(
-                "ModelStack: several likelihoods need rows [R, B, D] of the networks' own dtype, without autocast; cast the inputs"
+                "ModelStack: with several likelihoods, inputs must be rows [R, B, D] with the dtype of the networks, "
+                "without autocast; cast the inputs"
             )
         return None
 
     def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective by `vmap`, or model by model if `vmap` refuses or a term is not finite."""
+        """Both terms of each model's objective, computed under `vmap`, or model by model if `vmap` refuses or a term is
+        not finite."""
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)
@@ -325,7 +334,7 @@ class ModelStack(nn.Module, Trainable):
             if isinstance(refusal, torch.OutOfMemoryError) or captured:
                 raise
             _set_states(sources, before)
-            found = self._one_by_one(batch, options, sources)  # a genuine error is raised here again
+            found = self._one_by_one(batch, options, sources)  # a genuine error is raised again here
             self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
             if not isinstance(refusal, UserWarning):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
@@ -383,7 +392,7 @@ class _Options(TypedDict):
 
 
 _Sources = Sequence[NoiseSource] | NoiseSource
-"""A source of noise for each model, or one for all."""
+"""A source of noise for each model, or one source for all models."""
 
 
 def _generators(sources: _Sources) -> list[torch.Generator]:
@@ -411,7 +420,8 @@ def _score_alike(
     y: Tensor,
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Scores [...] of rows with outputs [..., O]; G likelihoods that differ only in values share the first axis evenly.
+    """Scores [...] of rows with outputs [..., O]. G likelihoods that differ only in values each score an equal part of
+    the first axis.
 
     `values` replaces the parameters of a single likelihood.
     """
@@ -432,7 +442,7 @@ def _score_alike(
 
 
 def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
-    """Groups of consecutive likelihoods that differ only in the values of scalars, so that one call can score a group's rows."""
+    """Groups of consecutive likelihoods that differ only in the values of scalars. One call can score all rows of a group."""
     found: list[list[Likelihood]] = []
     for own in likelihoods:
         plain = isinstance(own, NumberLikelihood) and not any(value.ndim for value in own.parameters())
@@ -446,11 +456,13 @@ def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
 
 
 def _description(model: nn.Module) -> Any:
-    """Description that all models of a stack must share: architecture, kinds of posterior and likelihood, but not values."""
+    """Description that must be the same for all models of a stack: architecture and kinds of posterior and likelihood,
+    but not values."""
     if not isinstance(model, BayesianNetwork):
         return type(model), repr(model)
     config = model.config()
-    numbers = ("noise", "scale", "degrees", "dispersion")  # values may differ, but all models or none must give one
+    # The values of these numbers may differ, but either all models give a value or none does.
+    numbers = ("noise", "scale", "degrees", "dispersion")
     likelihood = {
         key: value is None if key in numbers else value for key, value in (config["likelihood"] or {}).items()
     }
@@ -460,7 +472,7 @@ def _description(model: nn.Module) -> Any:
 
 def _check_alike(models: Sequence[Any], parameters: Sequence[dict[str, nn.Parameter]]) -> None:
     if not models:
-        raise ValueError("ModelStack: no models; give at least one")
+        raise ValueError("ModelStack: there are no models; give at least one")
     wanted, alike = _description(models[0]), _kinds(parameters[0])
     for place, model in enumerate(models[1:], start=1):
         if _description(model) != wanted:
@@ -482,7 +494,7 @@ def _kinds(parameters: dict[str, nn.Parameter]) -> dict[str, Any]:
 
 
 def _template(models: Sequence[Any]) -> Any:
-    """A copy of the first model, with prior scales as buffers where the models' priors differ."""
+    """A copy of the first model. If the models' priors differ, its prior scales are buffers."""
     template = copy.deepcopy(models[0])
     if not isinstance(template, BayesianNetwork):
         return template

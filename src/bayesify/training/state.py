@@ -18,17 +18,17 @@ from bayesify.training.batches import BatchReader, batch_size
 from bayesify.training.history import History
 
 Callback = Callable[[Any, History], Any]
-"""A function of model and history, called after each epoch; if it returns `True`, training ends."""
+"""A function that is called with model and history after each epoch. If it returns `True`, training ends."""
 
 Natural = Annotated[int, Range(least=0)]
 
 MAX_NUMBERS_IN_DESCRIPTION = 64
-"""A description contains tensors with at most this many numbers in full, and only hashes of larger tensors."""
+"""A description contains the values of tensors with at most this many numbers, and only hashes of larger tensors."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that determine the result of a run, apart from network, data, optimizer and scheduler; see `fit`."""
+    """Settings that determine the result of a run, without the network, data, optimizer and scheduler; see `fit`."""
 
     num_data: int
     epochs: int
@@ -54,10 +54,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a run, apart from network, data, optimizer and scheduler; see `fit` and `Steps`.
+    """Options of a run, without the network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    `num_data_given` says whether the caller gave the number of examples, which the first epoch then checks. For `rescales` see
-    `LearnedNoise`.
+    `num_data_given` says whether the caller gave the number of examples. If so, the first epoch checks this number. For
+    `rescales` see `LearnedNoise`.
     """
 
     settings: Settings
@@ -90,7 +90,7 @@ class Position:
         examples: Number of examples in these batches.
         seconds: Time spent on these batches.
         kl_weight: Weight of the KL in the last step.
-        best: Validation NLL of the best epoch so far, `None` before there is one. It may be infinite.
+        best: Validation NLL of the best epoch so far; `None` if there is no best epoch yet. It may be infinite.
         waited: Number of epochs since the best epoch.
         stopped: Whether the run ended before its last epoch.
     """
@@ -118,10 +118,11 @@ def describe(
     scheduler: Any,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Description of a run as plain data, made before the first step. A checkpoint continues only a run with an equal description.
+    """Description of a run as plain data, made before the first step. A checkpoint can be continued only by a run with
+    an equal description.
 
-    Unknown entries are left out: the batch size if the loader has none, and the optimizer's initial learning rates if a scheduler
-    has already changed them.
+    Unknown entries are left out. These are the batch size if the loader has none, and the optimizer's initial learning
+    rates if a scheduler has already changed them.
     """
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
@@ -159,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(value: Tensor) -> str:
-    """Shape and part of a hash, which replaces large tensors in a description."""
+    """Shape of a tensor and part of its hash, to replace large tensors in a description."""
     content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return f"{list(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
 

@@ -1,4 +1,4 @@
-"""A training step: objective, gradients, guard, optimizer."""
+"""A training step: objective, gradients, guard and optimizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Part = tuple[Batch, int, int]
 
 
 class Objective(nn.Module):
-    """Both terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
+    """Both terms of the objective as the forward pass of a module, which DistributedDataParallel can wrap."""
 
     def __init__(self, model: Trainable, num_data: int, num_draws: int, in_turn: bool = False) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Objective(nn.Module):
         self.num_data, self.num_draws, self.in_turn = num_data, num_draws, in_turn
 
     def forward(self, phase: Phase, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Data term and KL in nats, means over draws: scalars, or [R] for R models."""
+        """Data term and KL in nats, averaged over draws: scalars, or [R] for R models."""
         num_data, num_draws = self.num_data, self.num_draws
         if self.in_turn and phase == "variational":
             return _terms_in_turn(self.model, batch, num_data, num_draws, generator)
@@ -49,7 +49,7 @@ class Objective(nn.Module):
 def _terms_in_turn(
     bnn: Trainable, batch: Batch, num_data: int, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Both terms of a network's objective, means over draws; the gradient of a draw is taken before the next draw runs."""
+    """Both terms of a network's objective, averaged over draws. The gradient of a draw is taken before the next draw runs."""
     assert isinstance(bnn, BayesianNetwork)
     draws = bnn.draw(num_draws, generator=generator, num_data=num_data).materialize()
     names, kl = list(draws.weights), draws.kl.detach()
@@ -69,7 +69,7 @@ def _terms_in_turn(
 class Sums:
     """Sums over an epoch, kept on the device and updated in place, so that no step waits.
 
-    In this order: weighted NLL summed over examples, KL, bound, number of steps, sum of example weights.
+    The order of the sums is: weighted NLL over examples, KL, bound, number of steps, example weights.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -85,12 +85,13 @@ class Sums:
             total.add_(value)
 
     def read(self) -> list[Any]:
-        """The sums as numbers, or lists of R numbers; waits for the device."""
+        """The sums as numbers or as lists of R numbers. Reading them waits for the device."""
         found: list[Any] = self.values.tolist()
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`. If other entries are lists, a number applies to all R models. An empty list sets all sums to 0."""
+        """Inverse of `read`. If some entries are lists, an entry that is a number applies to all R models. An empty
+        list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return
@@ -99,7 +100,7 @@ class Sums:
 
 
 class BatchError(Exception):
-    """Error in one of the batches of a step; the step has changed nothing."""
+    """Error in one of the batches of a step. The step has changed nothing."""
 
     def __init__(self, batch: int, error: Exception, taken: int) -> None:
         super().__init__(str(error))
@@ -107,7 +108,7 @@ class BatchError(Exception):
 
 
 class Step:
-    """Steps of a run in one process, by gradients of the objective and an optimizer.
+    """Takes the steps of a run in one process, with gradients of the objective and an optimizer.
 
     Attributes:
         generator: Source of draws.
@@ -160,8 +161,8 @@ class Step:
         `share` is the share of the run that is done, and `first` the number of the window's first batch in its epoch.
 
         Raises:
-            BatchError: If a batch is not valid or its gradients are not finite; in this case nothing has changed. Also if the
-                scheduler raises after the step; in this case the step counts as taken.
+            BatchError: If a batch is not valid or its gradients are not finite. In this case nothing has changed. Also
+                if the scheduler raises an error after the step. In this case the step counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -219,7 +220,7 @@ class Step:
                 group["lr"] = rate
 
     def _on_device(self, optimizer: GraphOptimizer, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
-        """Take a step on a GPU, by a CUDA graph if there is one; all that varies between steps is in tensors."""
+        """Take a step on a GPU, as a CUDA graph if there is one. All values that vary between steps are in tensors."""
         self._kl_weight.fill_(kl_weight)
         self._number.fill_(number)
         self._before_scheduler(number)
@@ -256,7 +257,8 @@ class Step:
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add one batch's gradients. Return its mean log-likelihood times its number of examples, and its share of the KL."""
+        """Add the gradients of one batch. Return the batch's mean log-likelihood times its number of examples, and its
+        share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
@@ -294,7 +296,7 @@ class Step:
         return found
 
     def check(self) -> None:
-        """Check whether all steps so far were finite; waits for the device.
+        """Wait for the device, and check whether all steps so far were finite.
 
         Raises:
             BatchError: If a step was not finite. Everything is restored to the state before this step.
@@ -313,13 +315,13 @@ class Step:
         self._earlier.clear()
 
     def begin(self) -> None:
-        """Begin an epoch: keep the current buffers."""
+        """Begin an epoch: store the current buffers."""
         self._guard.keep_buffers()
         if self._graph_optimizer is not None:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run and restore the optimizer's form; return why steps were not captured, or an empty string."""
+        """End the run and restore the optimizer's original form. Return why steps were not captured, or an empty string."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (
@@ -335,7 +337,7 @@ class Step:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State that steps change, apart from the module and the generators."""
+        """State that steps change, without the module and the generators."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         if optimizer is not None and self._graph_optimizer is not None:
             optimizer = self._graph_optimizer.plain(optimizer)

@@ -20,20 +20,21 @@ from bayesify.training.batches import parse_batch
 class TrainingTask:
     """Input of a method that is not a posterior of a network.
 
-    A method's `fit` is a function from a task and options of the method to a `Predictor`. It copies the network instead of
-    changing it, and starts from the network's weights. If a method needs a trained network, its `fit` trains the network, so that
-    all methods get the same task.
+    A method's `fit` is a function that takes a task and options of the method and returns a `Predictor`. It copies the
+    network instead of changing it, and starts at the network's weights. If a method needs a trained network, its `fit`
+    trains the network, so that all methods get the same task.
 
     Args:
         net: The untrained network.
-        likelihood: p(y | outputs).
+        likelihood: Likelihood p(y | outputs).
         loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators. The loader starts again each
-            epoch. `training.fitting.fit` takes both forms; your own loop reads them as `x, y, *weights = batch`.
-        prior: p(weights), not bound to a network yet.
+            epoch. `training.fitting.fit` takes both forms; your own loop can read either form with
+            `x, y, *weights = batch`.
+        prior: Prior p(weights), not yet bound to a network.
         num_data: N, the number of examples in the dataset.
-        epochs: Number of passes over the data. A method with several phases divides them.
+        epochs: Number of passes over the data. A method with several phases divides the passes among the phases.
         seed: Seed of all randomness.
-        point: The network at the maximum a posteriori, if already known.
+        point: The network at the maximum a posteriori, if it is already known.
     """
 
     net: nn.Module
@@ -46,7 +47,7 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader, without examples of weight 0; the caller's global generators are unchanged."""
+        """All batches of the loader, without examples of weight 0. The caller's global generators do not change."""
         with own_generators():
             found = [parse_batch(item).weighed() for item in self.loader]
         return [batch for batch in found if len(batch)]

@@ -23,14 +23,14 @@ LEVEL, HALF_WIDTH_STDS = 0.9, 1.6449
 MAX_LEVERAGE = 0.95
 """Upper bound on the leverage in the correction for training rows."""
 MAX_GUESSED_EXAMPLES = 4096
-"""Maximum number of examples whose targets are kept to score a constant guess, and whose own scores are kept."""
+"""Maximum number of examples for which the target (to score a constant guess) and the scores are stored."""
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
     """The predictor of a model in training: the model itself, or its module.
 
     Raises:
-        TypeError: If neither predicts.
+        TypeError: If neither the model nor its module predicts.
     """
     for part in (model, model.module):
         if isinstance(part, Predictor):
@@ -50,12 +50,12 @@ class Totals:
     r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
     Args:
-        seen: Whether the model was trained on the examples. A fitted row lies closer to its prediction than a new row. In a linear
-            model its residual is smaller by the factor $1 - h$ with the leverage $h = v / \sigma^2$, where v is the epistemic
-            variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 - h)$ under the variance
-            $\sigma^2 + v / (1 - h)$.
-        ratio: Mean squared error on new rows divided by the mean squared error on the examples, if known. Residuals are multiplied
-            by at least its square root.
+        seen: Whether the model was trained on the examples. A training row lies closer to its prediction than a new
+            row. In a linear model, its residual is smaller by the factor $1 - h$, with the leverage $h = v / \sigma^2$,
+            where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for the residual
+            $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+        ratio: Mean squared error on new rows divided by the mean squared error on the examples, if known. Residuals are
+            multiplied by at least the square root of this ratio.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -101,7 +101,7 @@ class Totals:
         return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """NLL per example and the accuracy, or the NLL, the RMSE and the share of targets inside their 90 % intervals."""
+        """NLL per example with the accuracy, or with the RMSE and the share of targets inside their 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}
@@ -118,7 +118,8 @@ class Totals:
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:
-        """Score of the best constant guess: the labels' entropy in nats per example, or the RMSE of the targets' mean."""
+        """Score of the best constant guess: the entropy of the labels in nats per example, or the RMSE of the mean of
+        the targets."""
         if not self._targets:
             return None
         targets = torch.cat(self._targets)
@@ -137,7 +138,7 @@ def validate(
     """Scores of predictions for the batches of a validation loader, weighted by example weights.
 
     Raises:
-        ValueError: If there are no batches, or a batch is not valid.
+        ValueError: If there are no batches, or if a batch is not valid.
     """
     totals = Totals()
     for index, item in enumerate(loader):

@@ -31,27 +31,28 @@ MAX_WINDOWS = 96
 """Maximum number of windows of steps in which the objective is recorded. When this number is reached, neighboring windows are
 merged in pairs."""
 MIN_WATCHED_STEPS = 10
-"""In runs with fewer steps, only the objective is watched."""
+"""In runs with fewer steps than this, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
 """Number of examples that are predicted before and after training. Whole batches are used, at least one."""
 MAX_SCORING_SHARE = 0.005
-"""Scoring one draw may cost at most this share of the run's forward and backward passes; one batch is always scored."""
+"""Scoring one draw may cost at most this share of the run's forward and backward passes. At least one batch is always scored."""
 SCORING_DRAWS = 4
-"""Draws of the prediction at the end, in evaluation mode. Together with `MAX_SCORED_EXAMPLES` this limits the prediction to 2,048
-passes of single examples, or 2 % of the passes of training; one batch is always predicted."""
+"""Number of draws of the prediction at the end, in evaluation mode. Together with `MAX_SCORED_EXAMPLES` this limits the
+prediction to 2,048 passes of single examples, or 2 % of the passes of training. At least one batch is always
+predicted."""
 
 
 NOT_COMPARED = (
-    "predictions were compared with those of the given network on training batches only, where a loss below 0.25 nats per example "
-    "is not seen; give validation= to compare on held-out data"
+    "predictions were compared with those of the given network on training batches only, which cannot show a rise of "
+    "the NLL below 0.25 nats per example; give validation= to compare on held-out data"
 )
 
 
 class Trace:
-    """Sums of an objective in windows of equally many steps, kept on the device and read once at the end."""
+    """Sums of an objective in windows with equal numbers of steps. They stay on the device and are read once at the end."""
 
     def __init__(self) -> None:
-        self.windows: list[tuple[Tensor, int]] = []  # sums as in `Sums`, number of examples
+        self.windows: list[tuple[Tensor, int]] = []  # pairs of sums as in `Sums`, and number of examples
         self._every, self._steps, self._examples = 1, 0, 0
         self._before: Tensor | None = None  # sums of the epoch when the window began
         self._rest: Tensor | None = None  # part of the window from the previous epoch
@@ -80,7 +81,8 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window in which a step was taken, means over models; waits for the device."""
+        """NLL per example and KL of each window in which a step was taken, averaged over models. Reading them waits for
+        the device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -110,14 +112,14 @@ class Trace:
         self._every, self._steps, self._examples = (int(value) for value in state["present"])
         self._before, self._rest = (None if state[key] is None else tensor(state[key]) for key in ("before", "rest"))
         if len({window.shape for window, _ in self.windows}) > 1 or self._every < 1:
-            raise ValueError("windows of the objective do not fit together")
+            raise ValueError("the stored windows of the objective do not fit together")
 
 
 class Watch:
-    """Observes one run of `fit`: the objective in windows, the starting network, the spread of the weights.
+    """Observes one run of `fit`: the objective in windows, the starting network, and the spread of the weights.
 
-    It does not change the run's results, consume its random numbers or delay its steps. An error inside it does not end the run. If
-    several processes train together, only the first one measures.
+    It does not change the run's results, consume its random numbers or delay its steps. An error during observation
+    does not end the run. If several processes train together, only the first process observes.
     """
 
     def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
@@ -128,7 +130,7 @@ class Watch:
         self.spread: dict[str, float] = {}
         self._widths: dict[str, float] = {}  # initial standard deviations; unknown in a continued run
         self.first: list[Finding] = []
-        self.new_rows_ratio = 1.0  # mean squared error on new rows relative to training rows
+        self.new_rows_ratio = 1.0  # mean squared error on new rows, divided by that on training rows
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
@@ -136,12 +138,12 @@ class Watch:
         self._network: nn.Module | None = None
         self._first: list[Batch] = []  # batches on which the given network was scored
         self._last: list[Batch] = []
-        self._validated: Score | None = None  # of the epoch whose model the run returns
+        self._validated: Score | None = None  # score of the epoch whose model the run returns
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a run that is not continued; `score` scores a predicting function on the validation data."""
+        """Begin a new run, not a continued one. `score` scores a predicting function on the validation data."""
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
@@ -201,7 +203,7 @@ class Watch:
         return prediction
 
     def _tell(self, found: list[Finding]) -> None:
-        """Warn of findings before training; the end of training reports them again."""
+        """Warn of findings before training. They are reported again at the end of training."""
         self.first = self.first + found
         for finding in found:
             warnings.warn(f"fit: {finding}", stacklevel=2)
@@ -210,7 +212,8 @@ class Watch:
         self._tell(rules.starts_elsewhere(given, self._bnn.posteriors if self._bnn is not None else ()))
 
     def after_validation(self, totals: Totals) -> None:
-        """Keep the scores on the validation data: the best ones if the run returns the best epoch, otherwise the last ones."""
+        """Store the scores on the validation data: the best scores if the run returns the best epoch, otherwise the
+        last scores."""
         best = self._validated.nll if self._validated is not None and self.settings.patience else math.inf
         if totals.means()["nll"] < best or not self.settings.patience:
             self._validated = totals.score()
@@ -222,7 +225,7 @@ class Watch:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Run without gradients and with separate random numbers; errors inside are dropped."""
+        """Run without gradients and with separate random numbers. Errors inside are dropped."""
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.no_grad(), own_generators(devices):
@@ -233,7 +236,7 @@ class Watch:
     # -- at the end -----------------------------------------------------------------------------------------------
 
     def _moving(self, values: list[float]) -> list[float]:
-        """Part of a series in which the network still moves: when a learning rate falls to 0, every run looks converged."""
+        """The part of a series in which the network still moves. When a learning rate falls to 0, every run looks converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     @property
@@ -247,7 +250,8 @@ class Watch:
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
-        # Score the rows on which the given network was scored, to reduce noise; a continued run has other rows.
+        # Score the rows on which the given network was scored, because this reduces noise. A continued run has other
+        # rows.
         self._last = self._first or self._last
         now: Score | None = None
         with self._aside(), autocast or nullcontext():
@@ -257,7 +261,7 @@ class Watch:
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
             parts.append(rules.convergence(self._moving(nll), self._moving(bound), self._unit_nats))
-        # Larger spreads have already moved, or were never small.
+        # Larger spreads have either moved already or were never small.
         if 0 < max(self.spread.values(), default=0.0) < math.e * rules.MIN_RELATIVE_SPREAD:
             with self._aside():
                 parts.append(rules.scales_still(self.spread, weight_spread(self.model, self.device)[1]))
@@ -271,7 +275,7 @@ class Watch:
             with self._aside():
                 parts.append(rules.scales_wide(self._widths, *weight_spread(self.model, self.device)))
         found = joined(parts)
-        if "worse_than_start" not in found.codes:  # starting elsewhere did no harm
+        if "worse_than_start" not in found.codes:  # the different start did no harm
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
         if held_out or self.start is None:
             return found
@@ -281,13 +285,13 @@ class Watch:
     def _predictions(
         self, history: History, nll: list[float], held_out: bool, now: Score | None
     ) -> list[list[Finding]]:
-        """Findings about predictions; `now` is the score of the last batches in evaluation mode, as in `predict`."""
+        """Findings about predictions. `now` is the score of the last batches in evaluation mode, as in `predict`."""
         found, bnn = [], self._bnn
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
             best = self._stored_score(history)
             if self._validated is not None and self._validated.nll <= best.nll:
-                best = self._validated  # with the scores of each example
+                best = self._validated  # this score holds the scores of each example
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
             found.append(rules.less_calibrated(self.start, best))
         elif self.start is not None and now is not None:
@@ -349,7 +353,8 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network to compare the result with: the given network, or the posterior mean if the posterior was trained before."""
+    """The network with which the result is compared: the given network, or the posterior mean if the posterior was
+    trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None
@@ -386,14 +391,14 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw; empty unless the posterior has a finite number of distinct draws above 1."""
+    """NLL per example of each distinct draw. Empty unless the posterior has a finite number of at least 2 distinct draws."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []
     total, examples = torch.zeros(count, dtype=torch.float64), 0
     for batch in batches:
         part = batch.to(device)
-        generator = torch.Generator(device).manual_seed(0)  # same order of members for each batch
+        generator = torch.Generator(device).manual_seed(0)  # members have the same order in each batch
         outputs = bnn.predict(part.x, count, generator=generator, keep_outputs=True).outputs
         total -= likelihood.log_prob(outputs, part.y, has_draws=True).double().sum(1).cpu()
         examples += len(batch)
