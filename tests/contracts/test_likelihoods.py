@@ -357,7 +357,9 @@ def test_labels_out_of_range(label: int) -> None:
 
 
 def test_float_labels() -> None:
-    with pytest.raises(ValueError, match=r"targets have type torch.float32; give integer labels.*amounts, use Gaussian"):
+    with pytest.raises(
+        ValueError, match=r"targets have type torch.float32; give integer labels.*amounts, use Gaussian"
+    ):
         made("categorical").log_prob(outputs(2, K), torch.tensor([0.0, 1.0]))
 
 

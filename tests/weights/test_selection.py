@@ -191,7 +191,9 @@ def test_choices_that_mean_nothing(choice: Any) -> None:
 
 @pytest.mark.parametrize("selector", [nn.Linear, 3])
 def test_selectors_that_mean_nothing(selector: Any) -> None:
-    with pytest.raises(TypeError, match=r"is not a selector; give a name, a glob, a class name such as 'Linear', or a module"):
+    with pytest.raises(
+        TypeError, match=r"is not a selector; give a name, a glob, a class name such as 'Linear', or a module"
+    ):
         bayesify.bayesianize(Net(), {selector: "mean_field"})
 
 
