@@ -166,9 +166,9 @@ def test_a_network_of_your_own():
     assert model.score(x, y) > 0.8
     assert torch.equal(net[0].weight, before)
     assert clone(model).network is not net
-    with pytest.raises(ValueError, match="give it a last layer with 2 outputs"):
+    with pytest.raises(ValueError, match="give the last layer 2 outputs"):
         BayesianClassifier("mean_field", network=net).fit(x, y > 100)
-    with pytest.raises(ValueError, match="does not take rows of 2 columns"):
+    with pytest.raises(ValueError, match="does not accept rows with 2 columns"):
         BayesianRegressor("mean_field", network=net).fit(x[:, :2], y)
 
 
@@ -220,7 +220,7 @@ def test_noise_of_many_rows_and_batches():
     [
         ({"method": "mean_feild"}, "did you mean 'mean_field'?"),
         ({"activation": "tanj"}, "did you mean 'tanh'?"),
-        ({"method": 3}, r"method=3; give the name of a method from `bayesify methods`"),
+        ({"method": 3}, r"method=3; give a name that `bayesify methods` lists"),
         ({"prior_scale": 1e60}, r"prior_scale=1e\+60; give a finite number, at most 3.4e38"),
         ({"hidden": 50}, r"hidden=50; give a list, each entry an integer of at least 1"),
         ({"hidden": (5, 0)}, r"hidden=\(5, 0\); give a list, each entry an integer of at least 1"),

@@ -90,7 +90,7 @@ def test_files(kind, method, tmp_path):
     assert np.array_equal(loaded.unusual_share(new), model.unusual_share(new))
     assert loaded.choices_ == model.choices_
     assert loaded.get_params() == model.get_params()
-    with pytest.raises(ValueError, match="partial_fit has no earlier rows"):
+    with pytest.raises(ValueError, match="partial_fit needs the rows of earlier calls"):
         loaded.partial_fit(frame, y if kind is BayesianRegressor else labels)
 
 
@@ -123,7 +123,7 @@ def test_odd_columns_are_named(fitted):
         model.predict(frame.to_numpy())
     numbers = pandas.DataFrame({"a": np.arange(20.0), "b": np.arange(20.0) % 3})
     plain = BayesianRegressor(**QUICK).fit(numbers, np.arange(20.0))
-    with pytest.raises(ValueError, match="column 'b' holds cells that are not finite numbers"):
+    with pytest.raises(ValueError, match="column 'b' has cells that are not finite numbers"):
         plain.predict(numbers.assign(b="text"))
     with pytest.raises(ValueError, match="feature names should match"):
         plain.predict(numbers[["b", "a"]])

@@ -134,7 +134,7 @@ def test_reasons_name_the_column_that_is_odd_and_do_not_depend_on_other_rows(kin
     assert [bool(reason) for reason in found.unusual] == flags.tolist()
     assert re.search(r"area=500 is more than [\d.]+ standard deviations away", found.unusual[1])
     assert "town=west is a text that did not occur in training" in found.unusual[2]
-    assert "area is empty, but was never empty in training" in found.unusual[3]
+    assert "area is empty, but it was never empty in training" in found.unusual[3]
     assert "sold=2031-01-01 is more than" in found.unusual[4]
     assert found.typical["town"] == "north"
     assert found.typical["sold"] in set(map(str, frame()["sold"].dt.date[29:31]))

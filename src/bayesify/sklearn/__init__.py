@@ -1,4 +1,4 @@
-"""scikit-learn estimators: any method on a table of numbers."""
+"""scikit-learn estimators that train any method on a table."""
 
 from bayesify.arguments.installing import how_to_install
 

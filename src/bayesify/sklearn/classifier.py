@@ -22,39 +22,44 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
     the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may hold
-    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled by the training rows.
-    Everything runs on the CPU, and methods by name use float64. A weight of k means k copies of a row: if the rows fit into one
-    batch, both ways give the same result to the last bit.
+    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled with the
+    statistics of the training rows. Everything runs on the CPU. Named methods (every `method` except `"auto"`) use
+    float64. A row of weight k counts as k copies of the row. If the rows fit into one batch, the weighted row and the
+    copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
-            lists them); or `"temperature_scaled"`, the plain network with a temperature that is fitted out of fold.
-        hidden: Units of each hidden layer; `()` for none. The default is (64, 64), or (128, 128) above 1,500 rows, and (50,) for
-            methods by name.
-        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (each for half of the units); `"silu"` by default, and
-            `"tanh"` for methods by name.
-        network: Your own network instead of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
+            lists them); or `"temperature_scaled"`, the plain network with a temperature that is fitted to out-of-fold
+            predictions.
+        hidden: Number of units of each hidden layer; `()` for a linear model. The default is (64, 64), or (128, 128)
+            for more than 1,500 rows. For named methods it is (50,).
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
+            others). The default is `"silu"`, or `"tanh"` for named methods.
+        network: Your own network, which replaces `hidden`; only for named methods. It maps [B, columns] to [B, classes]
+            and is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: Scale of the prior: weights have the standard deviation `prior_scale / sqrt(fan_in)`, and five times that for
-            `"auto"`.
-        epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
-            on the number of rows. For `"auto"`: maximum number of optimizer steps.
-        learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
-        batch_size: Rows of a batch. The default is all rows of a table of up to 1,024 rows, otherwise 256. For `"auto"` it is
-            128, or 256 above 1,500 rows.
-        num_draws: Draws of the weights in a training step.
-        prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
-            at most as many as it has.
+        prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
+            five times this for `"auto"`.
+        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori,
+            takes a quarter as many. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum
+            number of optimizer steps.
+        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take it from
+            `method_options`.
+        batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
+            of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
+        num_draws: Number of draws of the weights per training step.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain
+            or an ensemble uses all its draws if it has fewer.
         standardize: Whether inputs are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`; 0 for none.
+        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
     Attributes:
         classes_: The labels, sorted.
-        model_: Trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs are scaled.
         method_: Name of the method, or `"auto"`.
-        choices_: Chosen settings, and the out-of-fold score.
+        choices_: Chosen settings and the out-of-fold score.
         n_features_in_: Number of columns.
         feature_names_in_: Names of the columns, if X had names.
     """
@@ -81,9 +86,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train on more rows, together with the rows of earlier calls.
 
-        The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
-        rows together with up to `memory_rows` earlier rows, which represent all earlier rows. A method with its own recipe is
-        trained from the start on these rows. If training continues, it keeps the units of the first call.
+        The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs and
+        keeps the scaling of the first call. A method with its own training recipe is instead trained from the start on
+        these rows.
 
         Args:
             X: [N, D] numbers, or a data frame.
@@ -104,8 +110,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             )
         if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(
-                f"BayesianClassifier: classes={classes!r} differs from the first call, {self.classes_.tolist()}; "
-                "give the same classes, or leave them out"
+                f"BayesianClassifier: classes={classes!r} differs from the classes of the first call, "
+                f"{self.classes_.tolist()}; give the same classes, or omit the argument"
             )
         return self._partial_fit(self._training_table(X, y, sample_weight, classes=classes, first=first))
 
@@ -127,7 +133,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         if unknown.any():
             raise ValueError(
                 f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
-                "include it in classes= in the first call"
+                "include this label in the argument classes of the first call"
             )
         return TrainingTable(Rows(rows.x, np.searchsorted(known, y), rows.weights), known, columns)
 
@@ -140,7 +146,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> ClassificationPredictive:
-        """The predictive distribution over indices of `classes_`: probabilities, entropy and its parts, `log_prob`.
+        """The predictive distribution over the indices of `classes_`, with probabilities, entropy and its parts, and `log_prob`.
 
         Args:
             X: [N, D] numbers, or a data frame.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns(Plain):
-    """Rules that turn the rows of a data frame into numbers: kinds of columns, levels and medians of the training rows.
+    """Rules that turn the rows of a data frame into numbers: the kinds of the columns, and the levels and medians of training rows.
 
     Args:
         names: Columns of the training frame, in order.
-        schema: Columns that are used, with kinds and levels.
+        schema: Columns that are used, with their kinds and levels.
         preparation: Preparation that turns these columns into numbers.
-        notes: Sentences about what was left out and why.
+        notes: Sentences that say what was left out and why.
     """
 
     names: tuple[str, ...]
@@ -46,11 +46,12 @@ class Columns(Plain):
         weights: np.ndarray | None = None,
         score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     ) -> tuple[Self, np.ndarray]:
-        """Learn the rules from training rows, and return the rows' inputs, [N, D]. Rows of weight 0 teach nothing and get zeros.
+        """Learn the rules from training rows; return the rules and the rows' inputs, [N, D].
 
-        Rows that are equal in cells and targets y [N, ...] count as one where `merge_rows` merges them. `score` is a
-        function from targets and row weights to scores, [N, K]. A text column with many levels is also encoded by the mean score
-        of each level; without `score` or y it is not.
+        Rows of weight 0 are ignored, and their inputs are zeros. If there are few enough rows for `merge_rows`, rows
+        with the same cells and the same targets y [N, ...] count as one row. The function `score` maps targets and row
+        weights to scores [N, K]. If `score` and y are given, a text column with many levels is also encoded by the mean
+        score of each level.
 
         Raises:
             InputError: If two columns have the same name, a column has mixed contents, or no column is usable.
@@ -74,20 +75,20 @@ class Columns(Plain):
         return made, inputs
 
     def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
-        """Inputs of other rows, [N, D]. Columns are found by name, in any order, and other columns are ignored.
+        """Inputs of new rows, [N, D]. The training columns are found by their names, in any order; additional columns are ignored.
 
         Warns if cells are empty in columns that had no empty cells in training.
 
         Raises:
-            InputError: If a column is missing, or holds other kinds of cells than in training.
+            InputError: If a column is missing, or if the kinds of its cells differ from training.
         """
         features = self.read(frame, owner)
         gaps = self.preparation.new_gaps(features)
         if gaps:
             names, count = ", ".join(map(repr, gaps)), sum(int(rows.sum()) for rows in gaps.values())
             warnings.warn(
-                f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates are "
-                "replaced by medians, empty texts by no level, and their rows count as `unusual`",
+                f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates "
+                "are replaced by medians, empty texts get no level, and rows with empty cells count as `unusual`",
                 stacklevel=4,
             )
         return self.preparation(features, np.arange(len(frame)))
@@ -99,26 +100,27 @@ class Columns(Plain):
         return tuple(name for name in self.names if name in known)
 
     def read(self, frame: DataFrame, owner: str) -> Features:
-        """Features of other rows, before they become inputs; see `__call__`."""
+        """Features of new rows, from which `__call__` makes inputs."""
         frame = _named(frame, owner)
         used = list(self.used)
         missing = [name for name in used if name not in frame.columns]
         if missing:
-            raise InputError(f"{owner}: column {missing[0]!r} is missing; give the columns of the training rows")
+            raise InputError(f"{owner}: column {missing[0]!r} is missing; give all columns of the training rows")
         try:
             return read_features(frame[used].reset_index(drop=True), like=self.schema)
         except InputError as error:
             raise _told(error, owner) from None
 
     def unseen(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column, the rows that are unusual because of their cell in this column alone, [N]; see `Preparation.unseen`."""
+        """For each column, whether the cell in this column makes a row unusual, [N]; see `Preparation.unseen`."""
         odd = self.preparation.unseen(features)
         new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
         return {name: rows for name, rows in found.items() if rows.any()}
 
     def cut(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column, the rows whose number is clipped, far outside the training range, [N]; see `Preparation`."""
+        """For each column, whether a row's number is so far outside the training range that it is clipped, [N]; see
+        `Preparation`."""
         found: dict[str, np.ndarray] = {}
         for name, values, low, high in zip(
             features.sources, features.numbers.T, self.preparation.low, self.preparation.high, strict=True
@@ -127,7 +129,8 @@ class Columns(Plain):
         return found
 
     def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
-        """Cells of one row of inputs [E], as texts, as far as the inputs determine them."""
+        """The cells of a row as texts, reconstructed from its inputs [E]. A text that they do not determine is called "a rare
+        text"."""
         owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
         owners[list(self.preparation.alternatives[1])] = ""  # level means follow from the levels
         found = {}
@@ -146,11 +149,12 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices of the distinct rows, in order, and for each row the place of its distinct row.
+    """The indices of the distinct rows, for each row the place of its distinct row, and a canonical order of the distinct rows.
 
-    Rows with equal cells and targets are one distinct row, the first of them. Without y, every row is distinct.
+    If several rows have equal cells and targets, the first of them is the distinct row. If y is `None`, every row is
+    distinct.
 
-    The third result is an order of the distinct rows that does not depend on the given order, so that sums and folds do not either.
+    The canonical order does not depend on the given order, so that sums and folds do not depend on it either.
     """
     if y is None:
         every = np.arange(len(frame))
@@ -175,16 +179,16 @@ def is_pandas(X: Any) -> bool:
 
 
 def is_frame(X: Any) -> bool:
-    """Whether X is a pandas frame that is more than a named array of finite numbers."""
+    """Whether X is a pandas frame with cells other than finite numbers."""
     return is_pandas(X) and (X.columns.has_duplicates or _odd_column(X) is not None)
 
 
 def refuse_cells(frame: DataFrame, owner: str) -> None:
-    """Raise `ValueError` for a column that does not hold finite numbers, although training had only finite numbers."""
+    """Raise `ValueError` and name a column with cells that are not finite numbers; all cells were finite numbers in training."""
     name = _odd_column(_named(frame, owner))
     raise ValueError(
-        f"{owner}: column {name!r} holds cells that are not finite numbers (text, missing or infinite), but training had only "
-        "finite numbers; correct the cells, or train on a frame that has such cells"
+        f"{owner}: column {name!r} has cells that are not finite numbers (text, missing or infinite), but all cells were "
+        "finite numbers in training; correct these cells, or train on a frame that has such cells"
     )
 
 
@@ -199,7 +203,7 @@ def _odd_column(frame: DataFrame) -> Any:
 
 
 def _told(error: InputError, owner: str) -> InputError:
-    """An error in the words of an estimator, which has no command-line options."""
+    """The error, worded for an estimator instead of the command line."""
     told = InputError(f"{owner}: {without_options(str(error))}")
     told.for_command = str(error)
     return told

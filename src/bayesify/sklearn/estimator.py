@@ -1,4 +1,4 @@
-"""The common base of both estimators: parameters, training from arrays, prediction, files."""
+"""The common base of the two estimators: parameters, training on arrays, prediction, and storage in files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from bayesify.sklearn.rows import Rows, warn_of_copies
 from bayesify.sklearn.settings import AUTO, TEMPERATURE, EffortName, Settings
 
 NONE = "no_validation"
-"""scikit-learn's word for an absent X or y."""
+"""The value that scikit-learn uses for an absent X or y."""
 _comparing = cache(checked)  # reads the annotations once
 
 
 class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
 
-    The attribute `fitted_` holds everything that was fitted. Files do not hold training rows, except for the scaled inputs that
-    `unusual` compares with, so `partial_fit` cannot continue from a file.
+    The attribute `fitted_` holds everything that was fitted. The only training data in a file are the scaled inputs
+    with which `unusual` compares, so `partial_fit` cannot continue from a file.
     """
 
     fitted_: FittedTable
@@ -111,22 +111,24 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @abstractmethod
     def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [N, K] of the targets of weighted rows; texts with many levels are encoded by the means of these scores."""
+        """Scores [N, K] of the targets y, given the row weights. A text with many levels is encoded by the mean score
+        of its level."""
 
     @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
-        """Checked training data; see `fit`. `first` says that there was no earlier call."""
+        """Checked training data; see `fit`. `first` is true if this is the first call."""
 
     @classmethod
     def fit_several(
         cls, estimators: Sequence[Self], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
     ) -> list[Self]:
-        """Fit estimators that differ only in their seeds, each to its own table, with the results of separate calls of `fit`.
+        """Fit each estimator to its own table; the results are those of separate calls of `fit`.
 
-        For methods by name, networks of equal size train together, which takes a fraction of the time.
+        If a named method is used and the networks have equal sizes, the networks train together, which takes a fraction
+        of the time.
 
         Args:
-            estimators: Estimators of one kind and method.
+            estimators: Estimators of one class and one method, which differ only in their seeds.
             tables: X and y of each estimator.
             weights: For each estimator, the number of examples that each row stands for; 1 by default.
 
@@ -148,8 +150,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         settings, fitted = self._settings(), self.fitted_
         if fitted.kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit has no earlier rows to train on together with the new ones (memory_rows=0, "
-                "or the estimator comes from a file); fit again on all rows"
+                f"{type(self).__name__}: partial_fit needs the rows of earlier calls, but none were kept (memory_rows=0, "
+                "or the estimator was loaded from a file); call fit on all rows"
             )
         table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
         posterior = settings.method is not None and settings.method.posterior is not None
@@ -159,7 +161,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def model_(self) -> Predictor:
-        """The trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ..."""
+        """The trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs and targets are scaled."""
         return self.fitted_.model
 
     @property
@@ -169,7 +171,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def choices_(self) -> dict[str, Any]:
-        """Chosen settings: the method; for the default method also likelihood, transform and out-of-fold scores of all trials."""
+        """Chosen settings: the method and, if it is the default method, likelihood, transform and out-of-fold scores of
+        all trials."""
         check_is_fitted(self, "fitted_")
         fitted, found = self.fitted_, dict[str, Any](method=self.method_, categories=self.fitted_.report.categories)
         if fitted.method == AUTO:
@@ -192,7 +195,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read_rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, min_rows: int = 2, **options: Any
     ) -> tuple[Rows, Columns | None]:
-        """Checked rows with a positive weight, and the rules that turned a frame into them; a row of weight 0 is ignored."""
+        """The checked rows whose weight is positive, and the rules that turned a frame into these rows (`None` for an array)."""
         known = self._weights(sample_weight, X) if is_pandas(X) else None
         inputs, y, columns = self._read(X, y, known, reset=reset, ensure_min_samples=min_rows, **options)
         weights = self._weights(sample_weight, inputs) if known is None else known
@@ -206,15 +209,15 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     def _weights(self, sample_weight: Any, X: Any) -> np.ndarray:
         """Number of examples that each row stands for, [N]."""
-        with self._telling("sample_weight as one number of at least 0 for each row"):
+        with self._telling("sample_weight with one number of at least 0 for each row"):
             weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
-                raise ValueError("every sample_weight is zero, or their sum is too large")
+                raise ValueError("all sample weights are zero, or their sum is too large")
         return weights
 
     @contextmanager
     def _telling(self, words: str, X: Any = None) -> Iterator[None]:
-        """Add to errors of scikit-learn's checks the place of the first number of X that is not finite, and a remedy."""
+        """Complete the errors of scikit-learn's checks: add the place of the first number in X that is not finite, and a remedy."""
         try:
             yield
         except (ValueError, TypeError) as error:
@@ -224,13 +227,14 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read(
         self, X: Any, y: Any = NONE, weights: np.ndarray | None = None, *, reset: bool, **options: Any
     ) -> tuple[np.ndarray, Any, Columns | None]:
-        """Inputs as numbers [N, D], targets if they are given, and the rules that turn a frame into numbers, learned if `reset`."""
+        """Inputs as numbers [N, D], targets if given, and the rules that turn a frame into numbers; `reset` learns new rules."""
         owner = type(self).__name__
         columns = None if reset else self.fitted_.columns
         if is_frame(X) if reset else columns is not None:
             if not reset and not is_pandas(X):
                 raise ValueError(
-                    f"{owner}: X is {type(X).__name__}, but training was on a data frame; give a frame with the same columns"
+                    f"{owner}: X is {type(X).__name__}, but the training data were a data frame; give a frame with the "
+                    "same columns"
                 )
             if len(X) < options.pop("ensure_min_samples", 1):
                 raise ValueError(f"{owner}: X has {len(X)} rows (samples); give at least 2, or 1 to predict")
@@ -255,11 +259,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return (found, y, None) if y is NONE else (*found, None)
 
     def _check_parameters(self) -> Method | None:
-        """Check the parameters, and return the method; `None` for the estimators' own method."""
+        """Check the parameters and return the method, or `None` for the default method."""
         kind, owner = type(self), type(self).__name__
         if not isinstance(self.method, str):
-            raise refuse(owner, "method", self.method, "the name of a method from `bayesify methods`")
-        # By scikit-learn's convention, parameters are checked when they are used, not when they are given.
+            raise refuse(owner, "method", self.method, "a name that `bayesify methods` lists")
+        # By scikit-learn's convention, parameters are checked in `fit`, not in the constructor.
         _comparing(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:
             check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)
@@ -274,7 +278,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             return method
         if self.network is not None:
             raise ValueError(
-                f"{owner}: method='auto' makes its own network; give hidden instead, or choose a method by name"
+                f"{owner}: method='auto' builds its own network, so `network` cannot be used; give hidden instead, or "
+                "choose another method"
             )
         self._check_options(AUTO, ("members",))
         return None
@@ -307,13 +312,13 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        Predictions of unusual rows are guesses. A row is unusual for any of four reasons; in the first two cases its
-        `unusual_share` is at most `share`.
+        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. In the first
+        two cases, the row's `unusual_share` is at most `share`.
 
         - The row is far from its nearest training rows.
-        - The network's draws disagree much about the row.
-        - The row holds a text that its column never had in training.
-        - The row has an empty cell in a column of numbers that had no empty cell in training.
+        - The network's draws strongly disagree about the row.
+        - The row has a text that did not occur in its column during training.
+        - The row has an empty cell in a numeric column that had no empty cells in training.
 
         Args:
             X: [N, D] numbers, or a frame.
@@ -325,11 +330,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
-        """Share of training rows that are at least as unusual as each row: [N], near 0 for an unusual row.
+        """For each row, the share of training rows that are at least as unusual, [N]. It is near 0 for an unusual row.
 
-        Two measures count: the mean distance to the five nearest training rows, and the epistemic uncertainty. The epistemic
-        uncertainty is the variance of the network's first outputs over draws, or the mutual information of classes; see
-        `bayesify.sklearn.unusual.Neighbors`.
+        Two measures decide: the mean distance to the five nearest training rows, and the epistemic uncertainty. For
+        numbers, the epistemic uncertainty is the variance of the network's first outputs over draws; for classes, it is
+        the mutual information. See `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
             X: [N, D] numbers, or a frame.
@@ -345,10 +350,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def explain(self, X: Any, level: Level = 0.9, share: Level = 0.01) -> Explanation:
         r"""Reasons for predictions: which columns move a prediction, which widen its interval, and why a row is unusual.
 
-        A column's contribution $\phi_j$ is the change of the prediction when the cell of a typical row is replaced by the row's own
-        cell, averaged over the orders in which all cells can be replaced. The contributions add up to the row's prediction minus
-        the typical row's prediction. Two opposite orders estimate the average; see `bayesify.sklearn.reasons.Explanation`. An
-        explanation costs at most 20 predictions of the rows.
+        Start from a typical row and replace its cells by the row's own cells, one after the other. A column's
+        contribution $\phi_j$ is the change of the prediction when its cell is replaced, averaged over all orders of
+        replacement. The contributions add up to the row's prediction minus the typical row's prediction. The average is
+        estimated from two opposite orders; see `bayesify.sklearn.reasons.Explanation`. An explanation costs at most 20
+        times as much as a prediction of the rows.
 
         Args:
             X: [N, D] numbers, or a frame.
@@ -356,7 +362,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             share: Share of rows like the training rows that will be called unusual.
 
         Returns:
-            Contributions `moves` and `widens`, [N, D] each, and the reasons `unusual` of the rows.
+            The contributions `moves` and `widens`, each [N, D], and in `unusual` the reasons why rows are unusual.
 
         Raises:
             ValueError: If level or share is not between 0 and 1.
@@ -377,17 +383,18 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     # -- files -----------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Parameters, and everything that was fitted except tensors, as plain data.
+        """The parameters and everything that was fitted, as plain data, without tensors.
 
         Raises:
-            ValueError: If the network is the user's own.
+            ValueError: If the estimator uses the user's own network.
         """
         check_is_fitted(self, "fitted_")
         parameters, names = self.get_params(deep=False), getattr(self, "feature_names_in_", None)
         if self.fitted_.network is None:
             owner = type(self).__name__
             raise ValueError(
-                f"save: {owner} has a network of your own, whose code cannot be stored in a file; save its model_ instead"
+                f"save: {owner} uses your own network, whose code cannot be stored in a file; save the attribute "
+                "model_ instead"
             )
         seed = parameters["random_state"]
         parameters["random_state"] = int(seed) if isinstance(seed, (int, np.integer)) else None
@@ -399,7 +406,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of the fitted table."""
+        """The tensors of everything that was fitted."""
         return self.fitted_.state()
 
     @classmethod
@@ -422,7 +429,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
 
 def _place(X: Any) -> str:
-    """The place of the first number that is not finite, in words; empty if X is not an array of numbers."""
+    """Words for the place of the first number that is not finite; empty if X is not an array of numbers."""
     try:
         bad = np.argwhere(~np.isfinite(np.asarray(X, dtype=np.float64)))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The result of the recipe: everything that predictions for a table need, in one object."""
+"""The result of the recipe: one object with everything that is needed to predict rows of a table."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class FitReport(Plain):
     """Out-of-fold results of the default method.
 
     Args:
-        score: CRPS in the targets' unit, or log-loss; each row is predicted by the member that has not seen it. `None` for methods
-            by name.
-        tried: Scores of each likelihood and transform that was tried, on fewer rows.
-        out_of_fold: All scores of rows, predicted by the member that has not seen them and recalibrated on the other rows; see
-            `Scores.means`. Empty for several targets.
-        steps: Step at which each member was best.
-        notes: Sentences about what failed.
-        categories: Encoding of texts with many levels, `"levels"` or `"means"`; empty if there are no such texts; `"nothing"` if
-            no column is used, because one distribution for all rows predicts better.
+        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the member that has not seen the row. `None` for
+            named methods.
+        tried: Score of each likelihood and transform in the trial, which uses fewer rows.
+        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the member that has not
+            seen it and recalibrated on the other folds. Empty if there are several targets.
+        steps: For each member, the step at which it predicted its held-out rows best.
+        notes: Sentences that say what failed.
+        categories: Encoding of texts with many levels: `"levels"` or `"means"`, or empty if there are no such texts. It is
+            `"nothing"` if no column is used, because one distribution for all rows predicts better.
     """
 
     score: float | None = None
@@ -53,14 +53,14 @@ class FitReport(Plain):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of rows by models that have not seen them.
+    """Predictions of rows that the predicting model has not seen.
 
     Args:
         values: Targets, or indices of classes, [N].
         mean: Predicted means, [N]; empty for classes.
-        lower: Lower ends of the 90 % intervals, [N].
-        upper: Upper ends of the 90 % intervals, [N].
-        centrality: Level of the smallest central interval that contains each target, [N].
+        lower: Lower ends of the 90 % intervals, [N]; empty for classes.
+        upper: Upper ends of the 90 % intervals, [N]; empty for classes.
+        centrality: Level of the smallest central interval that contains each target, [N]; empty for classes.
         probs: Probabilities of the classes, [N, C]; empty for numbers.
     """
 
@@ -73,14 +73,14 @@ class HeldOut:
 
     @classmethod
     def of_numbers(cls, predictive: RegressionPredictive, values: np.ndarray) -> Self:
-        """Results of N held-out rows, from their predictive [N, 1] and their targets [N]."""
+        """Predictions of N held-out rows, given as a predictive [N, 1], with the rows' targets [N]."""
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         parts = (predictive.mean, *predictive.interval(0.9), predictive.centrality(y))
         return cls(values, *(part.detach().double().numpy()[:, 0] for part in parts))
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOut]) -> Self:
-        """Several parts, concatenated."""
+        """Concatenate several parts."""
         return cls(*(np.concatenate(each) for each in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def __getitem__(self, rows: np.ndarray) -> HeldOut:
@@ -94,19 +94,20 @@ class FittedTable:
     Args:
         method: Name of the method.
         likelihood: Name of the likelihood.
-        model: Trained model, on encoded inputs and in the units of training.
+        model: Trained model. It takes encoded inputs and predicts in the units of training.
         encoding: Encoding from numbers to the network's inputs.
         units: Conversion from the units of training to the targets' units; `None` for classes.
         network: Shape of the network; `None` for the user's own network.
         seed: Seed of everything random.
         report: Out-of-fold results.
-        columns: Rules that turn a data frame into numbers; `None` if training was on numbers.
+        columns: Rules that turn a data frame into numbers; `None` if the training data were numbers.
         classes: Labels, sorted; `None` for a regression.
         flat: Whether targets were [N] instead of [N, O].
-        neighbors: Training rows that define what is unusual.
-        settled: Network and likelihood that settled the noise, from which `partial_fit` continues; not stored in files.
-        kept: Training rows for `partial_fit`; not stored in files.
-        held_out: Out-of-fold predictions of the training rows by the default method, in their order; not stored in files.
+        neighbors: Training rows with which `unusual_share` compares other rows.
+        settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Not stored in
+            files.
+        kept: Training rows that are kept for `partial_fit`; not stored in files.
+        held_out: Out-of-fold predictions of the default method for the training rows, in the rows' order; not stored in files.
     """
 
     method: str
@@ -126,31 +127,31 @@ class FittedTable:
     held_out: HeldOut | None = None
 
     def encode(self, inputs: np.ndarray) -> Tensor:
-        """The network's inputs for rows of numbers."""
+        """The network's inputs [N, E] for rows of numbers [N, D]."""
         return as_inputs(self.encoding, inputs)
 
     def predict_scaled(self, inputs: np.ndarray, num_draws: int) -> Predictive:
-        """The predictive of rows of numbers [N, D] in the units of training."""
+        """The predictive for rows of numbers [N, D], in the units of training."""
         return predict_scaled(self.model, self.encode(inputs), num_draws, self.seed)
 
     def predict(self, inputs: np.ndarray, num_draws: int) -> Predictive:
-        """The predictive of rows of numbers [N, D] in the targets' units."""
+        """The predictive for rows of numbers [N, D], in the targets' units."""
         return self.in_units(self.predict_scaled(inputs, num_draws))
 
     def in_units(self, scaled: Predictive) -> Predictive:
-        """A predictive in the targets' units, from a predictive in the units of training."""
+        """Convert a predictive from the units of training to the targets' units."""
         if self.units is None:
             return scaled
         assert isinstance(scaled, RegressionPredictive)
         return self.units.predictive(scaled)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
-        """Share of training rows that are at least as unusual as each row, [N]; see `Neighbors`."""
+        """For each row, the share of training rows that are at least as unusual, [N]; see `Neighbors`."""
         assert self.neighbors is not None
         return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 
     def with_rows(self, rows: Rows, num_draws: int, memory_rows: int) -> FittedTable:
-        """A copy with training rows: rows that define what is unusual, and up to `memory_rows` for `partial_fit`."""
+        """A copy that keeps training rows: some for `unusual_share`, and up to `memory_rows` for `partial_fit`."""
         seed = derive_seed(self.seed, "rows", len(rows), rows.num_data)
         part = rows.thinned(MAX_KEPT_ROWS, derive_seed(self.seed, "neighbors")).x
         neighbors = Neighbors.of(part, spread(self.predict_scaled(part, num_draws)))
@@ -172,7 +173,7 @@ class FittedTable:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of the model, and the rows that `unusual_share` compares with."""
+        """Tensors of the model and of the training rows with which `unusual_share` compares."""
         return prefixed(model=self.model.state(), neighbors=vars(self.neighbors))
 
     @classmethod
@@ -205,12 +206,13 @@ class FittedTable:
 
 
 def as_inputs(encoding: Encoding, inputs: np.ndarray) -> Tensor:
-    """Inputs of a network, [N, E], in float64; in float32, the last digits of a row would depend on its place in the batch."""
+    """Inputs of a network, [N, E], in float64. In float32, the last digits of a prediction would depend on the row's place in
+    the batch."""
     return torch.from_numpy(encoding(inputs))
 
 
 def predict_scaled(model: Predictor, x: Tensor, num_draws: int, seed: int) -> Predictive:
-    """A model's predictive in the units of training, with the same draws for every row of encoded inputs [B, E]."""
+    """A model's predictive for encoded inputs [B, E], in the units of training. All rows use the same draws."""
     if model.num_distinct_draws is not None:
         num_draws = min(num_draws, model.num_distinct_draws)
     return model.predict(x, num_draws, generator=torch.Generator().manual_seed(derive_seed(seed, "draws")))

@@ -1,4 +1,4 @@
-"""Networks for tables: linear layers with activations between them, or the user's own network."""
+"""Networks for tables: linear layers with activations in between, or the user's own network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from bayesify.running.generators import own_generators
 
 
 class SiLUReLU(nn.Module):
-    """SiLU for the first half of the units and ReLU for the others, for smooth functions and for functions with kinks."""
+    """SiLU for the first half of the units, which suits smooth functions, and ReLU for the others, which suits functions with
+    kinks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activations entry by entry, [..., units]."""
         half = x.shape[-1] // 2
-        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # gradients of slices would be as large as x
+        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # with slices, each gradient would be as large as x
         return torch.cat((F.silu(first), F.relu(second)), dim=-1)
 
 
@@ -38,10 +39,10 @@ class NetworkShape(Plain):
     """A network of linear layers.
 
     Args:
-        num_inputs: Inputs of the first layer.
-        hidden: Units of each hidden layer; empty for a linear model.
+        num_inputs: Number of inputs of the first layer.
+        hidden: Number of units of each hidden layer; empty for a linear model.
         activation: A key of `ACTIVATIONS`.
-        num_outputs: Outputs of the last layer.
+        num_outputs: Number of outputs of the last layer.
         dropout: Share of hidden units that each training step drops.
     """
 
@@ -65,7 +66,7 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
     """A checked copy of the user's network in float64.
 
     Raises:
-        ValueError: If the network does not take rows of this width, or gives another number of outputs.
+        ValueError: If the network does not accept rows with `num_inputs` columns, or does not return `num_outputs` outputs.
     """
     copied = copy.deepcopy(net).double()
     modes = [(module, module.training) for module in copied.modules()]
@@ -73,12 +74,12 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
         with torch.no_grad(), own_generators():
             outputs = copied.eval()(torch.zeros(2, num_inputs, dtype=torch.float64))
     except RuntimeError as error:
-        raise ValueError(f"{owner}: network does not take rows of {num_inputs} columns: {error}") from error
+        raise ValueError(f"{owner}: network does not accept rows with {num_inputs} columns: {error}") from error
     for module, mode in modes:
         module.training = mode
     if tuple(outputs.shape) != (2, num_outputs):
         raise ValueError(
-            f"{owner}: network gives outputs of shape {tuple(outputs.shape)} for 2 rows, but y needs (2, {num_outputs}); "
-            f"give it a last layer with {num_outputs} outputs"
+            f"{owner}: network returns outputs of shape {tuple(outputs.shape)} for 2 rows, but y requires the shape (2, "
+            f"{num_outputs}); give the last layer {num_outputs} outputs"
         )
     return copied

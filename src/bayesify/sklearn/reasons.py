@@ -1,4 +1,5 @@
-"""Reasons for predictions: the contribution of each column to the mean and to the interval, and why a row is unusual."""
+"""Reasons for predictions: how much each column contributes to the mean and to the width of the interval, and why a row is
+unusual."""
 
 from __future__ import annotations
 
@@ -16,48 +17,51 @@ from bayesify.sklearn.unusual import Neighbors
 from bayesify.tables.written_numbers import shown, significant
 
 MAX_GROUPS = 10
-"""Maximum number of columns that explain a row; in a wider table, all but the nine most important ones count as one. Each row
-needs 2 x 10 - 1 predictions, and the typical row one more, so an explanation costs at most 20 predictions."""
+"""Maximum number of columns that explain a row. In a wider table, the nine most important columns stand alone, and all others
+count as one column. Each row needs 2 x 10 - 1 predictions, and the typical row one more, so an explanation costs at most 20
+times as much as a prediction."""
 SCREENED_ROWS = 16
-"""Number of training rows that rank the columns of a wide table."""
+"""Number of training rows from which the columns of a wide table are ranked."""
 CHUNK_ROWS = 500
 """Number of rows that are explained at a time."""
 ROUNDING_SHARE = 1e-9
-"""A contribution below this share of the largest intermediate value is rounding, and counts as 0."""
+"""A contribution below this share of the largest intermediate value is a rounding error and counts as 0."""
 NUM_TOLD, MIN_TOLD_SHARE = 3, 0.01
-"""Maximum number of columns that a text lists, and the minimum share of all contributions that each must have."""
+"""Maximum number of columns that a text lists, and minimum share of all contributions that each listed column must have."""
 MAX_CELL_CHARACTERS = 40
 EMPTY_CELL = "empty"
 
 Measure = Callable[[np.ndarray], np.ndarray]
-"""Function from inputs [K, E] to the explained quantities, [K, Q]."""
+"""A function from inputs [K, E] to Q quantities that are explained, [K, Q]."""
 
 
 @dataclass(frozen=True)
 class Explanation:
     r"""Reasons for predictions: contributions of D columns to the predictions of N rows.
 
-    A contribution is the change when a cell of a typical row is replaced by the row's own cell. Cells are replaced one after the
-    other, and the contribution is the mean over two orders of all columns: the table's order and its reverse. The contributions of
-    a row add up to its prediction minus the typical row's prediction. In an additive model, they are the exact terms. If no term
-    joins more than two columns, they are the Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et
-    al. 2022),
+    The cells of a typical row are replaced by the row's own cells, one after the other. A column's contribution is the change
+    of the prediction when the column's cell is replaced. It is averaged over two orders of the columns: the table's order and
+    its reverse. The contributions of a row add up to its prediction minus the typical row's prediction. In an additive model,
+    the contributions are the exact terms. If no term of the model joins more than two columns, they are equal to the Shapley
+    values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
 
     $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
 
-    where v(S) is the prediction of the typical row with the cells S of the row. A column that the model does not use contributes 0.
+    where v(S) is the prediction for the typical row after the cells in the set S have been replaced. A column that the model
+    does not use contributes 0.
 
     Args:
-        columns: Names of the columns, D.
-        typical: Cells of the typical row: the median of numbers and dates, and the most frequent text.
-        typical_value: Prediction of the typical row: the mean, [O], or the probability of each class, [C].
+        columns: Names of the D columns.
+        typical: Cells of the typical row: the median of each column of numbers or dates, and the most frequent text of each
+            text column.
+        typical_value: Prediction for the typical row: the mean, [O], or the probability of each class, [C].
         typical_width: Width of the typical row's interval, [O], or its entropy in nats, [1].
-        moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] for
-            targets in columns. NaN for columns that count among the others.
+        moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
+            is [N, O]. NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy, in the same shape.
-        others_move: Contribution of all other columns together to the mean, [N] or [N, O]; 0 for up to ten columns.
-        others_widen: Contribution of all other columns together to the width.
-        unusual: Why each row is unusual, N texts; empty for rows that are not unusual.
+        others_move: Joint contribution of all other columns to the mean, [N] or [N, O]; 0 if there are at most ten columns.
+        others_widen: Joint contribution of all other columns to the width or the entropy.
+        unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
         cells: Cells of the rows as texts, [N, D].
     """
 
@@ -79,7 +83,8 @@ class Explanation:
         """The strongest contributions of each row as a text such as `area=118 +38,000; town=east -4,900`.
 
         Args:
-            which: `"moves"`, or `"widens"` for the columns that widen the interval. Columns that narrow it are left out.
+            which: `"moves"` for contributions to the prediction, or `"widens"` for contributions to the width of the interval.
+                `"widens"` omits columns that narrow the interval.
 
         Raises:
             ValueError: If there are several targets.
@@ -87,7 +92,10 @@ class Explanation:
         values, others = (self.moves, self.others_move) if which == "moves" else (self.widens, self.others_widen)
         if values.ndim > 2:
             count = values.shape[2]
-            raise ValueError(f"told: there are {count} targets, but a text describes only one; use `{which}` instead")
+            raise ValueError(
+                f"told: there are {count} targets, but a text can describe only one; use the attribute "
+                f"`{which}` instead"
+            )
         names = [*self.columns, "other columns"]
         every = np.nan_to_num(np.column_stack([values, others]))
         found = []
@@ -101,11 +109,11 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Groups:
-    """The columns from which the inputs are made.
+    """The columns of the table, and which inputs of the network each column determines.
 
     Args:
         names: Names of the D columns.
-        places: Index in `names` of the column of each input, [E].
+        places: For each input, the index of its column in `names`, [E].
         texts: Whether each of the D columns holds texts.
     """
 
@@ -115,12 +123,12 @@ class Groups:
 
     @classmethod
     def of(cls, names: Sequence[str], owners: Sequence[str], kinds: Mapping[str, str]) -> Groups:
-        """Groups from the names of columns, the column of each input, and the kinds of columns."""
+        """Groups from the names of the columns, the column that owns each input, and the kind of each column."""
         places = np.array([names.index(owner) for owner in owners])
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 
     def typical(self, neighbors: Neighbors) -> np.ndarray:
-        """Inputs of the typical row, with the median of each number or date and the most frequent text: [E]."""
+        """Inputs of the typical row, which holds the median of each number or date and the most frequent texts: [E]."""
         rows = neighbors.rows.double()
         found = torch.zeros_like(neighbors.center)
         for group, text in enumerate(self.texts):
@@ -132,7 +140,8 @@ class Groups:
                 patterns, counts = part.unique(dim=0, return_counts=True)
                 found[own] = patterns[counts.argmax()]
                 continue
-            # Only the number itself (or the days of a date) and marks of empty cells: seasons and weekdays follow from the days.
+            # Use only the number itself (or the days of a date) and the marks of empty cells, because seasons and weekdays
+            # follow from the days.
             marks = (neighbors.center[own] == 0) & (neighbors.scale[own] == 1)
             marks[0] = True
             away = (part - part.median(0).values)[:, marks].abs().sum(1)
@@ -140,7 +149,7 @@ class Groups:
         return np.asarray(neighbors.center + neighbors.scale * found)
 
     def lengths(self, differences: np.ndarray) -> np.ndarray:
-        """Euclidean length of differences [N, E] over the inputs of each column: [N, D]."""
+        """For each column, the Euclidean length of the differences [N, E] of its inputs: [N, D]."""
         squares = np.zeros((len(differences), len(self.names)))
         np.add.at(squares.T, self.places, np.square(differences).T)
         return np.asarray(np.sqrt(squares))
@@ -153,9 +162,9 @@ class Cells:
     Args:
         groups: Columns of the inputs.
         texts: Cells of the rows as texts, [N, D].
-        unseen: By column, the rows [N] whose cell is unlike any in training, such as a new text.
-        cut: By column, the rows [N] whose number is so far outside of the training range that it was clipped.
-        of_inputs: Function from the inputs of one row to its cells; by default the inputs are the cells.
+        unseen: For each column, whether a row's cell is unlike any cell in training, for example a new text, [N].
+        cut: For each column, whether a row's number is so far outside the training range that it was clipped, [N].
+        of_inputs: Function from the inputs of one row to the row's cells. By default, the inputs are the cells.
     """
 
     groups: Groups
@@ -225,10 +234,11 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column, [N, D, Q], and of all others together, [N, Q], and measured quantities of the rows x, [N, Q].
+    """Contributions of each column, [N, D, Q], joint contributions of all others, [N, Q], and measured quantities of the rows
+    x, [N, Q].
 
-    `rank` [N, D] is the place of each column in the order of replacement, and `MAX_GROUPS` - 1 for the others. Replacements start
-    at the typical row [E], whose measured quantities are `base` [1, Q].
+    `rank` [N, D] is the place of each column in the order of replacement; the columns that count as one all have the place
+    `MAX_GROUPS` - 1. Replacements start from the typical row [E], whose measured quantities are `base` [1, Q].
     """
     num, last, place = len(x), int(rank.max()) + 1, rank[:, groups.places]
     steps = [place < step for step in range(1, last)] + [place >= last - step for step in range(1, last)]
@@ -252,8 +262,9 @@ def _rank(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """A function from rows [N, E] to the place of each column in the order of replacement, [N, D].
 
-    In a wide table, the nine columns with the largest expected change get a place of their own in each row. The expected change is
-    the distance of the cell from the typical one, times the mean change per distance over some training rows.
+    In a wide table, the nine columns of a row with the largest expected change each get a place of their own. The expected
+    change is the distance between the row's cell and the typical cell, times the mean change per unit of distance in some
+    training rows.
     """
     count = len(groups.names)
     if count <= MAX_GROUPS:
@@ -290,9 +301,10 @@ def _rank(
 def _why_unusual(
     neighbors: Neighbors, cells: Cells, inputs: np.ndarray, spreads: np.ndarray, effects: np.ndarray, share: float
 ) -> tuple[str, ...]:
-    """Why each row [N, E] is unusual, in words; empty for rows that are not unusual.
+    """For each row [N, E], a text that says why the row is unusual; empty for rows that are not unusual.
 
-    `spreads` [N] are the epistemic uncertainties of the rows, and `effects` [N, D] the contributions of the columns to them.
+    `spreads` [N] are the epistemic uncertainties of the rows, and `effects` [N, D] are the columns' contributions to these
+    uncertainties.
     """
     names = cells.groups.names
     far, unsure = neighbors.tails(inputs, torch.from_numpy(spreads.copy()))
@@ -302,7 +314,7 @@ def _why_unusual(
         for row in np.flatnonzero(rows).tolist():
             empty, cell = cells.texts[row, names.index(name)] == EMPTY_CELL, cells.named(row, names.index(name))
             new = f"{cell} is a text that did not occur in training"
-            found[row].append(f"{name} is empty, but was never empty in training" if empty else new)
+            found[row].append(f"{name} is empty, but it was never empty in training" if empty else new)
     for row in np.flatnonzero(far <= share).tolist():
         found[row].append(_why_far(cells, row, cells.groups.lengths(np.sqrt(neighbors.gaps(inputs[[row]])))[0]))
     for row in np.flatnonzero(unsure <= share).tolist():
@@ -315,7 +327,7 @@ def _why_unusual(
 
 
 def _why_far(cells: Cells, row: int, lengths: np.ndarray) -> str:
-    """Columns that are far from the nearest training rows, with distances in standard deviations."""
+    """Text that lists the columns in which a row is far from the nearest training rows, with distances in standard deviations."""
     part = np.square(lengths) / max(float(np.square(lengths).sum()), 1e-300)
     order = np.argsort(-part, kind="stable")
     count = min(NUM_TOLD, int(np.searchsorted(np.cumsum(part[order]), 0.75)) + 1)

@@ -1,4 +1,4 @@
-"""Recalibration of probabilities by out-of-fold predictions."""
+"""Recalibration of probabilities from out-of-fold predictions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from bayesify.predictive.families.gaussian import normal_cdf
 from bayesify.predictive.regression import RegressionPredictive
 
 MIN_ROWS, MIN_ROWS_FOR_MORE_KNOTS = 60, 600
-"""Minimum number of rows for a recalibration, and for one with more knots."""
+"""Minimum number of rows for a recalibration, and minimum number of rows for a recalibration with more knots."""
 KNOT_LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
 KNOT_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 PRIOR_ROWS = 30.0
-"""Weight, in rows, of the identity map."""
+"""Weight of the identity map, as a number of rows."""
 MIN_ERROR_SHARE = 0.25
-"""Minimum share of a member's squared error that the ensemble is assumed to have."""
+"""The ensemble's squared error is assumed to be at least this share of a member's squared error."""
 MAX_NORMAL_SCORE = 6.0
-"""Largest normal score of an observed frequency."""
+"""Maximum absolute normal score of an observed frequency."""
 MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
 """Normal scores of the smallest positive probability in float64, and of the largest probability below 1."""
 
 
 @dataclass(frozen=True)
 class Recalibration(Plain):
-    r"""An increasing map G of probabilities: where a predictive states $P(Y \le y) = u$, the observed frequency was $G(u)$
-    (Kuleshov et al. 2018).
+    r"""An increasing map G of probabilities (Kuleshov et al. 2018): if a predictive states $P(Y \le y) = u$, the observed
+    frequency is $G(u)$.
 
     In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and has slope 1 beyond them.
 
@@ -48,12 +48,12 @@ class Recalibration(Plain):
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        """Fit the map to $P(Y \\le y)$ of rows that the predictions have not seen, [N]; rows count by their weights, [N]."""
+        """Fit the map to the stated probabilities $P(Y \\le y)$ of rows that the model has not seen, [N], with row weights [N]."""
         num_rows = float(weights.sum())
         if num_rows < MIN_ROWS:
             return cls()
         order = np.argsort(values, kind="stable")
-        # A row that stands for several examples gets the places of its first and its last example.
+        # A row that stands for several examples contributes the places of its first and its last example.
         above, inset = np.cumsum(weights[order]), np.minimum(0.5, 0.5 * weights[order])
         places = np.column_stack((above - weights[order] + inset, above - inset)).reshape(-1) / num_rows
         levels = np.array(KNOT_LEVELS_OF_FEW if num_rows < MIN_ROWS_FOR_MORE_KNOTS else KNOT_LEVELS)
@@ -68,7 +68,7 @@ class Recalibration(Plain):
         return normal_cdf(self._map(_as_scores(u), self.said, self.seen)[0]) if self.said else u
 
     def inverse(self, levels: Sequence[float]) -> list[float]:
-        """The u at which G(u) is each level."""
+        """For each level, the u for which G(u) is this level."""
         if not self.said:
             return list(levels)
         scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
@@ -85,7 +85,7 @@ class Recalibration(Plain):
 
     @staticmethod
     def _map(scores: Tensor, start: Sequence[float], end: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Values and slopes of the piecewise-linear map from one list of knots to the other."""
+        """Values and slopes of the piecewise-linear map that takes the knots `start` to the knots `end`."""
         a, b = scores.new_tensor(start), scores.new_tensor(end)
         slopes = torch.cat((scores.new_ones(1), (b[1:] - b[:-1]) / (a[1:] - a[:-1]), scores.new_ones(1)))
         piece = torch.bucketize(scores, a)
@@ -105,17 +105,18 @@ def _scores(levels: np.ndarray) -> np.ndarray:
 def ensemble_places(
     likelihood: Likelihood, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray
 ) -> np.ndarray:
-    r"""P(Z <= z) as an ensemble would state it for rows that none of its K members has seen, [N].
+    r"""P(Z <= z) as an ensemble of K members would state it for rows that no member has seen, [N].
 
-    Each row has exactly one member that has not seen it. This member's distribution has the location c. An ensemble of K such
-    members errs less, and its members disagree; both effects follow from the variance v between members. Let $\bar o$ be the mean
-    location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because
-    training has moved the other members toward the target, and the variance between these members is smaller than v. So v is the
-    geometric mean of these two averages over rows, in units of the noise's variance. Then
+    Each row has exactly one member that has not seen it. This member's distribution has the location c. The mean of K such
+    members has a smaller error, and the members disagree. Both effects follow from the variance v between members. Let $\bar o$
+    be the mean location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than
+    v, because training has moved the other members toward the target, and the variance between these members is smaller than v.
+    So v is estimated by the geometric mean of these two quantities, each averaged over rows in units of the noise variance.
+    Then
 
     - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, with $e^2$ its mean square;
-    - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, with s such that the variance
-      between them is v on average: the members that have seen a row show whether members disagree about it.
+    - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, where s makes the mean
+      variance between the copies equal to v. The members that have seen a row thus show how much members disagree about it.
 
     Args:
         likelihood: Likelihood of numbers, a `NumberLikelihood`, whose first output is a location.

@@ -1,10 +1,11 @@
-"""The recipe for tables, from rows to a fitted method.
+"""The recipe that turns the rows of a table into a fitted method.
 
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
-target's units, shape the network, train, recalibrate. Classes are targets with one possible likelihood and no units. The default
-method trains members that each hold out different rows. The predictions of held-out rows choose likelihood and transform, decide
-when to stop, and recalibrate. A method by name trains on all rows. It starts from the noise that maximizes the evidence of a plain
-network, and this evidence also recalibrates it.
+target's units, choose the shape of the network, train, recalibrate. Classes have only one possible likelihood and no units. The
+default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
+transform are used and when training stops, and they recalibrate the probabilities. All other methods are called named methods.
+A named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network, and the leverages
+and residuals of this network recalibrate its probabilities.
 """
 
 from __future__ import annotations
@@ -43,74 +44,80 @@ from bayesify.training.hold_out import StoppedSteps, make_folds, train_held_out
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
 
-# -- likelihoods, the one list ------------------------------------------------------------------------------------------
+# # -- the list of likelihoods ------------------------------------------------------------------------------------------
 
 REAL_LIKELIHOODS = {
     "heteroscedastic_gaussian": ("none", "log", "log1p", "sqrt"),
     "student_t": ("none", "log", "log1p"),
     "quantiles": ("none",),
 }
-"""Likelihoods of numbers that the default method tries, simplest first, each with its transforms."""
+"""Likelihoods of numbers that the default method tries, and the transforms tried with each; the simplest comes first."""
 COUNT_LIKELIHOODS = ("negative_binomial", "poisson")
-"""Likelihoods of whole numbers of at least 0; their targets are not transformed."""
+"""Likelihoods of counts, which are whole numbers of at least 0. Counts are not transformed."""
 HURDLE = "hurdle"
 """Likelihood of amounts that are often exactly zero."""
 UNSHIFTED_LIKELIHOODS = (*COUNT_LIKELIHOODS, HURDLE)
-"""Likelihoods for which zero is special; their targets are neither shifted nor transformed."""
+"""Likelihoods that treat zero in a special way. Their targets are neither shifted nor transformed."""
 MIN_ZERO_SHARE, MIN_AMOUNTS = 0.05, 3
-"""Minimum share of targets that are exactly 0, and minimum number of targets above 0, for which the hurdle is tried. The hurdle
-is then the simplest choice, because the score of a trial hardly depends on amounts that one row in twenty has."""
+"""The hurdle is tried if at least this share of the targets is exactly 0 and at least this many targets are above 0. It then
+counts as the simplest choice, because the score of a trial hardly depends on the amounts if only one row in twenty has one."""
 MAX_SMALL_COUNT = 10
-"""Counts are tried if a tenth of the targets above 0 are at most this large. Larger whole numbers behave like real numbers, and
-amounts in whole units are not counts merely because many are zero."""
+"""Likelihoods of counts are tried if at least a tenth of the targets above 0 are at most this large. Larger whole numbers
+behave like real numbers, and amounts in whole units are not counts merely because many of them are zero."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
 Pair = tuple[str, str]
 """Names of a likelihood and a transform."""
 
-# -- networks and training of the default method, and of methods by name --------------------------------------------------
+# -- networks and training of the default method, and of named methods --------------------------------------------------
 
 NUM_MEMBERS = 5
 HIDDEN, HIDDEN_OF_MANY, HIDDEN_BY_NAME = (64, 64), (128, 128), (50,)
 MAX_ROWS_FOR_SMALL_NETWORKS = 1_500
 MEMBER_BATCH_ROWS, MEMBER_BATCH_ROWS_OF_MANY = 128, 256
-"""Units of the hidden layers, and rows of a batch: up to `MAX_ROWS_FOR_SMALL_NETWORKS` rows, above it, and for methods by name."""
+"""Units of the hidden layers and rows per batch. The first value holds for tables with at most `MAX_ROWS_FOR_SMALL_NETWORKS`
+rows, the second for larger tables, and the third for named methods."""
 ACTIVATION, ACTIVATION_OF_CLASSES, ACTIVATION_BY_NAME = "silu_relu", "silu", "tanh"
 DROPOUT_OF_CLASSES = 0.1
-"""Dropout of classifiers. Regression networks have none: on tables with little noise, dropout costs up to half of the CRPS, and
-on other tables it changes nothing."""
+"""Dropout rate of classifiers. Regression networks have no dropout: it raises the CRPS by up to half on tables with little
+noise and changes nothing on other tables."""
 MEMBER_LEARNING_RATE, MEMBER_LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
 MEMBER_PRIOR_FACTOR = 5.0
-"""The members' prior is wider than the prior of methods by name by this factor. Held-out rows stop each member, and the narrow
-prior costs 15 % of the CRPS on tables with little noise."""
+"""The members' prior is wider than the prior of named methods by this factor. Early stopping on held-out rows already prevents
+overfitting, and the narrow prior raises the CRPS by 15 % on tables with little noise."""
 CHECK_EVERY_STEPS, MEMBER_PATIENCE = 20, 15
-"""Steps between two checks of the held-out rows, and number of checks without improvement after which training ends."""
+"""Number of steps between two checks of the held-out rows, and number of checks without improvement after which training ends."""
 MAX_FULL_BATCH_ROWS, MAX_FULL_BATCH_ROWS_OF_CLASSES, FULL_BATCH_PACE, FULL_BATCH_PATIENCE = 250, 60, 3, 10
-"""With at most this many rows, every step sees all rows, so that members tolerate a learning rate `FULL_BATCH_PACE` times as high.
-They take fewer steps by the same factor, in total and between checks, and stop after `FULL_BATCH_PATIENCE` checks without gain."""
+"""With at most this many rows (of numbers, of classes), every step sees all rows. Members then tolerate a learning rate that is
+`FULL_BATCH_PACE` times as high. The maximum number of steps and the number of steps between checks are divided by the same
+factor, and training stops after `FULL_BATCH_PATIENCE` checks without improvement."""
 MAX_TINY_ROWS = 60
-"""At most this many rows do not show tails: of the likelihoods of numbers, only the simplest one is tried. Its transform is chosen
-by the distribution of all targets, without a trial, and a failed choice is not followed by a second one."""
+"""With at most this many rows, the tails of the targets cannot be seen. Of the likelihoods of numbers, only the simplest one is
+then tried. Its transform is chosen from the distribution of all targets, without a trial. If this choice fails, no second one
+is tried."""
 MAX_ROWS_FOR_SPLIT_STOPPING = 250
-"""With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half is then predicted at the
-step that was best for the other half."""
+"""With at most this many rows, early stopping makes a member's held-out scores optimistic. Each half of the held-out rows is
+then predicted at the step that was best for the other half."""
 CHOICE_MAX_ROWS, CHOICE_FOLDS, CHOICE_MAX_STEPS, CHOICE_PATIENCE = 1_500, 2, 300, 5
-"""Limits of the choice of likelihood and transform: maximum number of rows, number of predicted folds, maximum steps, patience."""
+"""Limits of the trial that chooses likelihood and transform: maximum number of rows, number of predicted folds, maximum number
+of steps, and patience in checks."""
 ENCODING_MAX_ROWS = 6_000
-"""Maximum number of rows that choose the encoding of texts with many levels; fewer rows would leave levels with too few rows."""
+"""Maximum number of rows in the trial that chooses the encoding of texts with many levels. With fewer rows, most levels would
+have too few rows."""
 MAX_MEAN_RATIO = 1.5
-"""For targets of at least 0, tails count in means only up to this multiple of the largest target."""
+"""If all targets are at least 0, means ignore the part of a tail beyond this multiple of the largest target."""
 MAX_TRIAL_RATIO, GOOD_CONSTANT_RATIO, MAX_CONSTANT_RATIO, MAX_CHOICES = 2.0, 0.75, 1.1, 2
-"""A choice has failed if its final score exceeds the first multiple of the trial's score and the second multiple of the score
-of a constant guess, or if it exceeds the third multiple of the constant guess's score. After `MAX_CHOICES` failures, the columns
-are not used."""
+"""A choice of likelihood and transform fails in two cases. Its final score exceeds `MAX_TRIAL_RATIO` times the trial's score
+and `GOOD_CONSTANT_RATIO` times the score of a constant guess, or it exceeds `MAX_CONSTANT_RATIO` times the score of the
+constant guess. After `MAX_CHOICES` failures, the columns are not used."""
 NOTHING, MAX_BLANK_STEPS = "nothing", 100
-"""Encoding of networks without inputs, which predict one distribution for all rows, and maximum number of their steps."""
+"""Name of the encoding of networks that use no column and predict one distribution for all rows, and the maximum number of
+steps of these networks."""
 MIN_GAIN_SHARE = 0.005
-"""A score must be better by this share to replace the simpler choice."""
+"""A more complex choice replaces a simpler one only if its score is better by at least this share."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
-"""Probabilities whose quantiles approximate the CRPS."""
+"""Probabilities of the quantiles from which the CRPS is computed."""
 LATER_EFFORT_SHARE = 0.25
-"""Share of the epochs that a later call of `partial_fit` trains."""
+"""Number of epochs of a later call of `partial_fit`, as a share of the usual number."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ class TrainingTable:
     """Training data of an estimator.
 
     Args:
-        rows: Inputs as numbers, and targets [N, O] in their own units or [N] indices of classes.
+        rows: Inputs as numbers, with targets [N, O] in their own units, or indices of classes [N].
         classes: Labels, sorted; `None` for a regression.
-        columns: Rules that turned a data frame into these inputs, if there was one.
+        columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
         flat: Whether targets were [N] instead of [N, O].
     """
 
@@ -131,12 +138,12 @@ class TrainingTable:
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
-    """Fit one method to each of several tables, with the results of separate calls; methods by name train together if possible.
+    """Fit one method to each of several tables; the results are those of separate calls. Named methods train together if possible.
 
     Args:
-        tables: Training data. Equal rows are merged into one with their weights added, so that copies and weights give the same
-            result.
-        settings: Settings of each table; they differ only in seeds and priors.
+        tables: Training data. Equal rows are merged into one row, and their weights are added, so that copies and weights give
+            the same result.
+        settings: Settings for each table, which differ only in seeds and priors.
 
     Raises:
         ValueError: If the user's network or the weights do not suit the data or the method.
@@ -161,12 +168,13 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
-    """A table with merged rows, so that copies and weights will give the same units to the last bit."""
+    """The table with equal rows merged, so that copies of a row and a weighted row give bitwise equal results."""
     rows = merge_rows(table.rows)
     most = EFFORTS[settings.effort].max_chain_rows
     if settings.method is not None and settings.method.is_chain and len(rows) > most:
         warnings.warn(
-            f"{settings.owner}: a Markov chain is slow, so it uses {most:,} of {len(rows):,} rows, chosen at random",
+            f"{settings.owner}: Markov chains are slow, so only {most:,} of the {len(rows):,} rows are used; they were "
+            "chosen at random",
             stacklevel=6,
         )
         chosen = np.random.default_rng(derive_seed(settings.seed, "chain")).choice(len(rows), most, replace=False)
@@ -175,12 +183,12 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
 
 
 def merge_rows(rows: Rows) -> Rows:
-    """Equal rows merged into one, if there are few rows."""
+    """The rows with equal ones merged; a table with many rows is returned unchanged."""
     return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
 
 
 def _places(rows: Rows) -> np.ndarray:
-    """The index in `merge_rows` of each row, [N]."""
+    """For each row, its index in the result of `merge_rows`, [N]."""
     return rows.distinct()[1] if len(rows) <= FULL_BATCH_ROWS else np.arange(len(rows))
 
 
@@ -188,7 +196,7 @@ def _places(rows: Rows) -> np.ndarray:
 
 
 def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
-    """The encoding of numbers for the network: piecewise-linear for the default method, scaled for methods by name."""
+    """The encoding of numbers as network inputs: piecewise-linear for the default method, scaled numbers for named methods."""
     if settings.method is None:
         if settings.standardize:
             return Encoding.piecewise(rows.x, rows.weights)
@@ -199,7 +207,8 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
 
 
 def list_encodings(table: TrainingTable, settings: Settings) -> dict[str, Encoding]:
-    """Possible encodings of inputs, by their treatment of texts with many levels; methods by name use the first."""
+    """Possible encodings of the inputs. The key says how texts with many levels are treated; named methods use the first
+    encoding."""
     every = encode_inputs(table.rows, settings)
     levels, means = ((), ()) if table.columns is None else table.columns.preparation.alternatives
     blank = {NOTHING: replace(every, left_out=tuple(range(table.rows.x.shape[1])))}
@@ -213,7 +222,7 @@ def _encoded(rows: Rows, encoding: Encoding) -> Rows:
 
 
 def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
-    """Possible likelihoods and transforms, simplest first; a method by name has one, Gaussian noise by default."""
+    """Possible likelihoods and transforms, simplest first. A named method has only one, by default Gaussian noise."""
     likelihood, transform = settings.likelihood, settings.transform
     if settings.num_classes:
         return [("categorical", "none")]
@@ -245,14 +254,14 @@ def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
 
 
 def _has_zeros(rows: Rows) -> bool:
-    """Whether targets are amounts and some are exactly zero."""
+    """Whether the targets are amounts of which some are exactly zero."""
     zero = rows.y[:, 0] == 0
     share = rows.weights[zero].sum() / rows.num_data
     return bool((rows.y >= 0).all()) and share >= MIN_ZERO_SHARE and rows.weights[~zero].sum() >= MIN_AMOUNTS
 
 
 def make_likelihood(name: str) -> Likelihood:
-    """A likelihood by name, whose spread, if it has one, depends on the row."""
+    """The likelihood with this name. If it has a spread, the spread depends on the row, except for `"gaussian"`."""
     options: dict[str, dict[str, float | None]] = {
         "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
     }  # fmt: skip
@@ -260,7 +269,7 @@ def make_likelihood(name: str) -> Likelihood:
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
-    """The units in which a candidate is trained; counts stay as they are, and amounts are divided by their geometric mean."""
+    """The units in which a candidate is trained. Counts are not scaled, and amounts are divided by their geometric mean."""
     if pair[0] == HURDLE:
         logs, shares = np.log(np.where(rows.y > 0, rows.y, 1.0)), rows.weights[:, None] * (rows.y > 0)
         return TargetUnits(
@@ -290,7 +299,7 @@ class Candidate:
 
     @classmethod
     def of(cls, rows: Rows, pair: Pair, settings: Settings) -> Self:
-        """A candidate for rows with targets in their own units."""
+        """A candidate for rows whose targets are in their own units."""
         likelihood = make_likelihood(pair[0])
         if settings.num_classes:
             return cls(pair, likelihood, None, rows, settings.num_classes)
@@ -302,7 +311,7 @@ class Candidate:
 
 
 def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkShape:
-    """The shape of the network: the user's choice, or the default for a method and a number of rows."""
+    """The shape of the network. The user's choices replace the defaults for the method and the number of rows."""
     activation, dropout = ACTIVATION_BY_NAME, 0.0
     if settings.method is None:
         activation = ACTIVATION_OF_CLASSES if settings.num_classes else ACTIVATION
@@ -314,13 +323,13 @@ def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkSh
     return NetworkShape(rows.x.shape[1], hidden, settings.activation or activation, num_outputs, dropout)
 
 
-# -- a method by name --------------------------------------------------------------------------------------------------
+# -- a named method --------------------------------------------------------------------------------------------------
 
 
 def _train_by_name(
     tables: Sequence[TrainingTable], settings: Sequence[Settings], encodings: Sequence[Mapping[str, Encoding]]
 ) -> list[FittedTable]:
-    """Train one method on several tables: find the noise by the evidence of a plain network, train, and recalibrate."""
+    """Train one named method on several tables: estimate the noise from the evidence of a plain network, train, and recalibrate."""
     chosen, shapes, begun = [], [], []
     names = [next(iter(found)) for found in encodings]
     for table, own, found, name in zip(tables, settings, encodings, names, strict=True):
@@ -351,9 +360,9 @@ def _train_by_name(
 
 
 def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
-    """The model with recalibrated probabilities, if the noise was settled.
+    """The fitted table, with recalibrated probabilities if the noise was estimated from the evidence.
 
-    The network that settled it is kept for `fit_further`.
+    The network of the evidence is kept for `fit_further`.
     """
     units, settings = fitted.units, start.settings
     if start.evidence is None or units is None:
@@ -366,7 +375,7 @@ def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
-    """Continue the training of a posterior, for a quarter as long, on a table of the old and the new rows.
+    """Continue the training of a posterior on a table of old and new rows, with a quarter of the usual number of epochs.
 
     The targets' units do not change, and the noise is estimated again.
     """
@@ -388,7 +397,7 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
 
 
 def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[str, Encoding]) -> FittedTable:
-    """Train members with the likelihood, transform and inputs that predict held-out rows best, and recalibrate on these rows."""
+    """Train members with the likelihood, transform and encoding that predict held-out rows best, and recalibrate on these rows."""
     name = next(iter(encodings))
     rows = _encoded(table.rows, encodings[name])
     ranked, tried = _rank_pairs(rows, settings)
@@ -413,14 +422,15 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
 ) -> tuple[_Members, bool, tuple[str, ...]]:
-    """Train members with the best likelihood and transform, or with the second best if the best scores far worse than in the trial.
+    """Train members with the best likelihood and transform; if they score far worse than in the trial, try the second best.
 
-    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the first
-    choice are trained on `blank`, the same rows with a single input, which is 0. They predict one distribution for all rows, and
-    the best of all is used. `ranked` are likelihoods and transforms, best first, and `tried` their scores in the trial.
+    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the
+    first choice are trained on `blank`, which are the same rows with 0 as the only input. These models predict one distribution
+    for all rows. Of all trained members, the ones with the best score are returned. `ranked` lists likelihoods and transforms,
+    best first, and `tried` holds their scores in the trial.
 
     Returns:
-        The members, whether they are trained on `blank`, and a sentence about what failed.
+        The members, whether they were trained on `blank`, and sentences that say what failed.
     """
     if len(ranked) == 1 and (settings.num_classes or settings.likelihood != AUTO or settings.noise is not None):
         return _train_candidates(rows, ranked, settings)[0], False, ()
@@ -448,7 +458,7 @@ def _train_ranked(
 
 
 def _constant_score(rows: Rows) -> float:
-    """CRPS, computed as in `pinball`, of predicting the distribution of all targets for every row."""
+    """CRPS of a constant guess, which predicts the distribution of all targets for every row; computed as in `pinball`."""
     total = 0.0
     for column in rows.y.T:
         order = np.argsort(column, kind="stable")
@@ -460,7 +470,8 @@ def _constant_score(rows: Rows) -> float:
 
 
 def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, float]]:
-    """Likelihoods and transforms, best first, and their scores, from a short trial or, for tiny tables, from `_score_start`."""
+    """Likelihoods and transforms, best first, and their scores. The scores come from a short trial, or from `_score_start` for
+    tiny tables."""
     pairs, tried = list_candidates(rows, settings), dict[str, float]()
     if len(pairs) > 1:
         if len(rows) <= MAX_TINY_ROWS:
@@ -476,7 +487,7 @@ def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, f
 
 
 def _score_start(rows: Rows, own: Candidate) -> float:
-    """CRPS of the distribution that an untrained network states for every row; it fits all rows together."""
+    """CRPS of an untrained network, which predicts one distribution for all rows, fitted to all targets."""
     outputs, bias = torch.zeros(own.num_outputs), _start_bias(rows, own)
     if bias is not None:
         outputs[: len(bias)] = bias
@@ -488,18 +499,18 @@ def _score_start(rows: Rows, own: Candidate) -> float:
 
 @dataclass(frozen=True)
 class _Members:
-    """Members of one likelihood and transform, with their out-of-fold predictive in the units of training and its score.
+    """Members with one likelihood and transform, their out-of-fold predictive in the units of training, and its score.
 
     Args:
-        members: Networks of all likelihoods that were trained together.
-        group: Index of this likelihood among them.
+        members: Networks of all likelihoods that were trained in the same run.
+        group: Index of this likelihood among the likelihoods of the run.
         candidate: Likelihood, transform and rows.
         every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].
-        folds: Index of the network that holds out each row, [N]; in a trial, some rows have no network.
+        folds: Index of the network that holds out each row, [N]; in a trial, no network holds out some of the rows.
         found: Predictive of the held-out rows.
-        score: CRPS in the targets' unit, summed over targets, or log-loss, of the held-out rows.
+        score: Score of the held-out rows: CRPS in the targets' unit, summed over targets, or log-loss.
         shape: Shape of the networks.
-        steps: Step at which each network was best.
+        steps: For each network, the step at which it predicted its held-out rows best.
     """
 
     members: ModelStack
@@ -514,7 +525,7 @@ class _Members:
 
 
 def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedSteps:
-    """The steps of the members' training; see `_train_candidates`."""
+    """The number of steps and the patience of the members' training; see `_train_candidates`."""
     rows = MEMBER_BATCH_ROWS if num_rows <= MAX_ROWS_FOR_SMALL_NETWORKS else MEMBER_BATCH_ROWS_OF_MANY
     pace, patience = 1, MEMBER_PATIENCE
     most = MAX_FULL_BATCH_ROWS_OF_CLASSES if settings.num_classes else MAX_FULL_BATCH_ROWS
@@ -532,9 +543,9 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
 
 
 def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Members]:
-    """Train members that each hold out a fold, for several likelihoods and transforms in one run.
+    """Train members for several likelihoods and transforms in one run; each member holds out one fold.
 
-    A brief training is a trial, with fewer folds and steps.
+    If `brief`, the run is a trial with fewer folds and steps.
     """
     candidates = [Candidate.of(rows, pair, settings) for pair in pairs]
     shape = shape_network(rows, max(own.num_outputs for own in candidates), settings)
@@ -582,7 +593,7 @@ def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, 
 def _score_held_out(
     own: Candidate, every: Tensor, folds: np.ndarray, rows: Rows
 ) -> tuple[RegressionPredictive | ClassificationPredictive, float]:
-    """Predictive of the rows that a network has not seen, by this network, and its score."""
+    """The predictive of each held-out row, by the network that has not seen it, and the score of the predictive."""
     seen = np.flatnonzero(folds < len(every))
     outputs = every[torch.from_numpy(folds[seen]), torch.from_numpy(seen), : own.num_outputs]
     found = own.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
@@ -599,7 +610,7 @@ def _score_classes(found: ClassificationPredictive, rows: Rows) -> dict[str, flo
 
 
 def _start_bias(rows: Rows, own: Candidate) -> Tensor | None:
-    """Initial bias of the last layer, with which the first outputs fit all rows together; `None` for 0."""
+    """Initial bias of the last layer, chosen so that the first outputs fit the distribution of all rows; `None` for 0."""
     if own.pair[0] in COUNT_LIKELIHOODS:
         return torch.from_numpy(TargetUnits.of(rows.y, rows.weights, own.pair[1]).shift).clamp_min(1e-2).log().float()
     if own.pair[0] != HURDLE or own.units is None:
@@ -613,7 +624,7 @@ def _start_bias(rows: Rows, own: Candidate) -> Tensor | None:
 
 
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
-    """CRPS from 19 quantiles: a weighted mean over rows, summed over targets."""
+    """CRPS computed from 19 quantiles, as a weighted mean over rows and a sum over targets."""
     error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
     level = torch.tensor(PINBALL_LEVELS, dtype=error.dtype).view(-1, 1, 1)
     loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)
@@ -621,7 +632,8 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
 
 
 def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, settings: Settings) -> FittedTable:
-    """Members with scores of rows that they have not seen, and with probabilities of numbers recalibrated on these rows."""
+    """The fitted table with out-of-fold scores and, if the targets are numbers, with probabilities recalibrated on held-out
+    rows."""
     found, units, folds = chosen.found, fitted.units, chosen.folds
     if units is None:
         assert isinstance(found, ClassificationPredictive)
@@ -634,7 +646,7 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     units = replace(units, floor=floor, ceiling=ceiling)
     plain = units.predictive(found)
     u, below = plain.cdf(y), plain.below(y)
-    # A value of positive probability (a count, or a zero at the floor) leaves an interval of u, from which u is drawn.
+    # If a value has positive probability (a count, or a zero at the floor), u is drawn from the interval that the value covers.
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
     ties = torch.rand(u.shape, generator=generator, dtype=u.dtype)
     u = below + (u - below) * ties

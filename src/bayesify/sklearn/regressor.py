@@ -31,50 +31,57 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     r"""Regression by Bayesian networks on arrays or data frames.
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
-    the step that predicts its held-out rows best. These out-of-fold predictions choose the distribution of the noise, whose spread
-    depends on the row, and a transform of the target; they also recalibrate the quantiles. See [the page](../scikit-learn.md).
-    Methods by name have Gaussian noise of one variance unless told otherwise, $y = f_w(x) + \varepsilon$.
+    the step that predicts its held-out rows best. The out-of-fold predictions serve to choose the noise distribution,
+    whose spread depends on the row, and a transform of the target. They also recalibrate the quantiles. See [the
+    page](../scikit-learn.md). All other values of `method` are called named methods. By default, they use Gaussian
+    noise with one variance, $y = f_w(x) + \varepsilon$.
 
     The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
-    `bayesify.tables`. Inputs and targets are scaled by the training rows, and predictions are in the targets' units. Everything
-    runs on the CPU, and methods by name use float64. A weight of k means k copies of a row. If the rows fit into one batch, the
-    weight and the copies give the same result to the last bit.
+    `bayesify.tables`. Inputs and targets are scaled with the statistics of the training rows, and predictions are in
+    the targets' units. Everything runs on the CPU, and named methods use float64. A row of weight k counts as k copies
+    of the row. If the rows fit into one batch, the weighted row and the copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
-            lists them); or `"temperature_scaled"`, the plain network with a variance factor that is fitted out of fold.
-        hidden: Units of each hidden layer; `()` for none. The default is (64, 64), or (128, 128) above 1,500 rows, and (50,) for
-            methods by name.
+            lists them); or `"temperature_scaled"`, the plain network with a variance factor that is fitted to
+            out-of-fold predictions.
+        hidden: Number of units of each hidden layer; `()` for a linear model. The default is (64, 64), or (128, 128)
+            for more than 1,500 rows. For named methods it is (50,).
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
             `"student_t"`, `"quantiles"`, `"poisson"` and `"negative_binomial"` for counts, or `"hurdle"` for amounts with zeros.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
-        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (each for half of the units); `"silu_relu"` by default,
-            `"tanh"` for methods by name.
-        network: Your own network instead of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
+            others). The default is `"silu_relu"`, or `"tanh"` for named methods.
+        network: Your own network, which replaces `hidden`; only for named methods. It maps [B, columns] to [B, outputs]
+            and is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: Scale of the prior: weights have the standard deviation `prior_scale / sqrt(fan_in)`, and five times that for
-            `"auto"`.
-        noise: Noise variance in the targets' squared unit, if it is known. Otherwise methods by name estimate it for each target
-            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`) and recalibrate quantiles by leave-one-out
-            estimates. Variational posteriors start at the estimate and learn a smaller variance; other methods keep the estimate.
-        epochs: Passes over the data in the main phase, after a quarter as many for the maximum a posteriori; the default depends
-            on the number of rows. For `"auto"`: maximum number of optimizer steps.
-        learning_rate: Initial learning rate of Adam; recipes have their own, see `method_options`.
-        batch_size: Rows of a batch. The default is all rows of a table of up to 1,024 rows, otherwise 256. For `"auto"` it is
-            128, or 256 above 1,500 rows.
-        num_draws: Draws of the weights in a training step.
-        prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
-            at most as many as it has.
+        prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
+            five times this for `"auto"`.
+        noise: Noise variance in the targets' squared unit, if it is known. If it is not given, named methods estimate a
+            variance for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`) and
+            recalibrate quantiles with leave-one-out estimates. Variational posteriors start at the estimate and learn a
+            smaller variance; other methods keep the estimate.
+        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori,
+            takes a quarter as many. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum
+            number of optimizer steps.
+        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take it from
+            `method_options`.
+        batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
+            of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
+        num_draws: Number of draws of the weights per training step.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain
+            or an ensemble uses all its draws if it has fewer.
         standardize: Whether inputs and targets are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`; 0 for none.
+        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
     Attributes:
-        model_: Trained model, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs and targets are scaled.
         method_: Name of the method, or `"auto"`.
         choices_: Chosen likelihood and transform, with the out-of-fold scores of all trials.
-        noise_: Noise variance of each target, in its squared unit, if it is the same for all rows.
+        noise_: Noise variance of each target, in the target's squared unit; exists only if the noise is the same for
+            all rows.
         n_features_in_: Number of columns.
         feature_names_in_: Names of the columns, if X had names.
     """
@@ -151,10 +158,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on more rows, together with the rows of earlier calls.
 
-        The first call does what `fit` does. A later call continues from the current posterior, for a quarter as long, on the new
-        rows together with up to `memory_rows` earlier rows, which represent all earlier rows. A method with its own recipe is
-        trained from the start on these rows. If training continues, it keeps the units of the first call. Noise that `fit` would
-        estimate is estimated again.
+        The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs and
+        keeps the units of the first call. A method with its own training recipe is instead trained from the start on
+        these rows. If `fit` would estimate the noise, the noise is estimated again.
 
         Args:
             X: [N, D] numbers, or a data frame.
@@ -186,11 +193,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         self._check_choices(y)
         flat, y = y.ndim == 1 if first else self.fitted_.flat, y.reshape(len(y), -1)
         if first and len(y) > 1 and (y == y[:1]).all():
-            raise ValueError(f"BayesianRegressor: y is {y[0, 0]:g} in every row; there is nothing to predict")
+            raise ValueError(
+                f"BayesianRegressor: y is {y[0, 0]:g} in every row, so there is nothing to predict; give "
+                "targets that vary"
+            )
         before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
         if y.shape[1] != before:
             raise ValueError(
-                f"BayesianRegressor: y has {y.shape[1]} columns, but {before} in the first call; give {before}"
+                f"BayesianRegressor: y has {y.shape[1]} columns, but it had {before} in the first call; give {before}"
             )
         return TrainingTable(Rows(rows.x, y, rows.weights), None, columns, flat)
 
@@ -203,8 +213,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
                 raise ValueError(f"BayesianRegressor: {key}={value!r}; {suggest(str(value), (AUTO, *known))}")
         if self.target_transform != AUTO and not TargetTransform.takes(self.target_transform, torch.from_numpy(y)):
             raise ValueError(
-                f"BayesianRegressor: target_transform={self.target_transform!r} does not accept "
-                f"the target {y.min():g}; choose another, or 'auto'"
+                f"BayesianRegressor: target_transform={self.target_transform!r} does not accept the target {y.min():g}; "
+                "choose another transform, or 'auto'"
             )
         if self.likelihood in UNSHIFTED_LIKELIHOODS:
             counts = self.likelihood in COUNT_LIKELIHOODS
@@ -223,7 +233,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     @property
     def noise_(self) -> np.ndarray:
-        """Noise variance of each target, in its squared unit: [O].
+        """Noise variance of each target, in the target's squared unit: [O].
 
         Raises:
             AttributeError: If the noise depends on the row.
@@ -239,7 +249,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> RegressionPredictive:
-        """The predictive distribution in the targets' units: mean, parts of the variance, quantiles, `log_prob`; each [N, O].
+        """The predictive distribution in the targets' units, with mean, variance and its parts, and quantiles, each [N,
+        O], and `log_prob`.
 
         Args:
             X: [N, D] numbers, or a data frame.
@@ -258,10 +269,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
         Args:
             X: [N, D] numbers, or a data frame.
-            return_std: Whether to return the predictive standard deviation too, noise included.
+            return_std: Whether to return the predictive standard deviation, which includes the noise, too.
 
         Returns:
-            The mean in the shape of y, or the pair of mean and standard deviation.
+            The mean, or mean and standard deviation; each has the shape of y.
         """
         found = self.predictive(X)
         mean = self._shaped(found.mean)
@@ -286,14 +297,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     @checked
     def predict_quantiles(self, X: Any, quantiles: Sequence[Level] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Values that a new target stays below with given probabilities.
+        """Quantiles of a new target: values that the target does not exceed with the given probabilities.
 
         Args:
             X: [N, D] numbers, or a data frame.
             quantiles: Q probabilities, each strictly between 0 and 1.
 
         Returns:
-            Quantiles, [Q, N], or [Q, N, O] for targets in columns.
+            Quantiles, [Q, N], or [Q, N, O] if y is [N, O].
 
         Raises:
             ValueError: If a probability is not strictly between 0 and 1.

@@ -1,4 +1,4 @@
-"""Rows of training data with weights: scaled, merged, cut into batches, and kept for later."""
+"""Weighted rows of training data, which can be merged, thinned and cut into batches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from bayesify.training.batches import StackedBatch
 
 MAX_MEAN_WEIGHT = 10.0
-"""Weights with a larger mean are probably not meant as numbers of copies."""
+"""Weights whose mean is larger are probably not meant as numbers of copies."""
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
     """Warn if the weights make a row stand for many examples on average."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
-            f"{owner}: by sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as "
-            "certain as if it had seen that many; if the weights are degrees of importance, not numbers of examples, divide them "
-            "by their mean",
+            f"{owner}: according to sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and "
+            "the model will be as certain as if it had seen that many examples; if the weights are degrees of "
+            "importance and not numbers of examples, divide them by their mean",
             stacklevel=5,
         )
 
@@ -33,7 +33,7 @@ class Rows:
 
     Args:
         x: Inputs, [N, D].
-        y: Targets, [N, O] numbers, or [N] indices of classes.
+        y: Targets: numbers, [N, O], or indices of classes, [N].
         weights: Number of examples that each row stands for, [N].
     """
 
@@ -53,31 +53,32 @@ class Rows:
         return Rows(self.x[index], self.y[index], self.weights[index])
 
     def merged(self) -> Rows:
-        """Equal rows merged into one, with their weights added, in an order that does not depend on the given order.
+        """The distinct rows. The weights of equal rows are added, and the result does not depend on the order of the rows.
 
-        A repeated example and a weighted example then give bitwise equal results.
+        A repeated example and a weighted example thus give bitwise equal results.
         """
         first, place = self.distinct()
         weights = np.bincount(place, weights=self.weights, minlength=len(first))
         return Rows(self.x[first], self.y[first], weights)
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the distinct rows, in the order of `merged`, and for each row the place of its distinct row, [N]."""
+        """The indices of the distinct rows, in the order of `merged`, and for each row the place of its distinct row, [N]."""
         both = np.column_stack((self.x, self.y))
         _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:
-        """The rows of several parts, concatenated."""
+        """Concatenate several parts."""
         return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:
-        """At most `size` of the rows, chosen with probabilities that grow with their weights; they stand for all rows."""
+        """At most `size` rows, which represent all rows. They are drawn at random; rows with larger weights are more likely to
+        be drawn."""
         if len(self) <= size:
             return self
-        # The largest log(u) / weight are a weighted sample without replacement (Efraimidis & Spirakis 2006). The weight already
-        # decided a row's chance, so the chosen rows count equally.
+        # The rows with the largest log(u) / weight are a weighted sample without replacement (Efraimidis & Spirakis 2006). The
+        # weight already determined a row's chance to be drawn, so all drawn rows get the same weight.
         keys = np.log(np.random.default_rng(seed).random(len(self))) / self.weights
         kept = self[np.sort(np.argpartition(-keys, size)[:size])]
         return Rows(kept.x, kept.y, np.full(size, self.num_data / size))
@@ -88,11 +89,11 @@ class Rows:
 
 
 class Batches:
-    """Batches (inputs, targets, weights) in a new order each epoch, by torch's global generator.
+    """Batches of inputs, targets and weights. Each epoch has a new order, drawn with torch's global generator.
 
     Args:
         rows: Rows to cut into batches.
-        size: Number of rows of a batch; if all rows fit into one batch, their order does not change.
+        size: Number of rows per batch. If all rows fit into one batch, their order does not change.
     """
 
     def __init__(self, rows: Rows, size: int) -> None:
@@ -110,7 +111,7 @@ class Batches:
 
 
 def stacked(rows: Sequence[Rows]) -> StackedBatch:
-    """One batch of rows for each of several models, [R, B, ...]; shorter ones are padded with rows of weight 0."""
+    """One batch for each of R models, stacked to [R, B, ...]; shorter batches are padded with rows of weight 0."""
     most = max(len(part) for part in rows)
 
     def pad(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Scores of predictions that are added up part by part."""
+"""Scores of predictions, which can be summed over parts of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bayesify.conformal import credible_sets
 
 MIN_PROBABILITY = 1e-12
 LEVELS = (0.5, 0.9, 0.95)
-"""Levels of the intervals and sets that judge models."""
+"""Levels of the intervals and sets by which models are judged."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Scores:
     Args:
         num_rows: Number of scored examples.
         sums: Sum of each score over the examples.
-        unknown: Number of examples with a class that the model does not know; they count as wrong, but not in the log-loss.
+        unknown: Number of examples whose class the model does not know. They count as wrong, but the log-loss ignores them.
     """
 
     num_rows: float = 0
@@ -36,7 +36,7 @@ class Scores:
     ) -> Self:
         """Scores of a predictive [N, 1] for targets [N]: squared errors, CRPS, and coverage and width of intervals at each level.
 
-        A row counts as often as its weight says, [N].
+        `weights` [N] says how many examples each row stands for; 1 by default.
         """
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         share = torch.ones_like(y) if weights is None else torch.from_numpy(weights)[:, None]
@@ -58,7 +58,7 @@ class Scores:
     ) -> Self:
         """Scores of probabilities [N, C] for labels [N]: accuracy, log-loss, and coverage and size of the sets at each level.
 
-        `classes` are the labels of the columns. A row counts as often as its weight says, [N].
+        `classes` are the labels of the columns. `weights` [N] says how many examples each row stands for; 1 by default.
         """
         position = {label: index for index, label in enumerate(classes)}
         codes = np.array([position.get(str(value), -1) for value in values], dtype=np.int64)
@@ -78,7 +78,7 @@ class Scores:
         return Scores(self.num_rows + other.num_rows, sums, self.unknown + other.unknown)
 
     def means(self) -> dict[str, float]:
-        """Means over the examples; `rmse` is the root of the mean square."""
+        """Mean of each score over the examples. `rmse` is the root of the mean squared error."""
         found = {name: value / (self.num_rows or 1) for name, value in self.sums.items()}
         if "log_loss" in found:
             found["log_loss"] = self.sums["log_loss"] / ((self.num_rows - self.unknown) or 1)

@@ -14,12 +14,13 @@ from bayesify.priors import Neal
 from bayesify.sklearn.rows import Batches, Rows
 
 AUTO = "auto"
-"""Name of the estimators' own method, and value of parameters that it chooses."""
+"""Name of the default method, and value of a parameter that the default method chooses."""
 TEMPERATURE = "temperature_scaled"
-"""A method of the estimators: the plain network with one factor fitted to unseen rows (Guo et al. 2017)."""
+"""Name of a method that only the estimators have: the plain network with one factor fitted to unseen rows (Guo et al. 2017)."""
 EffortName = Literal["full", "quick"]
 FULL_BATCH_ROWS, BATCH_ROWS = 1024, 256
-"""Methods by name see all rows in every step up to the first number of rows, and batches of the second number above it."""
+"""With at most `FULL_BATCH_ROWS` rows, every training step of a named method sees all rows. Larger tables are cut into batches
+of `BATCH_ROWS` rows."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Effort:
 
     Args:
         member_steps: Maximum number of optimizer steps of the default method's members.
-        steps: Optimizer steps of the main phase of a method by name, if the rows fit into one batch.
-        slow_steps: Optimizer steps of methods that the list of methods calls slow.
-        min_epochs: Minimum number of passes over larger data.
-        chain_steps: Steps of a Markov chain, after the same number of warm-up steps.
-        max_chain_rows: Maximum number of rows that a Markov chain sees.
-        num_draws: Draws of the weights in a training step.
+        steps: Number of optimizer steps in the main phase of a named method, if the rows fit into one batch.
+        slow_steps: The same number for methods that the list of methods marks as slow.
+        min_epochs: Minimum number of passes over data that do not fit into one batch.
+        chain_steps: Number of steps of a Markov chain, which follow the same number of warm-up steps.
+        max_chain_rows: Maximum number of rows on which a Markov chain is run.
+        num_draws: Number of draws of the weights per training step.
     """
 
     member_steps: int
@@ -58,10 +59,10 @@ class Settings:
     The estimators describe the parameters that are not listed here.
 
     Args:
-        method: Method by name; `None` for the estimators' own method.
+        method: The named method; `None` for the default method.
         temperature: Whether the method is `TEMPERATURE`.
-        options: Arguments of the method's posterior or function; the defaults for small problems fill in missing ones.
-        epochs: Passes over the data in the main phase, or steps of the default method.
+        options: Arguments of the method's posterior or function. Missing arguments take the defaults for small problems.
+        epochs: Number of passes over the data in the main phase, or number of steps of the default method.
         num_classes: Number of classes of the table; 0 for a regression.
         owner: Name of the estimator, for messages.
     """
@@ -90,26 +91,26 @@ class Settings:
 
     @property
     def method_name(self) -> str:
-        """The user's name of the method."""
+        """The method's name as the user gives it."""
         return TEMPERATURE if self.temperature else AUTO if self.method is None else self.method.name
 
     @property
     def prior(self) -> Neal:
-        """The prior of a method by name."""
+        """The prior of a named method."""
         return Neal(self.prior_scale)
 
     @property
     def step_draws(self) -> int:
-        """Draws of the weights in a training step."""
+        """Number of draws of the weights per training step."""
         return self.num_draws or EFFORTS[self.effort].num_draws
 
     def batches(self, rows: Rows) -> Batches:
-        """A loader of the rows for a method by name."""
+        """A loader of the rows for a named method."""
         size = self.batch_size or (len(rows) if len(rows) <= FULL_BATCH_ROWS else BATCH_ROWS)
         return Batches(rows, min(size, len(rows)))
 
     def count_epochs(self, num_batches: int) -> int:
-        """Number of epochs of the main phase of a method by name, for a number of batches per epoch."""
+        """Number of epochs in the main phase of a named method, given the number of batches per epoch."""
         amount = EFFORTS[self.effort]
         if self.epochs is not None:
             return self.epochs

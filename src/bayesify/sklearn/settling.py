@@ -1,4 +1,4 @@
-"""The initial noise of methods by name, estimated by the evidence of a plain network."""
+"""The initial noise of named methods, estimated from the evidence of a plain network."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from bayesify.sklearn.training import Evidence, Start, train_posteriors
 from bayesify.training.random_streams import derive_seed
 
 START_NOISE = 0.1
-"""Noise variance of standardized targets before it is estimated or learned."""
+"""Noise variance of standardized targets before the noise is estimated or learned."""
 MIN_NOISE = 1e-4
 """Lower limit of the estimated noise variance of standardized targets."""
 MAX_ROUNDS, ROUND_EFFORT, MIN_LOG_CHANGE = 5, 0.3, 0.2
-"""Maximum number of training rounds that settle the noise, share of the main phase's epochs in each round, and change of the
-noise's logarithm below which no further round follows."""
+"""Limits of the training rounds that estimate the noise: maximum number of rounds, epochs per round as a share of the main
+phase's epochs, and the change of the log noise below which no further round follows."""
 MAX_FULL_WEIGHTS = 1000
-"""With at most this many weights, the evidence includes their correlations."""
+"""With at most this many weights, the evidence includes the correlations between weights."""
 MAX_LEVERAGE = 0.95
-"""Upper limit of a row's leverage in the rounds: the share of its own target that its prediction holds."""
+"""Upper limit of a row's leverage in the rounds. The leverage is the share of the row's own target in its prediction."""
 HELD_LEVERAGE = 0.4
-"""Above this mean leverage, a method may have clearly less leverage than the network that it started from."""
+"""If the mean leverage of the starting network exceeds this value, the trained method may have clearly less leverage."""
 DOUBTFUL_LEVERAGE = 0.5
-"""Above this mean leverage, the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can
-mistake noise for signal, and both extremes may be stable."""
+"""If the mean leverage exceeds this value, the rounds run once more, starting from the noise `ALL_NOISE`. A network with more
+weights than rows can mistake noise for signal, and both extremes may be stable."""
 ALL_NOISE = 1.0
-"""Noise variance of standardized targets that leaves no signal."""
+"""Noise variance that explains the whole variance of standardized targets and leaves no signal."""
 
 
 def settle(starts: Sequence[Start]) -> list[Start]:
     r"""Train plain networks with the noise variance that maximizes their evidence (MacKay 1992).
 
-    This variance is the mean squared residual of a network's own rows, corrected for the $\gamma$ parameters fitted to these rows,
+    This variance is the mean squared residual of the network's training rows, corrected for the $\gamma$ parameters that were
+    fitted to these rows,
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
-    where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise of the
-    round before. If the network then reproduces most of its targets, it trains once more from a large noise, and the result with
-    the greater evidence is kept. In a table with more than `FULL_BATCH_ROWS` rows, this many rows represent all rows in the
-    evidence.
+    where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise that
+    the round before has estimated. If the network then reproduces most of its targets, the rounds are repeated from a large
+    noise, and the result with the greater evidence is kept. If a table has more than `FULL_BATCH_ROWS` rows, the evidence is
+    computed from `FULL_BATCH_ROWS` rows that represent all of them.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -63,12 +64,13 @@ def settle(starts: Sequence[Start]) -> list[Start]:
 
 
 def settle_further(start: Start) -> Start:
-    """Continue an earlier `settle` on other rows."""
+    """Continue an earlier `settle` with other rows."""
     return _settle_rounds([start], [_noise(start)])[0][0]
 
 
 def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
-    """Alternate training and noise estimation from given noises, and return the log evidence of the last round."""
+    """Alternate training and noise estimation, starting from given noises; return the results and the log evidence of the last
+    round."""
     found = []
     for start, noise in zip(starts, noises, strict=True):
         part = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence"))
@@ -99,7 +101,7 @@ def _noise(start: Start) -> Tensor:
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
-    """The noise, leverage and residuals after a round of training, and the log evidence under the old noise."""
+    """The start with the noise, leverage and residuals after a round of training, and the log evidence under the old noise."""
     assert start.evidence is not None
     x, y, weights = start.evidence.rows.tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
@@ -115,14 +117,14 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
 
 
 def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
-    r"""Recalibration of a trained method's probabilities, by leave-one-out predictions of the rows' targets.
+    r"""Recalibrate a trained method's probabilities from approximate leave-one-out predictions.
 
-    In a linear model, such a prediction differs from the target by $r / (1 - h)$ and has the epistemic variance $v / (1 - h)$.
-    This difference is expressed in standard deviations of the leave-one-out prediction. The recalibration uses the probability
-    that the predictive states at this many of its own standard deviations from its mean. A method's mean may have less leverage
-    than the network that it started from. If that network has much leverage (`HELD_LEVERAGE`), its $1 - h$ is multiplied by a
-    factor of at least 1, so that the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is
-    the method's predictive for the rows of the evidence.
+    In a linear model, the leave-one-out prediction of a row differs from the target by $r / (1 - h)$ and has the epistemic
+    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. The recalibration
+    is fitted to the probabilities that the method's predictive states at d of its own standard deviations from its mean. A
+    method's mean may have less leverage than the network from which the method started. If the mean leverage of this network
+    exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1, chosen so that the method's mean and the network
+    have the same root mean square of $r / (1 - h)$. `found` is the method's predictive for the rows of the evidence.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

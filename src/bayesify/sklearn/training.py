@@ -1,4 +1,4 @@
-"""Training of methods by name, alone or one method on several tables at once."""
+"""Training of named methods, on one table or on several tables at once."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from bayesify.training.task import TrainingTask
 
 LEARNING_RATE = 0.03
 NUM_FOLDS, NUM_FOLDS_OF_FEW, MAX_FEW_ROWS = 3, 6, 200
-"""Number of folds for fitting a temperature; each fold is predicted from the others. With at most `MAX_FEW_ROWS` rows there are
-more folds. If the data do not fit into one batch, only one fold is predicted."""
+"""Number of folds for fitting a temperature; each fold is predicted by a network trained on the others. With at most
+`MAX_FEW_ROWS` rows there are more folds. If the data do not fit into one batch, only one fold is predicted."""
 NUM_INDUCING_ROWS = 100
-"""Default number of rows at which global inducing inputs start."""
+"""Default number of global inducing inputs; each starts at a row of the data."""
 MAX_SCALING = 5.0
-"""Upper limit of the factor that a temperature puts on the plain network's standard deviations or logits."""
+"""Upper limit of the fitted factor on logits or standard deviations; the lower limit is its reciprocal."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Leverage and residuals of the rows that settled a plain network's noise.
+    """Leverage and residuals of the rows from which a plain network's noise was estimated.
 
     Args:
         rows: The rows.
-        leverage: Share of each row's own target that its prediction holds, h in [0, 1), [N, O].
+        leverage: Share h of a row's own target in its prediction, in [0, 1), [N, O].
         residuals: Residuals of the network, [N, O].
     """
 
@@ -55,15 +55,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Start:
-    """The starting point of a method by name.
+    """The starting point of a named method.
 
     Args:
         network: Network in float64.
         likelihood: p(y | outputs) in the units of training. The initial noise is an upper bound when it is learned. Variational
             posteriors learn a smaller value; all other methods keep it.
         rows: Encoded rows, with targets in the units of training.
-        settings: Method, and how it trains.
-        evidence: Evidence that settled the noise; `None` if that was not needed.
+        settings: Settings of the method and its training.
+        evidence: Evidence from which the noise was estimated; `None` if the noise was not estimated.
     """
 
     network: nn.Module
@@ -74,14 +74,14 @@ class Start:
 
     @property
     def fixed_likelihood(self) -> Likelihood:
-        """The likelihood with fixed noise. A point estimate would shrink a learned noise to the residuals of a network that fits
-        every row."""
+        """The likelihood with fixed noise. If a point estimate learned the noise, the noise would shrink to the residuals of a
+        network that fits every row."""
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
         return Gaussian(self.likelihood.noise.detach().tolist(), learn=False).double()
 
     def point(self) -> BayesianNetwork:
-        """The untrained network of a search for the maximum a posteriori."""
+        """The untrained network from which the maximum a posteriori is searched."""
         return bayesianize(self.network, Point(), likelihood=self.fixed_likelihood, prior=self.settings.prior)
 
     def task(self, point: BayesianNetwork | None = None) -> TrainingTask:
@@ -92,7 +92,7 @@ class Start:
             self.fixed_likelihood,
             batches,
             prior=self.settings.prior,
-            num_data=len(self.rows),  # weights stay unscaled, so the data term of all batches is their weighted sum
+            num_data=len(self.rows),  # weights are not scaled, so the data term of all batches is a weighted sum
             epochs=self.settings.count_epochs(len(batches)),
             seed=self.settings.seed,
             point=point,
@@ -105,10 +105,11 @@ def _method(start: Start) -> Any:
 
 
 def train_methods(starts: Sequence[Start]) -> list[Predictor]:
-    """Train one method on several tables from networks of one architecture, with the results of separate training runs.
+    """Train one method on several tables, from networks of one architecture; the results are those of separate training runs.
 
     Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
-    which other methods start. Everything else runs one table after the other. The settings differ only in seeds and priors.
+    which other methods start. All other methods train on one table after the other. The settings may differ only in seeds and
+    priors.
     """
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
@@ -139,7 +140,8 @@ def _train_one(start: Start, point: BayesianNetwork | None) -> Predictor:
 
 
 def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
-    """Models that a method makes and `fit` trains; `None` if they differ in size, because few rows have few inducing points."""
+    """Models that are trained together by `fit`; `None` if they differ in size, which happens if few rows limit the inducing
+    points."""
     method, settings = _method(starts[0]), starts[0].settings
     options = {**method.options, **settings.options}
     rate = options.pop("learning_rate")
@@ -154,7 +156,7 @@ def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
 
 
 def _seeded(settings: Settings, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    """A function's result with the global generator seeded by the settings."""
+    """Call a function after seeding the global generator with the seed of the settings."""
     with own_generators(seed=derive_seed(settings.seed, "training")):
         return function(*given, **more)
 
@@ -167,7 +169,7 @@ def make_bayesian(start: Start) -> BayesianNetwork:
     if method.starts_at_rows is not None:
         count = settings.options.get(method.starts_at_rows, NUM_INDUCING_ROWS)
         if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
-            # Start the inducing inputs at data, because standard normal numbers may be far from them.
+            # Start the inducing inputs at rows of the data, because standard normal numbers may be far from all rows.
             seed = derive_seed(settings.seed, "inducing inputs")
             count = torch.from_numpy(start.rows.thinned(count, seed).x)
         options[method.starts_at_rows] = count
@@ -189,19 +191,20 @@ def train_posteriors(
 
     $$ \sum_n \omega_n \mathbb{E}_q \log p(y_n | f(x_n)) - \mathrm{KL}(q \| p) $$
 
-    Networks whose rows fit into one batch train together, with the same random numbers as alone; see `ModelStack`. The noise
-    variance is capped at its initial value. Otherwise, on few rows, a factorized posterior attributes all target variance to noise.
+    Networks whose rows fit into one batch train together, with the random numbers of separate training runs; see `ModelStack`.
+    The noise variance is capped at its initial value. Otherwise, on few rows, a factorized posterior attributes all target
+    variance to noise.
 
     Args:
         bnns: Networks of one architecture, changed in place.
         rows: Rows of each network, with weights $\omega$.
         settings: Settings of each network; they differ only in seeds, priors and options of the posterior.
-        effort: Share of the epochs.
-        start: Whether a first phase, with a quarter as many epochs, moves the posterior's mean to the maximum a posteriori. It
-            keeps the noise fixed, because learned noise would shrink with the residuals.
+        effort: Number of epochs as a share of the usual number.
+        start: Whether a first phase, with a quarter as many epochs, moves the posterior's mean to the maximum a posteriori.
+            This phase keeps the noise fixed, because learned noise would shrink with the residuals.
     """
     one_batch = all(len(own.batches(part)) == 1 for own, part in zip(settings, rows, strict=True))
-    norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # they would see padding rows
+    norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # batch norms would see padding rows
     if len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch and not norms:
         seeds = [derive_seed(own.seed, "draws", 0) for own in settings]  # the seeds that `fit` uses
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
@@ -210,7 +213,8 @@ def train_posteriors(
         stack.unstack()
         return
     for bnn, part, own in zip(bnns, rows, settings, strict=True):
-        # `fit` uses the mean over rows, so the weights get mean 1 and the KL is divided by the number of examples per row.
+        # `fit` takes the mean over rows, so the weights are scaled to mean 1, and the KL is divided by the number of examples
+        # per row.
         share = len(part) / part.num_data
         batches = own.batches(Rows(part.x, part.y, part.weights * share))
         noises = [parameter for _, parameter in _noise_parameters(bnn)]
@@ -272,7 +276,7 @@ def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
 
 
 def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Plain networks, trained on all rows, with a temperature or a factor on the noise, fitted to out-of-fold predictions."""
+    """Plain networks that were trained on all rows, each with a temperature or a noise factor fitted to out-of-fold predictions."""
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
         # A temperature depends only on the outputs, so the identity stands in for the network.
@@ -280,10 +284,10 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
         nn.init.eye_(same.weight)
         batch = outputs, torch.from_numpy(held.y), torch.from_numpy(held.weights)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns about bounds that are wider than the ones below
+            warnings.simplefilter("ignore")  # `fit` warns about bounds that are wider than the bounds below
             fitted = TemperatureScaling(same, start.fixed_likelihood).fit([batch])
         scaled = TemperatureScaling(model)
-        # Clamp: with few rows, all of them right, the fit would diverge.
+        # Clamp the temperature: if few rows are all predicted correctly, the fit diverges.
         scaled.temperature = min(max(fitted.temperature, 1 / MAX_SCALING), MAX_SCALING)
         scaled.variance_scale = min(max(fitted.variance_scale, 1 / MAX_SCALING**2), MAX_SCALING**2)
         found.append(scaled)
@@ -291,7 +295,7 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
 
 def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """For each table, outputs [N, O] of maximum a posteriori networks for rows that they have not seen, and these rows."""
+    """For each table, the held-out rows and the outputs [N, O] of maximum a posteriori networks that have not seen them."""
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))

@@ -1,4 +1,4 @@
-"""Units of a regression's targets, and the predictive in them: transformed, scaled, recalibrated."""
+"""Units of a regression's targets, and the predictive in these units: transformed, scaled and recalibrated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bayesify.sklearn.recalibration import Recalibration
 from bayesify.tables.errors import check_magnitude
 
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
-"""Values of an estimator's `target_transform`; each acts on single targets."""
+"""Values of an estimator's `target_transform`, all of which act on each target separately."""
 MIN_PROBABILITY = 1e-12
-"""Probability reserved for targets that a distribution cannot produce."""
+"""Total probability that is reserved for targets that a distribution cannot produce."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class TargetUnits(Plain):
         shift: Shift of each target, [O].
         scale: Scale of each target, [O], positive.
         recalibration: Recalibration of the probabilities.
-        floor: Lower limit of all quantiles; `None` for none.
-        ceiling: Values above the ceiling count as the ceiling in means and variances; `None` for none.
+        floor: Lower limit of all quantiles; `None` for no limit.
+        ceiling: Means and variances replace values above the ceiling by the ceiling; `None` for no ceiling.
     """
 
     transform: str
@@ -47,7 +47,7 @@ class TargetUnits(Plain):
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
         """Units in which the transformed targets [N, O], with weights [N], have mean 0 and variance 1.
 
-        Without `standardize`, the units are those of the transformed targets.
+        If `standardize` is false, the units are those of the transformed targets.
         """
         units = cls(transform, np.zeros(y.shape[1]), np.ones(y.shape[1]))
         if not standardize:
@@ -67,7 +67,7 @@ class TargetUnits(Plain):
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
     def predictive(self, inner: RegressionPredictive) -> UnitsPredictive:
-        """The distribution of y, from the distribution of z."""
+        """The distribution of y, computed from the distribution of z."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
@@ -77,9 +77,10 @@ class TargetUnits(Plain):
 class UnitsPredictive(TransformedPredictive):
     r"""The distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$ for z with a given predictive, recalibrated.
 
-    $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If all targets were above a floor, probability below it is
-    moved to the floor. Tails beyond a ceiling that no training row came near should not decide a mean: mean and variance are those
-    of $\min(Y, c)$, where c is the ceiling or, if larger, the median of Y. Everything else is as in `TransformedPredictive`.
+    $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
+    to the floor. If there is a ceiling, which is far above all training targets, mean and variance are those of $\min(Y, c)$,
+    where c is the ceiling or, if larger, the median of Y. Otherwise the tail beyond the ceiling could dominate the mean.
+    Everything else is as in `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -88,7 +89,7 @@ class UnitsPredictive(TransformedPredictive):
         transform: Transform t, one of `TRANSFORMS`.
         recalibration: The map G.
         floor: Lower limit of all quantiles.
-        ceiling: Upper limit of the values that count in means and variances.
+        ceiling: Means and variances replace values above the ceiling by the ceiling.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class UnitsPredictive(TransformedPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs of each draw, [S, B, O]; in the targets' units if only a shift and a scale separate them."""
+        """The network's outputs for each draw, [S, B, O]. They are in the targets' units if the conversion is only a shift and
+        a scale."""
         outputs, own = self.inner.outputs, self.transform
         return own.shift + own.scale * outputs if outputs.shape[-1] == len(own.shift) else outputs
 
@@ -142,11 +144,12 @@ class UnitsPredictive(TransformedPredictive):
         return super()._least.clamp_min(self._floor)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, jointly with the probability of a floor for targets at the floor: [B].
+        """Log-density of the targets, [B]. A target at the floor contributes the log-probability of the floor.
 
-        It includes the slopes of transform, scale and recalibration. Targets that the distribution cannot produce (below the floor,
-        or negative under a transform of positive numbers) share `MIN_PROBABILITY`, spread by a Cauchy density around the mean with
-        the standard deviation as its scale. So scores stay finite, and the integral is 1 up to rounding.
+        The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
+        distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
+        These targets share the probability `MIN_PROBABILITY`, which is spread by a Cauchy density around the mean whose scale
+        is the standard deviation. So scores stay finite, and the density integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf
@@ -159,14 +162,15 @@ class UnitsPredictive(TransformedPredictive):
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """Log-density of some outputs, jointly with the probability that the others are at most y: [B].
 
-        Recalibrated outputs are independent: a map of each output's probabilities says nothing about all of them together.
+        Recalibrated outputs are treated as independent, because a map of each output's probabilities does not describe their
+        dependence.
         """
         if self._recalibration.said:
             return self.marginal_log_prob(y, censored).sum(-1)
         return super().censored_log_prob(y, censored).double()
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """The log-density of each output by itself: [B, O]."""
+        """The log-density of each output separately: [B, O]."""
         found = super().marginal_log_prob(y, censored).double()
         if not self._recalibration.said:
             return found
@@ -174,6 +178,7 @@ class UnitsPredictive(TransformedPredictive):
         cdf = self.cdf(at)
         mass = torch.where(mask, cdf, cdf - self.below(at))
         whole = mask | self.family.discrete
-        # If the difference of probabilities is lost in rounding, use the slope times the difference before recalibration.
+        # If rounding makes the difference of the recalibrated probabilities 0, use the slope times the difference before
+        # recalibration.
         sloped = found + self._recalibration.log_slope(self.inner.cdf(z))
         return torch.where(whole & (mass > 1e-9 * cdf), mass.log(), sloped)

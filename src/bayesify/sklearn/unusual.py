@@ -1,4 +1,5 @@
-"""Detection of rows unlike the training rows: far from all of them, or with draws of the network that disagree."""
+"""Detection of rows that are unlike the training rows: rows far from all of them, or rows about which the network's draws
+disagree."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ MAX_KEPT_ROWS = 2_000
 
 @dataclass(frozen=True)
 class Neighbors:
-    r"""Distances of rows from the training rows: the mean distance to the K nearest training rows, K = 5 at most.
+    r"""Measures how unlike the training rows a row is, by its mean distance to the K nearest training rows, where K is at most 5.
 
-    Numeric inputs count in standard deviations; marks and levels (0 or 1) are not scaled. The distance of a training row leaves
-    out the row itself, so that a new row of the same kind exceeds the share s of them with probability s. A second measure is the
-    epistemic uncertainty of predictions, in any unit of the estimator.
+    Numeric inputs are measured in standard deviations; inputs that are 0 or 1 (marks and levels) are not scaled. The distance
+    of a training row leaves out the row itself. A new row of the same kind is therefore farther away than a share s of the
+    training rows with probability 1 - s. A second measure is the epistemic uncertainty of the prediction, in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].
@@ -51,14 +52,15 @@ class Neighbors:
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
-        """Share of training rows that are at least as unusual as each row, by distance to other rows or by uncertainty, [N].
+        """For each row, the share of training rows that are at least as unusual in distance or in uncertainty, [N].
 
-        The share is the smaller of the two `tails`: near 0 for an unusual row.
+        The share is the smaller of the two `tails`; it is near 0 for an unusual row.
         """
         return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Twice the shares of training rows that are at least as far from other rows, and that are at least as uncertain.
+        """For each row, twice the share of training rows that are at least as far away, and twice the share that are at least
+        as uncertain.
 
         Each is [N] and at most 1.
         """
@@ -67,7 +69,7 @@ class Neighbors:
         return (2 * far).clip(max=1.0), (2 * unsure).clip(max=1.0)
 
     def gaps(self, inputs: np.ndarray) -> np.ndarray:
-        """Mean squared difference between each input and the nearest training rows, in squared standard deviations: [N, D]."""
+        """For each input, the mean squared difference from the nearest training rows, in squared standard deviations: [N, D]."""
         x, rows = self.scaled(inputs), self.rows.double()
         near = rows[torch.cdist(x, rows).topk(self._count, largest=False).indices]  # [N, K, D]
         return np.asarray((near - x.unsqueeze(1)).square().mean(1))
@@ -83,13 +85,14 @@ class Neighbors:
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
-    r"""The share of known values [M], sorted, that are at least as large as each value [N], with 1 added to both counts: [N].
+    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large; 1 is added to both counts: [N].
 
-    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's estimate of
-    $\alpha$ from the largest tenth, but at least five values. So even a few rows can show that a value is far outside.
+    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's
+    estimate of $\alpha$ from the largest tenth of the values, but from at least five. So even a few rows suffice to show that a
+    value is far outside.
     """
     count = len(known)
-    values = values.double() * (1 - 1e-9)  # values that are equal up to rounding are not larger
+    values = values.double() * (1 - 1e-9)  # values that are equal up to rounding do not count as larger
     share = (count - torch.searchsorted(known.double(), values) + 1).double() / (count + 1)
     top = known[-min(count, max(MIN_TAIL_VALUES, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
@@ -98,7 +101,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:
-    """Mean distance of each x to the nearest rows, [N]; with `skip_first`, without the row itself at distance 0."""
+    """Mean distance of each x to the nearest rows, [N]. With `skip_first`, the first (the row itself, at distance 0) is left
+    out."""
     found = []
     for part in x.split(max(1, 2**22 // max(1, len(rows)))):
         near = torch.cdist(part, rows).topk(count + skip_first, largest=False).values
