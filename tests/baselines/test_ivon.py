@@ -228,7 +228,7 @@ def test_bad_input():
     capped = bayesify.bayesianize(cases.mlp(), posteriors.MeanField(max_std=0.1), likelihood="gaussian")
     with pytest.raises(ValueError, match=r"IVON: max_std=0.1"):
         baselines.IVON(capped)
-    with pytest.raises(TypeError, match=r"IVON.fit: optimizer is not an argument here"):
+    with pytest.raises(TypeError, match=r"IVON.fit: optimizer is not an argument of this fit"):
         trainer().fit(loader(), 1, optimizer=None)
     endless = (batch for batch in loader())
     with pytest.raises(ValueError, match="a schedule needs a loader with a length"):

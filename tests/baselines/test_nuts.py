@@ -61,5 +61,5 @@ def test_what_cannot_be_sampled_is_refused_with_a_remedy():
         nuts(nn.Linear(2, 1), data.x, data.y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="inputs hold nan"):
         nuts(linear(data), data.x.clone().fill_(float("nan")), data.y)
-    with pytest.raises(ValueError, match="targets are not finite; remove their rows"):
+    with pytest.raises(ValueError, match="targets are not finite; remove the rows with these targets"):
         nuts(linear(data), data.x, data.y.clone().fill_(float("inf")))

@@ -243,7 +243,7 @@ def test_bad_use():
     swag = baselines.SWAG(net(), likelihoods.Gaussian(0.1))
     with pytest.raises(ValueError, match="0 iterates were collected"):
         swag.predict(torch.randn(2, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"not \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"instead of \(3, 2\)"):
         swag.collect(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
     assert swag.count == 0
     with pytest.raises(ValueError, match=r"no weight 2.weight"):

@@ -1,4 +1,4 @@
-"""Baseline methods from the papers' comparisons."""
+"""Baseline methods with which the papers compare their own."""
 
 from bayesify.baselines.chains import Chains
 from bayesify.baselines.ensemble_members import fit_members

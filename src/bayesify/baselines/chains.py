@@ -1,4 +1,4 @@
-"""Draws of several Markov chains, with diagnostics of whether the chains agree."""
+"""Draws of several Markov chains, with diagnostics that show whether the chains agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayesify.storage.serializers import register_predictor
 from bayesify.weights.module_state import below, prefixed
 
 MAX_R_HAT = 1.05
-"""Largest R-hat of a function at which chains count as converged to the same distribution."""
+"""Chains count as converged to the same distribution if the R-hat of every function is below this value."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Diagnostics:
     A function is one output, or one class probability, at one input.
 
     Args:
-        r_hat: Largest split R-hat of all functions.
+        r_hat: Largest split R-hat over all functions.
         r_hat_95: 95 % quantile of the split R-hat over functions.
-        effective_draws: Smallest effective sample size of all functions.
+        effective_draws: Smallest effective sample size over all functions.
         median_effective_draws: Median of the effective sample sizes over functions.
         log_density_r_hat: Split R-hat of $\log p(w, y)$.
         log_density_effective_draws: Effective sample size of $\log p(w, y)$.
-        energy_error: Root mean square energy error in nats, averaged over chains; see the sampler.
+        energy_error: Root mean square energy error in nats, averaged over chains; the sampler's page defines it.
         acceptance: Share of proposals that were accepted; 1 for a sampler without proposals.
     """
 
@@ -55,10 +55,10 @@ class Diagnostics:
 
 @register_predictor
 class Chains(FixedDraws):
-    """A posterior made of the draws of C Markov chains with T draws each.
+    """A posterior that consists of the draws of C Markov chains with T draws each.
 
     Args:
-        draws: The C T draws, chain after chain.
+        draws: All C T draws, one chain after the other.
         likelihood: p(y | outputs).
         output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
         log_density: log p(w, y) of each draw, [C, T].
@@ -84,13 +84,14 @@ class Chains(FixedDraws):
         self.acceptance = torch.ones(chains) if acceptance is None else acceptance.detach()
         if self.log_density.numel() != len(draws):
             raise ValueError(
-                f"Chains: log_density has shape {list(self.log_density.shape)} for {len(draws)} draws; give one number per draw, "
-                "[C, T]"
+                f"Chains: log_density has shape {list(self.log_density.shape)}, but there are {len(draws)} draws; give "
+                "one number per draw, [C, T]"
             )
         for name, value in (("energy_error", self.energy_error), ("acceptance", self.acceptance)):
             if value.shape != (chains,) or not value.isfinite().all():
                 raise ValueError(
-                    f"Chains: {name}={value.tolist()} for {chains} chains; give one finite number per chain, [C]"
+                    f"Chains: {name}={value.tolist()}, but there are {chains} chains; give one finite number per chain, "
+                    "[C]"
                 )
 
     @property
@@ -100,7 +101,7 @@ class Chains(FixedDraws):
 
     @torch.no_grad()
     def functions(self, x: Any) -> Tensor:
-        """Outputs of all draws, or class probabilities if the likelihood has classes: [C, T, B, ...]."""
+        """The outputs of all draws; if the likelihood has classes, the class probabilities of all draws: [C, T, B, ...]."""
         args, kwargs = checked_inputs(x)
         outputs = self.draws.outputs(args, kwargs, output=self.output, keep=True).kept
         assert outputs is not None
@@ -109,10 +110,10 @@ class Chains(FixedDraws):
         return values.reshape(*self.log_density.shape, *values.shape[1:])
 
     def diagnostics(self, x: Any) -> Diagnostics:
-        """Diagnostics of whether the chains agree about the functions at the inputs, and about the log density.
+        """Diagnostics that show whether the chains agree about the functions at the inputs and about the log density.
 
         Args:
-            x: Inputs, as `predict` takes them.
+            x: Inputs in any form that `predict` accepts.
 
         Raises:
             ValueError: If the chains have fewer than 4 draws.
@@ -131,7 +132,7 @@ class Chains(FixedDraws):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The draws, and the log densities, energy errors and acceptance of the chains."""
+        """The draws, and the chains' log densities, energy errors and acceptance rates."""
         own = {"log_density": self.log_density, "energy_error": self.energy_error, "acceptance": self.acceptance}
         return super().state() | prefixed(chains=own)
 

@@ -1,4 +1,4 @@
-"""Training of a deep ensemble with the memory of one member."""
+"""Training of a deep ensemble that needs only the memory of one member."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from bayesify.training.history import History
 def fit_members(
     bnn: BayesianNetwork, loader: Iterable[Any], epochs: Count, *, steps: Steps | None = None, **options: Any
 ) -> History:
-    r"""Train a deep ensemble (Lakshminarayanan et al. 2017) in place, one member after the other in each step.
+    r"""Train a deep ensemble (Lakshminarayanan et al. 2017) in place; in each step, the members run one after the other.
 
     As in `bayesify.fit`, a step follows the gradient of
 
     $$ \frac1K \sum_k \frac{N}{B} \sum_b \log p(y_b | f_k(x_b)) + \log p(w_k), $$
 
     but each member's gradient is computed before the next member runs, so that memory holds the activations of only one member.
-    This is `bayesify.fit` with `Steps(draws_in_turn=True)`. By default `bayesify.fit` runs all members together, which is faster
-    for small networks.
+    The function is equivalent to `bayesify.fit` with `Steps(draws_in_turn=True)`. By default, `bayesify.fit` runs all members
+    together, which is faster for small networks.
 
     Args:
         bnn: A network with an `Ensemble` posterior and a likelihood; it is changed.
         loader: Iterable of batches that starts again each epoch.
-        epochs: Passes over the data.
+        epochs: Number of passes over the data.
         steps: How batches become steps; see `bayesify.fit`.
         options: Further arguments of `bayesify.fit`: optimizer, learning rate, checkpoint, seed and others.
 
@@ -40,7 +40,7 @@ def fit_members(
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If an argument is out of range, or the ensembles of a network have different sizes.
+        ValueError: If an argument is out of range, or if parts of the network have ensembles of different sizes.
     """
     members_of(bnn, "fit_members")
     return fit(bnn, loader, epochs=epochs, steps=replace(steps or Steps(), draws_in_turn=True), **options)
@@ -51,7 +51,7 @@ def members_of(bnn: BayesianNetwork, owner: str) -> int:
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If the ensembles of a network have different sizes.
+        ValueError: If parts of the network have ensembles of different sizes.
     """
     parts = bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
     sizes = {part.members for part in parts if isinstance(part, Ensemble)}

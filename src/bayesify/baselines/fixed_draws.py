@@ -1,4 +1,4 @@
-"""A predictor made of existing draws, such as the draws of a Markov chain."""
+"""A predictor that consists of existing draws, such as the draws of a Markov chain."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class FixedDraws(Drawable):
 
     @checked
     def draw(self, num_draws: Count | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """Evenly spaced draws of the list.
+        """Return evenly spaced draws of the list.
 
         Args:
-            num_draws: Number of draws; by default all.
+            num_draws: Number of draws; by default all draws of the list.
             generator: Not used, because the draws are fixed.
 
         Raises:
-            ValueError: If the list has fewer draws.
+            ValueError: If the list has fewer than `num_draws` draws.
         """
         if num_draws is None or num_draws == len(self.draws):
             return self.draws
@@ -73,9 +73,9 @@ class FixedDraws(Drawable):
         """The predictive distribution of a batch; see `Predictor.predict` for the other arguments.
 
         Args:
-            num_draws: Number of draws to use; by default all.
+            num_draws: Number of draws to use; by default all draws of the list.
             generator: Not used, because the draws are fixed.
-            keep_outputs: Whether to keep all outputs: always (true), never (false), or if they fit in memory (by default).
+            keep_outputs: Whether to keep the outputs of all draws. By default, they are kept if they fit in memory.
             split_batch: Whether the batch may be split; see `BayesianNetwork.predict`.
         """
         args, kwargs = checked_inputs(x)
@@ -90,7 +90,7 @@ class FixedDraws(Drawable):
         return {"likelihood": self.likelihood.config(), "output": self.output}
 
     def state(self) -> dict[str, Tensor]:
-        """The draws, their own buffers, and all tensors of the network that are not drawn."""
+        """The draws, the buffers of the draws, and all tensors of the network that are not drawn."""
         runner = self.draws.runner
         named: dict[str, Tensor] = dict(runner.network.named_parameters())
         named.update(runner.network.named_buffers())
@@ -104,7 +104,7 @@ class FixedDraws(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The draws over a copy of the network. Their KL is not stored, so it is NaN."""
+        """The draws over a copy of the network. The KL of the draws is not stored, so it is NaN."""
         network = copy_network(net, "FixedDraws")
         network.load_state_dict(below("network", state), strict=False)
         reference = next(network.parameters())

@@ -29,17 +29,17 @@ from bayesify.training.schedules import cosine
 from bayesify.training.task import TrainingTask
 
 MIN_FULL_CHAIN_STEPS = 50
-"""Number of steps below which a chain has shorter trajectories."""
+"""A chain with fewer steps has shorter trajectories."""
 SHORT_TRAJECTORY_STEPS = 16
-"""Steps of a microcanonical trajectory in a chain shorter than `MIN_FULL_CHAIN_STEPS`."""
+"""Maximum number of steps of a microcanonical trajectory, in a chain shorter than `MIN_FULL_CHAIN_STEPS`."""
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """Train to the maximum a posteriori for all epochs, then collect iterates at a `gentle_rate` for half as many epochs.
+    """Train to the maximum a posteriori for all epochs. Then collect iterates at a `gentle_rate` for half as many epochs.
 
-    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. With only half of the
-    epochs, the demonstration's curve was flat (NLL 0.78 instead of -0.53). If rows represent w examples on average, gradients are w
-    times as large, so the rate is divided by w.
+    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. When the first
+    phase had only half of the epochs, the demonstration's curve was flat (NLL 0.78 instead of -0.53). If rows represent w
+    examples on average, gradients are w times as large, so the learning rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
@@ -62,7 +62,7 @@ def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def natural_gradient_fit(
     trainer: type[VOGN | IVON | NoisyKFAC], family: type[MeanField | MatrixNormal], **settings: Any
 ) -> Callable[..., BayesianNetwork]:
-    """A function that trains a posterior family on a task by natural gradients, with the given settings of the trainer."""
+    """Make a function that trains a posterior family on a task with natural gradients. `settings` are the trainer's settings."""
 
     def fit_natural(task: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
         bnn = bayesianize(task.net, family(init_std=0.02), likelihood=task.likelihood, prior=task.prior)
@@ -73,9 +73,10 @@ def natural_gradient_fit(
 
 
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Run a chain of `nuts` with one step per epoch, after the same number of warm-up steps.
+    """Run a chain of `nuts` with one step per epoch. The same number of warm-up steps come before it.
 
-    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only a quick look. Its steps use an eighth of the usual gradients.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps only gives a first impression. Each of its steps uses an eighth of the
+    usual number of gradients.
     """
     epochs, batches = task.epochs, task.batches()
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
@@ -97,8 +98,9 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    The number of trajectories is the number of epochs, after half as many warm-up trajectories. With fewer than
-    `MIN_FULL_CHAIN_STEPS` trajectories, the chains are only a quick look: trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
+    Each chain has one trajectory per epoch, after half as many warm-up trajectories. Chains of fewer than
+    `MIN_FULL_CHAIN_STEPS` trajectories only give a first impression; their trajectories have at most `SHORT_TRAJECTORY_STEPS`
+    steps.
     """
     epochs, batches = task.epochs, task.batches()
     with own_generators(seed=task.seed):

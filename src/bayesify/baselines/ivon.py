@@ -38,34 +38,35 @@ class IVON(NaturalGradient):
     linear regression with known noise, m is then the exact posterior mean, and $1 / \sigma^2$ is the diagonal of the exact
     precision.
 
-    A step needs one ordinary gradient of the bound. Its component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$, so that
-    $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. No gradients of single examples are
-    needed, so that every layer is supported, including BatchNorm in training mode. Several draws of a step are averaged. `fit`
-    supports bfloat16 autocast, accumulated batches, several devices, and captured steps on a GPU.
+    A step needs one ordinary gradient of the bound. The gradient's component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$,
+    so $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. Gradients of single examples are not
+    needed, so every layer is supported, including BatchNorm in training mode. If a step uses several draws, their gradients are
+    averaged. `fit` supports bfloat16 autocast, accumulated batches, several devices, and captured steps on a GPU.
 
-    Like `VOGN`, it is a trainer for a network with a `MeanField` posterior:
+    Like `VOGN`, this class is a trainer for a network with a `MeanField` posterior:
 
         bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
         baselines.IVON(bnn, init_curvature=0.9).fit(loader, epochs=200, schedule=schedules.cosine, precision="bf16")
         bnn.predict(x)
 
-    The paper trains ResNets on CIFAR from scratch with $\alpha = 0.2$ (falling as a cosine after a warm-up), $\beta_1 = 0.9$,
-    $\beta_2 = 1 - 10^{-5}$, $\delta = 2 \cdot 10^{-4}$ (`prior=Gaussian((N * 2e-4) ** -0.5)`), and an initial h of 0.9
-    or 0.5. The paper multiplies its rates by the initial $h + \delta$; here the rate is $\alpha$ itself.
+    The paper trains ResNets on CIFAR from scratch with $\alpha = 0.2$, $\beta_1 = 0.9$, $\beta_2 = 1 - 10^{-5}$,
+    $\delta = 2 \cdot 10^{-4}$ (`prior=Gaussian((N * 2e-4) ** -0.5)`), and an initial h of 0.9 or 0.5. After a warm-up, $\alpha$
+    follows a cosine schedule. The paper's learning rates are $\alpha$ times the initial $h + \delta$; here the learning rate is
+    $\alpha$ itself.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
         num_data: Number of examples N; by default `fit` counts them.
         learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
         momentum: Decay $\beta_1$ of the gradient's moving average.
-        decay: Decay $\beta_2$ of the curvature's moving average; the scales follow the curvature of the last $1 / (1 - \beta_2)$
-            steps. For a trained network, average over a third of the run: 1 - 3 / steps. The standard deviation of a weight without
-            curvature then grows 4.5-fold.
-        init_curvature: Initial h, the same for all weights. By default the standard deviations keep their initial values, a tenth
-            of the weights, which suits a trained network.
-        clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; none by default.
+        decay: Decay $\beta_2$ of the curvature's moving average. The standard deviations follow the curvature of the last
+            $1 / (1 - \beta_2)$ steps. For a trained network, use 1 - 3 / steps, which averages over a third of the run. The
+            standard deviation of a weight without curvature then grows 4.5-fold.
+        init_curvature: Initial h, the same for all weights. By default the posterior's initial standard deviations are kept.
+            They are a tenth of the weights' absolute values, which suits a trained network.
+        clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL, by which N is divided.
+        kl_weight: Factor on the KL. N is divided by this factor.
         point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
@@ -162,14 +163,14 @@ class IVON(NaturalGradient):
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Pass N to the optimizer, and before the first step set the scales by `init_curvature`, if given."""
+        """Pass N to the optimizer. Before the first step, set the standard deviations from `init_curvature` if it is given."""
         self.optimizer.effective_data = total = self.effective_data
         if self.init_curvature is not None and not self.optimizer.state:
             for name, (_, log_std) in self._pairs.items():
                 log_std.fill_(-0.5 * math.log(total * self.init_curvature + self.prior_precision[name]))
 
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """See `NaturalGradient`. `fit` gets the optimizer of this trainer, whose rates follow the schedule step by step."""
+        """See `NaturalGradient`. `fit` uses this trainer's optimizer, whose learning rates follow the schedule in every step."""
         self._begin()
         steps = options.get("steps", Steps())
         given = {
@@ -182,7 +183,7 @@ class IVON(NaturalGradient):
             batches = count_batches(loader)
             if batches is None:
                 raise ValueError(
-                    "IVON.fit: a schedule needs a loader with a length; give one, or leave the schedule out"
+                    "IVON.fit: a schedule needs a loader with a length; give such a loader, or omit the schedule"
                 )
             total = update.epochs * -(-batches // steps.accumulate)
             given["scheduler"] = _scheduler(self.optimizer, update.schedule, total)
@@ -208,13 +209,14 @@ def _scheduler(
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    r"""Optimizer that takes `IVON`'s steps from gradients of the negative bound per example, and Adam's steps for point estimates.
+    r"""Optimizer that takes `IVON`'s steps, given gradients of the negative bound per example. Point estimates take Adam's steps.
 
-    All state is in tensors on the parameters' device, and no step synchronizes with the host, so that steps can be captured. If the
-    guard of `fit` sets `found_inf`, a step changes nothing.
+    All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
+    in a CUDA graph. If the guard of `fit` sets `found_inf`, a step changes nothing.
 
     Args:
-        means, log_stds, prior_precisions: Means, log standard deviations and prior precisions of the weights, in one order.
+        means, log_stds, prior_precisions: Means, log standard deviations and prior precisions of the weights, all in the same
+            order.
         points: Optimizer of the point estimates, if any.
         lr, betas, clip: `IVON`'s learning rate, decays ($\beta_1$, $\beta_2$) and bound on steps.
 
@@ -243,7 +245,8 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Share the state and the groups between both optimizers, so that checkpoints and schedulers see everything."""
+        """Share the state and the parameter groups with the optimizer of the point estimates, so that checkpoints and
+        schedulers see everything."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 
@@ -251,7 +254,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         """Inverse of `state_dict`."""
         super().load_state_dict(state_dict)
         for parameter in self.param_groups[0]["params"]:
-            if parameter in self.state:  # torch leaves the step count on the device of the file
+            if parameter in self.state:  # torch leaves the step count on the device from which it was stored
                 self.state[parameter]["step"] = self.state[parameter]["step"].to(parameter)
         self._share()
 
@@ -265,7 +268,7 @@ class CurvatureDescent(torch.optim.Optimizer):
             try:
                 self.points.step()
             finally:
-                vars(self.points).pop("found_inf", None)  # the flag belongs to a single run
+                vars(self.points).pop("found_inf", None)  # the flag belongs to a single step
         group, count = self.param_groups[0], len(self.prior_precisions)
         triples = zip(group["params"][:count], group["params"][count:], self.prior_precisions, strict=True)
         used = [triple for triple in triples if triple[0].grad is not None and triple[1].grad is not None]
@@ -281,13 +284,13 @@ class CurvatureDescent(torch.optim.Optimizer):
         decays: list[float],
         found: Tensor | None,
     ) -> None:
-        """The formula of `IVON`; `decays` are its delta."""
+        """Apply the formula of `IVON`; `decays` are its delta."""
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
         averages, steps = self._moments(means)
         given = [value.grad for value in (*means, *log_stds) if value.grad is not None]
         gradients = list(torch._foreach_add(given[: len(means)], torch._foreach_mul(means, decays), alpha=-1))
         growth = list(torch._foreach_mul(given[len(means) :], (1 - decay) * total))  # a
-        if found is not None:  # where set: keep the averages, no growth, and a rate of 0
+        if found is not None:  # if set: keep the averages, do not grow, and use a rate of 0
             bad = found > 0
             gradients = [torch.where(bad, *pair) for pair in zip(averages, gradients, strict=True)]
             growth = [torch.where(bad, 0.0, value) for value in growth]
@@ -312,7 +315,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         torch._foreach_sub_(means, ways)
 
     def _moments(self, means: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Moving averages of the gradients and the number of steps in them, on the means' device."""
+        """Moving averages of the gradients, and the number of steps in each average, on the device of the means."""
         for mean in means:
             if not self.state[mean]:
                 self.state[mean] = {"step": mean.new_zeros(()), "momentum": torch.zeros_like(mean)}

@@ -1,4 +1,4 @@
-"""One pass of a network with drawn weights, and its gradients at the layers, by weight, and for single examples."""
+"""One pass of a network with drawn weights, and the gradients at its layers, of its weights, and of single examples."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20
-"""Largest number of bytes of gradients of single examples that are in memory at once."""
+"""Maximum number of bytes that gradients of single examples may take up at once."""
 
 
 class LayerPass:
-    """A forward pass with one draw that keeps the inputs of its layers, and its backward pass.
+    """A forward pass with one draw, which keeps the inputs of the layers, and the backward pass that follows.
 
     Args:
         runner: Runner of the network.
-        weights: Weights of one draw by name, without an axis of draws; they are detached.
-        rules: Rules of the layers whose inputs are kept, by module name.
+        weights: Mapping from names to the weights of one draw, without an axis of draws. They are detached.
+        rules: Mapping from module names to the rules of the layers whose inputs are kept.
         args, kwargs: Positional and keyword inputs of B examples.
         output: Name or index of the output to use, if there are several.
 
     Attributes:
-        outputs: The network's outputs, [B, ...], in the graph.
-        weights: Weights of the draw, as leaves of the graph.
+        outputs: The network's outputs, [B, ...], connected to the autograd graph.
+        weights: Weights of the draw, as leaves of the autograd graph.
         inputs: Positional and keyword inputs.
         at_outputs, at_layers: Gradients of the loss at the outputs and at the layers; set by `pull`.
         used: Names of the weights on which the loss depends; set by `pull`.
@@ -63,10 +63,11 @@ class LayerPass:
         self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
-        """Gradients of a loss with respect to the weights and other tensors. Stores the gradients inside the network.
+        """Gradients of a loss with respect to the weights and other tensors. This also stores the gradients at the layers and
+        outputs.
 
-        The loss is a sum over examples with weights [B]. A stored gradient contains the square root of its example's weight, so
-        that its square contains the weight.
+        The loss is a weighted sum over examples, with weights [B]. A stored gradient contains the square root of its example's
+        weight, so that the squared gradient contains the weight itself.
         """
         taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]
@@ -82,12 +83,12 @@ class LayerPass:
         return list(outside)
 
     def pull_vector(self, vector: Tensor) -> Pulled:
-        """Gradients of `sum(vector * outputs)` at the layers, for a vector in the shape of the outputs."""
+        """Gradients of `sum(vector * outputs)` at the layers. The vector has the shape of the outputs."""
         return self._trace.pull(vector.unsqueeze(0))
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
-    """Rules for the gradients of single examples, by module name, for the layers that own some of the weights.
+    """Mapping from module names to rules for gradients of single examples, for the layers that own some of the weights.
 
     A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have no rule, because their
     normalized inputs depend on the batch.
@@ -105,7 +106,7 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """Squared gradients of weights without a rule, summed over examples, which run one by one; call `LayerPass.pull` first."""
+    """Squared gradients, summed over examples, of weights without a rule. Examples run one by one; call `LayerPass.pull` first."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()
@@ -119,5 +120,5 @@ def general_squares(
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """Numbers [B], reshaped to multiply the first axis of a tensor."""
+    """Reshape numbers [B] so that they multiply the first axis of a tensor."""
     return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

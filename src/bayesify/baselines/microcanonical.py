@@ -1,4 +1,4 @@
-"""Microcanonical Langevin sampling: chains that start at the members of an ensemble and run together on one stack of models."""
+"""Microcanonical Langevin sampling with chains that start at the members of an ensemble and run together on one stack of models."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from bayesify.storage import tensor_files
 from bayesify.training.stack import ModelStack
 
 FIRST_TURN_SHARE = 0.1931833275037836
-"""Length of the first turn as a share of a step. This value minimizes the energy error of a step (McLachlan 1995)."""
+"""Length of a step's first turn, as a share of the step. This value minimizes the energy error of a step (McLachlan 1995)."""
 MAX_ENERGY_ERROR = 1000.0
 """Energy error in nats above which a trajectory is discarded."""
 MOVING_TENSORS = ("position", "direction", "log_density", "gradient", "sums")
-"""Tensors of the chains that a trajectory changes."""
+"""Names of the tensors that a trajectory changes."""
 ENERGY_ERROR_POWER = 6.0
 """The squared energy error grows with this power of the step size."""
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -45,27 +45,29 @@ INIT_STEP_SIZE = 0.02
 class Microcanonical:
     r"""The state and the dynamics of C chains that move together.
 
-    Each chain has a position z, the weights in units of the prior's standard deviation, and a direction u with $|u| = 1$. It
-    follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq. 6),
+    Each chain has a position z and a direction u with $|u| = 1$. The position holds the weights in units of the prior's
+    standard deviation. The chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023,
+    eq. 6),
 
     $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
 
-    in steps $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps.
+    in steps of length $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps.
 
     With `adjust`, a trajectory starts in a random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where
-    $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`, every
-    trajectory is accepted. After each step, noise turns the direction, $u \leftarrow (u + \nu \xi) / |\cdot|$ with
+    $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`,
+    every trajectory is accepted. After each step, noise turns the direction, $u \leftarrow (u + \nu \xi) / |\cdot|$ with
     $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, so that the chain forgets its direction after a length L (Robnik & Seljak 2023). The
-    bias then depends on the variance per weight of a step's energy error, and $\epsilon$ is tuned to a given variance.
+    draws are then biased. The bias depends on the variance, per weight, of a step's energy error, and $\epsilon$ is tuned to a
+    given variance.
 
     Args:
         stack: C networks under `Point` at their starting points.
-        values: The moving parameters of the stack, [C, *shape] each.
+        values: Parameters of the stack that move, each [C, *shape].
         batch: All data.
         scale: Prior standard deviation of each weight, [P], in the order of `values`.
         adjust: Whether trajectories can be rejected.
-        accept: Target acceptance of tuning, with `adjust`.
-        energy_variance: Target variance, per weight, of a step's energy error, without `adjust`.
+        accept: Acceptance probability to which the step size is tuned if `adjust` is true.
+        energy_variance: Variance of a step's energy error, per weight, to which the step size is tuned if `adjust` is false.
         max_steps: Largest mean number of steps of a trajectory.
         seed: Seed of the chains.
     """
@@ -91,7 +93,7 @@ class Microcanonical:
         chains, self.size = self.position.shape
         if self.size < 2:
             raise ValueError(
-                f"microcanonical: a network of {self.size} weight has no directions; give a network with at least 2 weights"
+                f"microcanonical: the network has only {self.size} weight; give a network with at least 2 weights"
             )
         self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = self._fresh_direction()
@@ -113,7 +115,7 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn the directions toward the gradient for a share of a step. Returns the gain of kinetic energy, [C]."""
+        """Turn the directions toward the gradient for a share of a step, and return the gain of kinetic energy, [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
         angle = share * self.step * norm / (self.size - 1)
@@ -126,7 +128,7 @@ class Microcanonical:
         return found
 
     def _move(self) -> Tensor:
-        """Move all chains by one step. Returns the energy errors, [C]."""
+        """Move all chains by one step, and return the energy errors, [C]."""
         before, kinetic = self.log_density, self._turn(FIRST_TURN_SHARE)
         for share in (1 - 2 * FIRST_TURN_SHARE, FIRST_TURN_SHARE):
             self.position = self.position + 0.5 * self.step * self.direction
@@ -149,12 +151,13 @@ class Microcanonical:
 
     @torch.no_grad()
     def advance(self, mean_steps: float | None = None) -> Tensor:
-        """Run one trajectory of all chains, accept or reject it, and add its errors to `sums`.
+        """Run one trajectory of each chain, accept or reject it, and add its errors to `sums`.
 
-        By default the mean number of steps follows from the length of a trajectory.
+        By default, the mean number of steps is determined by the length L of a trajectory.
 
         Returns:
-            Squared energy error of each chain's trajectory, [C]; without `adjust`, the mean over its steps.
+            Squared energy error of each chain's trajectory, [C]. Without `adjust`, it is the mean squared error of the
+            trajectory's steps.
         """
         if mean_steps is None:
             mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)
@@ -184,11 +187,11 @@ class Microcanonical:
     # -- tuning ------------------------------------------------------------------------------------------------------
 
     def warm_up(self, num_trajectories: int) -> None:
-        r"""Tune the step size by the mean energy error of all chains, and the length by the spread of their positions.
+        r"""Tune the step size from the chains' mean energy error, and the length L from the spread of their positions.
 
-        The first third, with short trajectories, tunes the step size. The second third also estimates the spread
-        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are still apart, the
-        spread is the distance that each chain still has to travel. The last third tunes the step size for this length.
+        The first third of the trajectories are short and tune the step size. The second third also estimate the spread
+        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are still far apart,
+        the spread is the distance that each chain still has to travel. The last third tune the step size for this length.
         """
         aim = self._aim()
         third = max(1, num_trajectories // 3)
@@ -209,9 +212,10 @@ class Microcanonical:
         self.sums.zero_()
 
     def _aim(self) -> float:
-        r"""Target of tuning: the mean squared energy error.
+        r"""The mean squared energy error to which the step size is tuned.
 
-        Errors of a trajectory are nearly $\mathcal{N}(s^2 / 2, s^2)$, and the acceptance is then $2 \Phi(-s / 2)$.
+        The energy errors of trajectories are nearly $\mathcal{N}(s^2 / 2, s^2)$, so the acceptance probability is
+        $2 \Phi(-s / 2)$.
         """
         if not self.adjust:
             return self.energy_variance * self.size
@@ -234,7 +238,8 @@ class Microcanonical:
 
     @property
     def energy_error(self) -> Tensor:
-        """Root mean square energy error since the warm-up in nats, [C]: of trajectories, or of steps without `adjust`."""
+        """Root mean square energy error since the warm-up, in nats, [C]. It is the error of a trajectory, or of a step without
+        `adjust`."""
         return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
 
     @property
@@ -258,23 +263,24 @@ def microcanonical(
     checkpoint: str | Path | None = None,
     seed: Seed = 0,
 ) -> Chains:
-    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, one chain per ensemble member.
+    r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, with one chain per ensemble
+    member.
 
-    This is the sampling of MILE (Sommer et al. 2025): train an ensemble, then move each member by microcanonical dynamics. All
-    chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network come from `bnn`.
-    Parameters of the likelihood keep their current values, and so do weights that are not under the ensemble. A trajectory
-    costs up to 3 `max_steps` gradients over all data.
+    This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then moves each member by
+    microcanonical dynamics. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior,
+    likelihood and network come from `bnn`. Parameters of the likelihood keep their current values, and so do weights that are
+    not under the ensemble. A trajectory costs up to 3 times `max_steps` gradients over all data.
 
     Args:
         bnn: A trained network under `Ensemble`, with a likelihood and a fixed prior; it is not changed.
-        x: Inputs of all N examples, as `bnn.predict` takes them.
+        x: Inputs of all N examples, in any form that `bnn.predict` accepts.
         y: Targets of the examples.
         example_weights: Number of examples $\omega$ that each row represents, [N]; 1 by default.
         num_draws: Number of draws T that each chain keeps.
         num_warmup: Number of warm-up trajectories, in which step size and length are tuned.
-        thin: Number of trajectories per draw that is kept.
-        adjust: Whether trajectories can be rejected. Without it the draws are biased, but networks of many thousand weights allow
-            longer steps.
+        thin: Number of trajectories per kept draw.
+        adjust: Whether trajectories can be rejected. If not, the draws are biased, but networks with many thousands of weights
+            allow longer steps.
         max_steps: Largest mean number of steps of a trajectory.
         checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues the chains.
         seed: Seed of the chains.
@@ -284,12 +290,12 @@ def microcanonical(
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If an argument is out of range, inputs or targets are not finite, example weights do not fit, the prior is
+        ValueError: If an argument is out of range, inputs or targets are not finite, example weights are invalid, the prior is
             hierarchical, or the checkpoint belongs to another run.
     """
     members_of(bnn, "microcanonical")
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise ValueError("microcanonical: some targets are not finite; remove their rows")
+        raise ValueError("microcanonical: some targets are not finite; remove the rows with these targets")
     if example_weights is not None:
         check_example_weights(example_weights, len(y))
     args, kwargs = checked_inputs(x)
@@ -301,7 +307,7 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """A sampler whose chains start at the members of an ensemble, and the shape of each weight in the order of the positions.
+    """A sampler whose chains start at the members of an ensemble, and the shape of each weight, in the order of the entries of z.
 
     Raises:
         ValueError: If there is no likelihood, or the prior is hierarchical.
@@ -341,7 +347,7 @@ def _chains(
     kept: Tensor,
     densities: Tensor,
 ) -> Chains:
-    """A predictor from positions [C, T, P] and log densities [C, T]."""
+    """A predictor made from positions [C, T, P] and log densities [C, T]."""
     flat = (kept * sampler.scale).flatten(0, 1)  # [C T, P]
     parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
     weights = {name: part.reshape(-1, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
@@ -353,7 +359,7 @@ def _chains(
 def _run(
     sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Positions [C, P] and log densities [C] of each draw. Draws that are already in the file are read from it."""
+    """Positions [C, P] and log densities [C] of each draw. Draws that are already in the file are not made again."""
     kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
     if not kept:
         sampler.warm_up(settings["num_warmup"])
@@ -374,18 +380,20 @@ def _read(sampler: Microcanonical, settings: Mapping[str, Any], path: Path) -> t
     header, tensors = tensor_files.read(path, "chains")
     if header["settings"] != settings:
         raise ValueError(
-            f"{path}: the checkpoint was written with {header['settings']}, but this run has {dict(settings)}; "
-            "use the same settings, or another path"
+            f"{path}: the checkpoint was written with the settings {header['settings']}, but this run has "
+            f"{dict(settings)}; use the same settings, or another path"
         )
     if tensors["position"].shape != sampler.position.shape:
         raise ValueError(
-            f"{path}: the checkpoint belongs to another network or another number of members; give another path"
+            f"{path}: the checkpoint was written with a different network or a different number of members; give another "
+            "path"
         )
     sampler.set_state(tensors)
     now = sampler.slope(sampler.position)[0]
     if not torch.allclose(now, sampler.log_density, rtol=1e-3):
         raise ValueError(
-            f"{path}: the checkpoint belongs to other data, another prior or another likelihood; give another path"
+            f"{path}: the checkpoint was written with different data, a different prior or a different likelihood; give "
+            "another path"
         )
     like = sampler.scale
     return list(tensors["kept"].to(like).unbind()), list(tensors["densities"].to(like).unbind())

@@ -35,11 +35,11 @@ FIT_OPTIONS = frozenset(
 
 
 class NaturalGradient(ABC):
-    r"""A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
+    r"""A trainer that moves a Bayesian network's Gaussian posterior along its natural gradient, in place.
 
     The trained network stays an ordinary `BayesianNetwork`; prediction, storage and metrics do not depend on how it was trained.
-    Adam trains weights that are not under the posterior, and parameters of the likelihood. `VOGN` documents the arguments. A
-    `kl_weight` below 1 tempers the posterior, as if there were more data.
+    Adam trains the weights that are not under the posterior and the parameters of the likelihood. `VOGN` documents the
+    arguments. A `kl_weight` below 1 makes the posterior narrower, as if there were more data.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -84,7 +84,7 @@ class NaturalGradient(ABC):
         ]
 
     def check_posterior(self, part: Posterior) -> None:  # noqa: B027 (most have no limits)
-        """Raise `ValueError` if the steps do not support the settings of a posterior of the family."""
+        """Raise `ValueError` if the steps do not support the settings of the posterior."""
 
     @abstractmethod
     def step(
@@ -103,13 +103,14 @@ class NaturalGradient(ABC):
             y: Targets.
             example_weights: Factors on the examples' log-likelihoods, [B].
             generator: Source of randomness.
-            learning_rate: Learning rate of this step, for schedules; by default the trainer's learning rate.
+            learning_rate: Learning rate of this step, for use with schedules; by default the trainer's learning rate.
 
         Returns:
             Negative log-likelihood per example, averaged over draws.
 
         Raises:
-            ValueError: If N is unknown, inputs do not fit, or the loss is not finite. Nothing changes in this case.
+            ValueError: If N is unknown, inputs do not fit the network, or the loss is not finite. In these cases nothing
+                changes.
         """
 
     @abstractmethod
@@ -126,7 +127,7 @@ class NaturalGradient(ABC):
 
     @property
     def effective_data(self) -> float:
-        """N divided by the KL's weight, because tempering acts like more data."""
+        """N divided by `kl_weight`, because a KL with a smaller weight acts like more data."""
         if self.num_data is None:
             raise ValueError(
                 f"{type(self).__name__}: num_data is unknown; give the number of examples in the whole dataset"
@@ -143,8 +144,8 @@ class NaturalGradient(ABC):
 
         Args:
             loader: Iterable of batches that starts again each epoch.
-            epochs: Passes over the data.
-            schedule: Factor on the learning rate as a function of the completed share of the run, from 0 to 1.
+            epochs: Number of passes over the data.
+            schedule: Function from the completed share of the run, from 0 to 1, to a factor on the learning rate.
             options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
 
         Returns:
@@ -156,7 +157,8 @@ class NaturalGradient(ABC):
         odd = options.keys() - self.fit_options
         if odd:
             raise TypeError(
-                f"{type(self).__name__}.fit: {min(odd)} is not an argument here; give one of {', '.join(sorted(self.fit_options))}"
+                f"{type(self).__name__}.fit: {min(odd)} is not an argument of this fit; use only "
+                f"{', '.join(sorted(self.fit_options))}"
             )
         if self.num_data is None:
             self.num_data = count_examples(loader, options.get("read_batch"))
@@ -174,7 +176,7 @@ class NaturalGradient(ABC):
 
 
 class TrainerUpdate(Update):
-    """Identity of a trainer's run: its arguments, the number of epochs, and the schedule of the learning rate."""
+    """Identity of a training run: the trainer's arguments, the number of epochs, and the schedule of the learning rate."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
@@ -188,11 +190,11 @@ class TrainerUpdate(Update):
 class LayerwiseTrainer(NaturalGradient):
     r"""A trainer whose steps use the inputs of layers and the gradients of single examples at the layers' outputs.
 
-    An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch have the weights as factors, and B and N count
-    rows. A quantity per example, such as the damping, is multiplied by the mean weight of the batches so far.
+    An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch are weighted, but B and N count rows. A
+    quantity per example, such as the damping, is therefore multiplied by the mean weight of all batches so far.
 
-    `VOGN` documents the arguments. Draws in pairs of opposite noise (`antithetic`) cancel the noise of a gradient that is linear in
-    the weights.
+    `VOGN` documents the arguments. With `antithetic`, draws come in pairs of opposite noise, which cancels the noise of a
+    gradient that is linear in the weights.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -257,7 +259,7 @@ class LayerwiseTrainer(NaturalGradient):
         gathered: dict[str, dict[str, Tensor]] = {}
         gradient: dict[str, Tensor] = {}
         moved: dict[str, Tensor] = {}
-        # Skip the noise if `fit` estimates it, because it then has no gradient.
+        # If `fit` estimates the likelihood's noise, skip the noise, because it then has no gradient.
         named = enumerate(self._points, 1)
         points = {f"point estimate {number}": point for number, point in named if point.requires_grad}
         total = 0.0
@@ -291,7 +293,7 @@ class LayerwiseTrainer(NaturalGradient):
         y: Tensor,
         example_weights: Tensor | None,
     ) -> tuple[LayerPass, Tensor, int]:
-        """A pass with one draw, the negative log-likelihood summed over examples, and the number of examples B."""
+        """Run a pass with one draw; return it, the negative log-likelihood summed over examples, and the number of examples B."""
         with explain_shape_errors(args, kwargs):
             seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
         with torch.enable_grad():
@@ -323,7 +325,7 @@ class LayerwiseTrainer(NaturalGradient):
         """Update the moments and the posterior, or change nothing if a result is not finite."""
         before = {**vars(self), "moments": {kind: dict(values) for kind, values in self.moments.items()}}
         self.steps += 1
-        # Like the moments, this is a bias-corrected moving average; it is exactly 1 if no batch has weights.
+        # Like the moments, the mean weight is a bias-corrected moving average. It is exactly 1 if no batch has weights.
         self.mean_weight += (mean_weight - self.mean_weight) * (1 - self.decay) / (1 - self.decay**self.steps)
         try:
             changed = self.update(gradient, curvature, learning_rate)
@@ -337,42 +339,44 @@ class LayerwiseTrainer(NaturalGradient):
             parameter.copy_(value)
 
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of the layers whose inputs a pass must keep, by module name. By default these are all layers with a rule."""
+        """Mapping from module names to rules, for the layers whose inputs a pass must keep; by default all layers that have a
+        rule."""
         return self._rules
 
     @abstractmethod
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Observations of the curvature from one draw's backward pass: kinds of moments, each by weight or layer name.
+        """Observations of the curvature from one draw's backward pass: for each kind of moment, a mapping from weight or layer
+        names.
 
-        Like the gradient, each is a weighted sum over examples divided by the number of rows.
+        Like the gradient, each observation is a weighted sum over examples, divided by the number of rows.
         """
 
     @abstractmethod
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
     ) -> list[tuple[str, Tensor, Tensor]]:
-        """Compute a step of the posterior. This updates the moments and changes nothing else.
+        """Compute a step of the posterior. Only the moments change; the caller applies the step.
 
         Args:
-            gradient: Gradient of the mean negative log-likelihood per example, by weight name.
+            gradient: For each weight name, the gradient of the mean negative log-likelihood per example.
             curvature: Observations of the curvature; see `curvature`.
             learning_rate: Learning rate of the mean.
 
         Returns:
-            Names, parameters of the posterior, and their new values.
+            A list of tuples (name, parameter of the posterior, new value).
         """
 
     @property
     def row_damping(self) -> float:
-        """Damping per row: the damping per example times the mean weight, which is the number of examples per row."""
+        """Damping per row, which is the damping per example times the mean weight of the rows."""
         return self.damping * self.mean_weight
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:
-        """Update a moving average of one kind of moment with an observation, and return it with Adam's bias correction.
+        """Update the moving average of one moment with an observation, and return the average with Adam's bias correction.
 
-        `times` is the number of updates including this one; by default the number of steps.
+        `times` is the number of updates, including this one; the default is the number of steps.
         """
         known = self.moments.setdefault(kind, {})
         past = known.get(name)
@@ -392,7 +396,7 @@ class LayerwiseTrainer(NaturalGradient):
         """Inverse of `state_dict`."""
         device = next(self.bnn.posteriors.parameters()).device
         moments = dict(state["moments"])
-        if "squares" in moments:  # the name in earlier checkpoints
+        if "squares" in moments:  # earlier checkpoints use this name
             moments["second_moments"] = moments.pop("squares")
         self.moments = pytree.tree_map(lambda value: value.to(device), moments)
         self.steps, self.mean_weight = state["steps"], state.get("mean_weight", 1.0)
@@ -401,7 +405,7 @@ class LayerwiseTrainer(NaturalGradient):
 
 
 class _LayerwiseSteps(TrainerUpdate):
-    """Adapter that lets `fit` take the steps of a trainer."""
+    """Adapter through which `fit` takes a trainer's steps."""
 
     takes_steps = True
 
@@ -437,7 +441,7 @@ def check_mean_field(owner: str, part: Posterior) -> None:
     assert isinstance(part, MeanField)
     if part.max_std is not None:
         raise ValueError(
-            f"{owner}: max_std={part.max_std}; leave it out, because the prior bounds the standard deviations"
+            f"{owner}: max_std={part.max_std}; omit max_std, because the prior already bounds the standard deviations"
         )
     if part.units != "weight":
         raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight')")

@@ -1,4 +1,4 @@
-"""Noisy K-FAC: a matrix normal posterior by natural gradients with Kronecker-factored curvature."""
+"""Noisy K-FAC: trains a matrix normal posterior by natural gradients with Kronecker-factored curvature."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class NoisyKFAC(LayerwiseTrainer):
     $$ A_\gamma = A + \pi \sqrt\gamma\, I, \qquad S_\gamma = S + \tfrac{1}{\pi} \sqrt\gamma\, I, \qquad
        \pi^2 = \frac{\operatorname{tr} A / d_a}{\operatorname{tr} S / d_s}, $$
 
-    with the gradient at a draw from q, momentum on the gradient, and extra damping $\eta$ in the step only. The prior's part of the
-    gradient is evaluated at the mean; the paper evaluates it at the draw. Both are equal in expectation, and the mean has less
-    noise. At a fixed point of linear regression with one layer and noise variance v, M is the exact posterior mean,
-    $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$. The covariance of q then differs from the exact covariance
-    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only because the prior is split over both factors. The two agree as
-    $\delta \to 0$.
+    where the gradient is taken at a draw from q and has momentum, and only the step has the extra damping $\eta$. The prior's
+    part of the gradient is evaluated at the mean; the paper evaluates it at the draw. The two are equal in expectation, and the
+    gradient at the mean has less noise. At a fixed point of linear regression with one layer and noise variance v, M is the
+    exact posterior mean, $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$. The exact covariance of each output is
+    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$. The covariance of q differs from it only because the prior is split over the
+    two factors; the covariances agree as $\delta \to 0$.
 
-    Like `VOGN`, this is a trainer for a Bayesian network, here with `MatrixNormal` posteriors. `VOGN` documents the arguments that
-    both have.
+    Like `VOGN`, this class is a trainer for a Bayesian network, here with `MatrixNormal` posteriors. `VOGN` documents the
+    arguments that the two classes share.
 
         bnn = bayesify.bayesianize(net, posteriors.MatrixNormal(), likelihood=likelihoods.Gaussian(noise=0.1))
         baselines.NoisyKFAC(bnn, learning_rate=0.1).fit(loader, epochs=10)
@@ -66,7 +66,7 @@ class NoisyKFAC(LayerwiseTrainer):
         damping: Extra damping $\eta$.
         fisher: Source of the gradients g in S. `"sampled"` draws one vector per example whose covariance is the likelihood's Fisher
             information. `"exact"` uses the columns of a square root of the Fisher information, with one backward pass per output.
-            `"empirical"` uses the gradients at the targets, at no extra cost.
+            `"empirical"` uses the gradients of the log-likelihood of the targets, at no extra cost.
         factor_every: Number of steps between observations of A and S.
         inverse_every: Number of steps between factorizations, each of which updates the posterior's covariance.
 
@@ -128,16 +128,16 @@ class NoisyKFAC(LayerwiseTrainer):
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
                 f"NoisyKFAC: {layer.weights[0].name} is not the untied weight of a linear layer or of a convolution without "
-                "groups; keep it as a point estimate with selectors such as {'Linear': MatrixNormal()}"
+                "groups; keep this weight as a point estimate with selectors such as {'Linear': MatrixNormal()}"
             )
         if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
             raise ValueError(
-                f"NoisyKFAC: the prior of {layer.name} differs between weight and bias, which share one damping; use "
-                "Gaussian() or Neal()"
+                f"NoisyKFAC: in {layer.name}, weight and bias have different priors but must share one damping; use the "
+                "prior Gaussian() or Neal()"
             )
 
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of all layers in steps that observe the factors; none in other steps."""
+        """The rules of all layers if this step observes the factors, otherwise no rules."""
         return self._rules if self._observes() else {}
 
     def _observes(self) -> bool:
@@ -152,7 +152,7 @@ class NoisyKFAC(LayerwiseTrainer):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """A and S of one draw, by layer name. Both contain the weights of examples; A is divided by the mean weight later."""
+        """For each layer name, A and S of one draw. Both contain the example weights; A is later divided by the mean weight."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
@@ -166,7 +166,8 @@ class NoisyKFAC(LayerwiseTrainer):
                 calls = pulled.calls(self._rules[path])
                 if not calls:
                     raise ValueError(
-                        f"NoisyKFAC: the loss does not depend on {path}, or {path} is not called; leave it out of the posterior"
+                        f"NoisyKFAC: the loss does not depend on {path}, or {path} is not called; exclude {path} from "
+                        "the posterior"
                     )
                 if index == 0:
                     inputs[layer.name] = self._input_factor(layer, path, calls, example_weights)
@@ -185,7 +186,9 @@ class NoisyKFAC(LayerwiseTrainer):
             vectors = (root @ noise.view(*root.shape[:-2], root.shape[-1], 1)).squeeze(-1).unsqueeze(0)
         else:
             if root.ndim > 3:
-                raise ValueError("NoisyKFAC: fisher='exact' is for one prediction per example; use 'sampled'")
+                raise ValueError(
+                    "NoisyKFAC: fisher='exact' supports only one prediction per example; use fisher='sampled'"
+                )
             vectors = root.movedim(-1, 0)
         for vector in vectors:
             yield seen.pull_vector(vector)
@@ -287,9 +290,10 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    r"""R with $R R^\top$ the likelihood's Fisher information at outputs [..., O]: [..., O, O].
+    r"""A root R of the likelihood's Fisher information $R R^\top$ at outputs [..., O]: [..., O, O].
 
-    For classes R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$; otherwise it is computed from the diagonal or the eigenvalues.
+    For classes, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed from the diagonal
+    or the eigenvalues.
 
     Raises:
         ValueError: If the classes are not on the last axis.

@@ -1,4 +1,4 @@
-"""Reference posterior of a small network: the No-U-Turn sampler (Hoffman & Gelman 2014) over its weights, by Pyro."""
+"""Reference posterior of a small network, from Pyro's No-U-Turn sampler (Hoffman & Gelman 2014) over the weights."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def nuts(
     max_tree_depth: Count = 8,
     seed: Seed = 0,
 ) -> Draws:
-    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, by one Markov chain.
+    r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$ with one Markov chain.
 
-    Prior, likelihood and network come from `bnn`. The chain starts at the mean of `bnn`'s variational posterior, which is not used
-    otherwise. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that are not under a
-    posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, which suits networks of a few hundred
-    weights. The sampler works in float64 for any type of network.
+    Prior, likelihood and network come from `bnn`. The chain starts at the mean of `bnn`'s variational posterior, which is not
+    used for anything else. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that
+    are not under a posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, which suits
+    networks of a few hundred weights. The sampler uses float64, whatever the dtype of the network.
 
     Args:
         bnn: A network with a likelihood and a fixed prior.
-        x: Inputs of all N examples, as `bnn.predict` takes them.
+        x: Inputs of all N examples, in any form that `bnn.predict` accepts.
         y: Targets of the examples.
         example_weights: Number of examples $\omega$ that each row represents, [N]; 1 by default.
         num_draws: Number of draws S to keep.
         num_warmup: Number of warm-up steps, in which step size and mass matrix adapt.
-        thin: Number of steps per draw that is kept.
+        thin: Number of steps per kept draw.
         max_tree_depth: Largest number of doublings of a trajectory.
         seed: Seed of the chain.
 
@@ -56,14 +56,14 @@ def nuts(
     Raises:
         ImportError: If pyro-ppl is missing.
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If a count is below 1, data are not finite, example weights do not fit, or the prior is hierarchical.
+        ValueError: If a count is below 1, data are not finite, example weights are invalid, or the prior is hierarchical.
     """
     try:
         infer: Any = import_module("pyro.infer")
     except ImportError as error:
         raise ImportError(f"nuts: pyro-ppl is not installed; {how_to_install('reference')}") from error
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise ValueError("nuts: some targets are not finite; remove their rows")
+        raise ValueError("nuts: some targets are not finite; remove the rows with these targets")
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
     if example_weights is not None:
         check_example_weights(example_weights, len(y))
@@ -83,7 +83,7 @@ def nuts(
 
 
 class _Potential:
-    """-log p(w, y) of all weights as one vector, in float64."""
+    """-log p(w, y) as a function of all weights in one vector, in float64."""
 
     def __init__(
         self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], example_weights: Tensor | None = None
@@ -97,7 +97,7 @@ class _Potential:
         (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, example_weights
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """[..., P] -> each weight by name, [..., *shape]."""
+        """Split [..., P] into a mapping from names to weights [..., *shape]."""
         parts = flat.split(list(self.sizes.values()), dim=-1)
         return {
             name: part.unflatten(-1, shape) if shape else part.squeeze(-1)

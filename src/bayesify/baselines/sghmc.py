@@ -25,16 +25,16 @@ from bayesify.training.fitting import fit
 from bayesify.weights.batch_statistics import tracking_layers
 
 STABLE_RATE = 1.0
-"""Learning rate in units of the inverse largest curvature; explicit steps without friction diverge at 4.
+"""Default learning rate, in units of one over the largest curvature. Explicit steps without friction diverge at 4.
 
-At a rate of 1 the variance along the steepest direction is a third too large, and other directions are nearly exact. Smaller rates
-explore less in the same number of steps: `docs/truth.md` compares both with exact posteriors."""
+At a rate of 1, the variance along the steepest direction is a third too large, and the variances along other directions are
+nearly exact. A smaller rate explores less in the same number of steps. `docs/truth.md` compares both with exact posteriors."""
 MIN_RATE_SHARE = 0.5
-"""Share of the learning rate at the end of a cycle. At a rate of 0 the chain would not move."""
+"""Learning rate at the end of a cycle, as a share of the initial rate. At a rate of 0 the chain would not move."""
 MIN_CYCLE_STEPS = 10
-"""Smallest number of steps in a cycle; shorter runs have fewer cycles."""
+"""Minimum number of steps per cycle. Short runs therefore have fewer cycles."""
 POWER_STEPS = 15
-"""Steps of the power iteration for the largest curvature."""
+"""Number of power iterations that estimate the largest curvature."""
 
 
 class CyclicalSGHMC(torch.optim.Optimizer):
@@ -42,11 +42,11 @@ class CyclicalSGHMC(torch.optim.Optimizer):
 
     $$ v \leftarrow (1 - a) v - \ell_t s^2 \nabla \tfrac{1}{N} U + s \sqrt{2 a \ell_t / N}\, \xi, \qquad w \leftarrow w + v $$
 
-    with $U = -\log p(w, y)$ and s the prior's standard deviation of the weight. For small rates $\ell_t$ and gradients without
-    noise, w is distributed as $e^{-U}$. In each cycle the rate falls from $\ell$ to $\ell / 2$ along a cosine. The first part of
-    a cycle explores without noise.
+    with $U = -\log p(w, y)$ and the prior standard deviation s of the weight. If the rates $\ell_t$ are small and the gradients
+    have no noise, w is distributed as $e^{-U}$. In each cycle, the rate falls from $\ell$ to $\ell / 2$ along a cosine. The
+    first part of a cycle explores without adding noise.
 
-    Each of `groups` is a dictionary for one weight with its `params` and its `scale` s; `sghmc` documents the other arguments.
+    `groups` has one dictionary per weight, with the weight's `params` and its `scale` s. `sghmc` documents the other arguments.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def sghmc(
     read_batch: BatchReader | None = None,
     **options: Any,
 ) -> FixedDraws:
-    r"""Approximate draws from the posterior by minibatches; see `CyclicalSGHMC` for the steps.
+    r"""Draw approximately from the posterior, with minibatch gradients; see `CyclicalSGHMC` for the steps.
 
     The error of the draws grows with the learning rate and with the noise of minibatch gradients. Prior, likelihood and network
     come from `bnn`. Parameters of the likelihood stay at their current values.
@@ -103,13 +103,13 @@ def sghmc(
     Args:
         bnn: A trained network under `Point`, with a likelihood and a fixed prior; it is not changed.
         loader: Iterable of batches that starts again each epoch.
-        epochs: Passes over the data.
+        epochs: Number of passes over the data.
         cycles: Number of cycles; the rate falls once in each cycle.
-        num_draws: Number of draws S to keep, evenly spaced over the later parts of all cycles.
+        num_draws: Number of draws S to keep. They are evenly spaced over the later parts of all cycles.
         learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 divided by the largest curvature of U / N on the
             first batch.
         friction: Friction a.
-        explore: Share of a cycle, at its start, without noise and without kept draws.
+        explore: Share of each cycle, at its start, in which no noise is added and no draws are kept.
         num_data: Number of examples N; counted by default.
         read_batch: Function from an item of the loader to inputs and targets.
         options: Further arguments of `bayesify.fit`: checkpoint, seed, device, progress and others.
@@ -144,7 +144,7 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """A copy of the network in which only the weights under `Point` are trainable, and these weights by name."""
+    """A copy of the network in which only the weights under `Point` are trainable, and a mapping from names to these weights."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):
@@ -179,14 +179,14 @@ def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict
 
 
 class _Keeping(Update):
-    """Keeps weights as draws while the chain moves."""
+    """Keeps some of the chain's weights as draws."""
 
     def __init__(
         self, values: Mapping[str, Tensor], num_draws: int, steps: int, cycle_steps: int, explore: float
     ) -> None:
         self.values, self.steps = values, 0
         late = [step for step in range(steps) if (step % cycle_steps) / cycle_steps >= explore]
-        late = late if len(late) > 1 else list(range(steps))  # a run of a few steps has no later part
+        late = late if len(late) > 1 else list(range(steps))  # a run of only a few steps has no later part
         count = min(num_draws, len(late))
         self.wanted = {late[(index + 1) * len(late) // count - 1] for index in range(count)}
         self.kept: list[dict[str, Tensor]] = []

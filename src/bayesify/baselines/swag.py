@@ -45,24 +45,26 @@ from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 MAX_LOSS_RISE = 10.0
-"""Largest allowed rise of the loss, in nats per example."""
+"""Maximum allowed rise of the loss, in nats per example."""
 
 
 DEFAULT_RATE = 1e-2
 """Default learning rate of SGD, before `gentle_rate` lowers it."""
 RATE_DIVISOR, MAX_TRIES = 4.0, 5
-"""Divisor of the default rate if the iterates predict worse than the network, and number of rates to try."""
+"""If the iterates predict worse than the network, the default rate is divided by `RATE_DIVISOR`; at most `MAX_TRIES` rates are
+tried."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
-"""Allowed losses on training rows at the default rate: relative rise of the RMSE, nats per label, share of labels."""
+"""Allowed deterioration on training rows at the default rate: relative rise of the RMSE, rise of the NLL in nats per label, and
+loss of accuracy as a share of labels."""
 NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
-"""Number of training rows, and of draws, in the predictions that judge the default rate."""
+"""Number of training rows and number of draws in the predictions that test the default rate."""
 
 
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
     """Learning rate of SGD for a likelihood.
 
-    If the Gaussian noise variance is below a tenth of the targets' variance `spread`, the rate shrinks in proportion to the noise
-    variance, because the loss is steeper by the same factor.
+    If the Gaussian noise variance is below a tenth of `spread`, the variance of the targets, the rate shrinks in proportion to
+    the noise variance, because the loss becomes steeper by the same factor.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
@@ -74,19 +76,19 @@ class SWAG(Drawable):
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
-    $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D are the deviations of the last K
-    iterates, each from the running mean when it was collected (section 3.2). With `rank=0` the posterior is SWAG-Diagonal,
-    $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. It spans every trainable parameter, including parameters of normalization
-    layers. The moments are stored in float32 or float64. The variance is stored as a sum of squared deviations, because a
-    difference of two moments would lose its digits in float32.
+    $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D belong to the last K iterates:
+    each column is the iterate's deviation from the running mean at the time it was collected (section 3.2). With `rank=0` the
+    posterior is SWAG-Diagonal, $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. The posterior covers every trainable parameter,
+    including parameters of normalization layers. The moments are stored in float32 or float64. The variance is stored as a sum
+    of squared deviations, because the difference of two moments would lose its digits in float32.
 
-    Batch statistics belong to the weights with which they were collected. To draw from a network with BatchNorm (`draw`,
-    `predict`), give a loader over training data; each draw gets its own statistics. Without BatchNorm no loader is needed.
+    Batch statistics belong to the weights with which they were collected. If the network has BatchNorm, `draw` and `predict`
+    need a loader over training data, from which each draw computes its own statistics. Otherwise no loader is needed.
 
     Continue training from a trained network with `fit`, which works on a copy, or call `collect(net)` in your own loop.
 
     Args:
-        net: The trained network; it is copied, not changed.
+        net: The trained network, which is copied.
         likelihood: p(y | outputs): an instance, a name or plain data.
         rank: Largest number of columns of D; 0 for a diagonal covariance.
         scale: Factor c on the covariance; a value below 1 tempers the posterior.
@@ -94,8 +96,9 @@ class SWAG(Drawable):
 
     Attributes:
         count: Number of collected iterates.
-        mean, squared_deviations: $\bar w$, and the sum over iterates of squared deviations from $\bar w$, by name.
-        deviations: $D^\top$ by name, each [K, *shape].
+        mean, squared_deviations: $\bar w$, and the squared deviations from $\bar w$ summed over iterates; each maps weight
+            names to tensors.
+        deviations: $D^\top$, a mapping from weight names to tensors [K, *shape].
 
     Raises:
         TypeError: If `net` is not a module.
@@ -120,7 +123,9 @@ class SWAG(Drawable):
         self.network = copy_network(net, "SWAG")
         self.weights = catalog(net).trainable
         if not self.weights:
-            raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
+            raise ValueError(
+                "SWAG: no parameter of the network is trainable; set requires_grad to True for some of them"
+            )
         self.likelihood = cast(Likelihood, copy.deepcopy(make_likelihood(likelihood))).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
@@ -139,10 +144,10 @@ class SWAG(Drawable):
         """Add the current weights of a network as one more iterate.
 
         Args:
-            net: The network in training, of the same architecture; by default the copy that `fit` trains.
+            net: The network in training, with the same architecture. The default is the copy that `fit` trains.
 
         Raises:
-            ValueError: If a weight is missing, has another shape, or is not finite. Nothing changes in this case.
+            ValueError: If a weight is missing, has a different shape, or is not finite. In these cases nothing changes.
         """
         values = {name: _iterate(self.network if net is None else net, weight) for name, weight in self.weights.items()}
         self.count += 1
@@ -159,7 +164,7 @@ class SWAG(Drawable):
         return self
 
     def variance(self) -> dict[str, Tensor]:
-        """Variance v of all iterates, by name, without Bessel's correction."""
+        """Variance v of all iterates for each weight name, without Bessel's correction."""
         return {name: total / max(1, self.count) for name, total in self.squared_deviations.items()}
 
     @checked
@@ -181,24 +186,24 @@ class SWAG(Drawable):
     ) -> Self:
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
-        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. The likelihood's own
-        parameters are trained too; the noise of `Gaussian()` starts at the mean squared residual. `history.findings` reports if the
-        iterates' mean is worse than the given network (not with BatchNorm). If rows represent w examples, divide the rate by w.
+        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Parameters of the
+        likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Except with BatchNorm,
+        `history.findings` says if the iterates' mean is worse than the network. If rows represent w examples, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
-            epochs: Passes over the data; an iterate is collected at the end of each pass.
+            epochs: Number of passes over the data. An iterate is collected at the end of each pass.
             learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
-                `gentle_rate(0.01, likelihood)`. For the last layer of a regression it is multiplied by the variance of the targets,
-                so that their unit does not matter. If training rows are then predicted worse, training starts again at a quarter of
-                the rate, at most four times.
+                `gentle_rate(0.01, likelihood)`, in a regression times the variance of the targets for the last layer, so that the
+                targets' unit does not matter. If the iterates predict training rows worse than the network does, training
+                starts again at a quarter of the default rate, at most four times.
             momentum: Momentum of SGD.
-            prior: A Gaussian p(weights); the weight decay is then `1 / (N std^2)` for each weight.
+            prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; use it instead of a prior.
             num_data: Number of examples N, for the prior; counted by default.
-            collect_every: Steps between iterates; by default an iterate is collected once per epoch.
-            skip_epochs: Epochs before the first iterate is collected.
-            optimizer: Function from parameters (with the weight decay in their groups) to an optimizer that replaces SGD.
+            collect_every: Number of steps between iterates. By default, an iterate is collected once per epoch.
+            skip_epochs: Number of epochs before the first iterate is collected.
+            optimizer: Function from parameter groups, which contain the weight decay, to an optimizer that replaces SGD.
             read_batch: Function from an item of the loader to inputs and targets.
             options: Further arguments of `bayesify.fit`: steps, scheduler, precision, device, checkpoint, seed, progress.
 
@@ -206,7 +211,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay is used with a prior or weights, or the loss rises or is not finite.
+            ValueError: If an argument is invalid, weight decay meets a prior or weights, or the loss rises or is not finite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
@@ -240,7 +245,8 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _widen_noise(self, batches: Sequence[Batch], num_data: int) -> None:
-        """Widen the estimated noise variance, because the network has memorized part of its training rows; see `new_rows_ratio`."""
+        """Increase the estimated noise variance, because the network has memorized part of its training rows; see
+        `new_rows_ratio`."""
         likelihood, device = self.likelihood, self._reference.device
         if not batches or not isinstance(likelihood, Gaussian) or self.count < 2 or tracking_layers(self.network):
             return
@@ -258,9 +264,9 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at falling rates, starting with `rate`, until predictions of the rows from `read` are not worse than the network's.
+        """Train at falling rates, starting with `rate`, until the rows from `read` are predicted no worse than by the network.
 
-        Without `read`, train once.
+        If `read` is `None`, train once.
         """
         parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
         given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
@@ -283,7 +289,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
-        """Whether predictions of training rows are about as good as the given network's predictions."""
+        """Whether training rows are predicted about as well as by the given network."""
         start, now, device = Totals(), Totals(), self._reference.device
         generator = torch.Generator(device).manual_seed(0)
         draws = self.draw(NUM_TRIAL_DRAWS, generator=generator)
@@ -301,8 +307,8 @@ class SWAG(Drawable):
     def _with_rates(
         self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
     ) -> list[dict[str, Any]]:
-        """Groups with learning rates. The last layer's rate is proportional to the targets' variance `spread`, because its weights
-        scale with the targets."""
+        """The groups with learning rates. The last layer's rate is proportional to `spread`, the variance of the targets,
+        because the weights of this layer scale with the targets."""
         last = self._last_layer(first) if spread != 1 and first else ()
         ids = {id(self.network.get_parameter(name)) for name in last}
         rest = 1.0 if last else min(1.0, spread)
@@ -319,14 +325,14 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches with examples of positive weight, if the noise is to be estimated; see `_read`."""
+        """If the noise is to be estimated, the first batches with examples of positive weight; see `_read`."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
         return self._read(loader, read_batch, MAX_EXAMPLES)
 
     def _read(self, loader: Iterable[Any], read_batch: BatchReader | None, count: int) -> list[Batch]:
-        """Batches with at least `count` examples; the state of all generators stays unchanged."""
+        """Batches with at least `count` examples in total; the state of all generators stays unchanged."""
         device = self._reference.device
         with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
             found = first_batches(loader, count, read_batch)
@@ -334,7 +340,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of this network, or of the given one, in evaluation mode."""
+        """The score of the given network, or of this object's network by default, in evaluation mode."""
         network, totals = network or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)
@@ -344,7 +350,8 @@ class SWAG(Drawable):
         return totals.score() if totals.total > 0 else None
 
     def _settle_noise(self, start: Score | None) -> float:
-        """Set the noise to the mean squared residual, unless the user gave one. Returns the targets' variance, 1 if unknown."""
+        """Set the noise to the mean squared residual, unless the user gave a noise. Returns the targets' variance, or 1 if it
+        is unknown."""
         if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
             return 1.0
         if not self.likelihood.is_settled:
@@ -388,19 +395,20 @@ class SWAG(Drawable):
         Args:
             num_draws: Number of draws S.
             generator: Source of randomness, on any device; the global generator by default.
-            loader: Training data for the batch statistics of each draw; each draw takes one pass over it.
+            loader: Training data from which each draw computes its batch statistics, in one pass per draw.
             read_batch: Function from an item of the loader to inputs and targets.
 
         Returns:
             The draws. Their `kl` is unknown and NaN.
 
         Raises:
-            ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader.
-        """
+            ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader."""
         self._check_collected()
         if tracking_layers(self.network) and loader is None:
             remedy = "give loader=, a loader over training data"
-            raise ValueError(f"SWAG: the network has BatchNorm, whose statistics each draw computes anew; {remedy}")
+            raise ValueError(
+                f"SWAG: the network has BatchNorm, and each draw computes its own batch statistics; {remedy}"
+            )
         like = next(iter(self.mean.values()))
         columns = len(next(iter(self.deviations.values())))
         second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)
@@ -450,7 +458,7 @@ class SWAG(Drawable):
 
         Args:
             loader: Training data for batch statistics; see `draw`.
-            draws: Existing draws to use instead of new ones; their batch statistics are computed only once.
+            draws: Existing draws, which replace new ones. Their batch statistics are not computed again.
         """
         if draws is None:
             draws = self.draw(num_draws or DEFAULT_NUM_DRAWS, generator=generator, loader=loader)
@@ -460,7 +468,7 @@ class SWAG(Drawable):
     @torch.no_grad()
     @checked
     def mean_network(self, loader: Iterable[Any] | None = None) -> nn.Module:
-        """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with the loader's batch statistics.
+        """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with batch statistics computed from the loader.
 
         Raises:
             ValueError: If no iterate was collected, or the network has BatchNorm and there is no loader.
@@ -480,7 +488,8 @@ class SWAG(Drawable):
         return plain
 
     def covariance_matrix(self) -> Tensor:
-        """The covariance as one dense matrix, [P, P], for small networks. Weights are in the order of `mean`, row-major."""
+        """The covariance as one dense matrix, [P, P], for small networks. Weights are flattened row by row, in the order of
+        `mean`."""
         self._check_collected()
         variance = torch.cat([value.flatten() for value in self.variance().values()])
         if not self.rank:
@@ -491,15 +500,16 @@ class SWAG(Drawable):
     def _check_collected(self, least: int = 2) -> None:
         if self.count < least:
             raise ValueError(
-                f"SWAG: {self.count} iterates were collected; first call fit, or collect(net) {least} times"
+                f"SWAG: {self.count} iterates were collected, but at least {least} are needed; first call fit, or call "
+                f"collect(net) {least} times"
             )
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The collected moments, by their name in files and by weight."""
+        """The collected moments: a mapping from each moment's name in files to a mapping from weight names to tensors."""
         return {"mean": self.mean, "squares": self.squared_deviations, "deviations": self.deviations}
 
     def set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Inverse of `moments`, for `count` iterates."""
+        """Set the moments of `count` iterates; the inverse of `moments`."""
         self.count, where = count, self._reference.device
         for kind, values in moments.items():
             attribute = "squared_deviations" if kind == "squares" else kind
@@ -542,7 +552,8 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The network whose iterates are collected, trained by its likelihood. The optimizer's weight decay represents the prior."""
+    """The training of the network whose iterates are collected. The loss is the negative log-likelihood, and weight decay
+    represents the prior."""
 
     training_draws = 1
 
@@ -564,8 +575,8 @@ class _Iterating(Trainable):
     ) -> tuple[Tensor, Tensor]:
         if batch.weights is not None and not self.takes_weights:
             raise ValueError(
-                "SWAG: a batch has example weights, but a weight decay ignores how many examples a row stands for; give a prior "
-                "instead"
+                "SWAG: a batch has example weights, but a weight decay cannot take into account how many examples a row "
+                "stands for; give a prior instead"
             )
         args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
@@ -578,7 +589,7 @@ class _Iterating(Trainable):
         return data, torch.zeros_like(data)
 
     def rise(self, num_data: int, last: float) -> float:
-        """Rise of the loss on the first batch, or 0 if the epoch's loss is not much above the first batch's initial loss.
+        """Rise of the loss on the first batch; 0 if the epoch's loss is not much above the initial loss of the first batch.
 
         Both losses must rise, because the first batch may have fitted better than the others from the start.
         """
@@ -655,8 +666,8 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
             f"SWAG: the network has no weight {weight.name}; collect the network that was given to SWAG"
         ) from None
     if value.shape != weight.shape:
-        shapes = f"{tuple(value.shape)}, not {tuple(weight.shape)}"
-        raise ValueError(f"SWAG: {weight.name} is {shapes}; collect the network that was given to SWAG")
+        shapes = f"shape {tuple(value.shape)} instead of {tuple(weight.shape)}"
+        raise ValueError(f"SWAG: {weight.name} has {shapes}; collect the network that was given to SWAG")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return as_float(value)

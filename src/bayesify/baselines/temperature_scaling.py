@@ -1,4 +1,4 @@
-"""Temperature scaling: one number, fitted to validation data, makes predictions softer or sharper."""
+"""Temperature scaling: a single number, fitted to validation data, makes predictions softer or sharper."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ from bayesify.weights.module_state import below, prefixed, restore_module, tenso
 MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 """Range of the search for the temperature or for the factor on the variance."""
 NUM_GRID_POINTS, NUM_BISECTION_STEPS = 49, 60
-"""Points of the grid over this range, and steps of the bisection that follows."""
+"""Number of grid points over this range, and number of steps of the bisection that follows."""
 Judged = tuple[Predictive, Tensor, Tensor]
-"""A prediction in float64, the targets [B, ...], and the weights of the examples, [B]."""
+"""A tuple of a prediction in float64, the targets [B, ...], and the example weights [B]."""
 
 
 @register_predictor
 class TemperatureScaling(Predictor):
-    r"""A model with its logits divided by a temperature, or its noise variance multiplied by a factor (Guo et al. 2017).
+    r"""A model whose logits are divided by a temperature, or whose noise variance is multiplied by a factor (Guo et al. 2017).
 
     $$ p(y | x) = \frac1S \sum_s \operatorname{softmax}(f_s(x) / T)_y, \qquad
        p(y | x) = \frac1S \sum_s \mathcal{N}(y; \mu_s(x), c\, v_s(x)) $$
 
-    for classification (including binary outputs) and for regression. `fit` chooses the T or c that maximizes the weighted
-    log-likelihood of the validation data.
+    The first formula is for classification (including binary outputs), the second for regression. `fit` chooses the T or c that
+    maximizes the weighted log-likelihood of the validation data.
 
-    For one draw, such as a plain network's, the first problem is convex in 1/T and the most probable class does not change. The
-    second problem has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of
-    each draw are divided, which can change the most probable class if two classes are nearly equal. c changes the noise but not the
-    disagreement of the draws. Both problems are then solved by a one-dimensional search from the best point of a grid.
+    For one draw, such as a plain network, the search for T is convex in 1/T, and the most probable class does not change. The
+    best c then has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of
+    each draw are divided by T, which can change the most probable class if two classes are nearly equal. c changes the noise
+    but not the disagreement of the draws. T and c are then found by a one-dimensional search that starts at the best point of a
+    grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
@@ -78,7 +79,7 @@ class TemperatureScaling(Predictor):
         if isinstance(model, Predictor):
             if likelihood is not None:
                 raise ValueError(
-                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; leave out likelihood="
+                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; omit the argument likelihood"
                 )
             self.likelihood, self.output = model.likelihood, model.output
             return
@@ -101,11 +102,12 @@ class TemperatureScaling(Predictor):
         read_batch: BatchReader | None = None,
         **options: Any,
     ) -> Self:
-        """Find the temperature, or the factor on the variance, that makes the validation data most probable.
+        """Find the temperature or the variance factor that makes the validation data most probable.
 
         Args:
-            loader: Batches of validation data that the model was not trained on, with or without example weights.
-            num_draws: Number of draws in the model's predictions; by default the model chooses.
+            loader: Batches of validation data, with or without example weights. The model must not have been trained on these
+                data.
+            num_draws: Number of draws in the model's predictions. By default, the model chooses the number.
             seed: Seed of the draws, which are the same for every batch.
             read_batch: Function from an item of the loader to inputs and targets.
             options: Further arguments of the model's `predict`.
@@ -157,7 +159,7 @@ class TemperatureScaling(Predictor):
         """The predictive distribution with scaled outputs or noise; see `Predictor.predict` for the other arguments.
 
         Args:
-            num_draws: Number of draws S; by default the model chooses. A plain network always has one draw.
+            num_draws: Number of draws S. By default, the model chooses the number. A plain network always has one draw.
             memory: Memory budget in bytes, or a string such as `"1GiB"`; by default the model's budget.
             options: Further arguments of the model's `predict`, such as `split_batch`.
         """
@@ -171,7 +173,7 @@ class TemperatureScaling(Predictor):
 
     @property
     def _predictor(self) -> Predictor:
-        """The model, or a plain network as one draw."""
+        """The model; if it is a plain network, a predictor with the network as its only draw."""
         if isinstance(self.model, Predictor):
             return self.model
         assert self.likelihood is not None
@@ -198,7 +200,7 @@ class TemperatureScaling(Predictor):
     # -- storage ---------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Temperature, factor on the variance, and the model's configuration."""
+        """The temperature, the variance factor, and the model's configuration."""
         plain = not isinstance(self.model, Predictor)
         return {
             "temperature": self.temperature,
@@ -218,7 +220,7 @@ class TemperatureScaling(Predictor):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The model over a copy of the network, with its temperature and factor on the variance."""
+        """The model over a copy of the network, with its temperature and variance factor."""
         inner = below("model", state)
         if config["type"] == MODULE_NAME:
             scaled = cls(restore_module(net, inner), config["likelihood"], output=config["output"])
@@ -243,14 +245,15 @@ class TemperatureScaling(Predictor):
 def rescale(
     prediction: Predictive, temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0
 ) -> Predictive:
-    """A prediction with each draw's logits divided by a temperature, or each draw's variance multiplied by a factor.
+    """Divide each draw's logits by a temperature, or multiply each draw's variance by a factor.
 
     Raises:
         TypeError: If the prediction is not a mixture over draws.
     """
     if not prediction.is_mixture:
         raise TypeError(
-            f"TemperatureScaling: {type(prediction).__name__} is not a mixture over draws of outputs; use a prediction by draws"
+            f"TemperatureScaling: {type(prediction).__name__} is not a mixture over draws; use a prediction method that "
+            "draws weights"
         )
     if isinstance(prediction, RegressionPredictive):
         return prediction.map_components(partial(prediction.family.scale_variance, variance_scale))
@@ -266,7 +269,7 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """The scale between MIN_SCALE and MAX_SCALE whose log minimizes a loss, found by a grid, then bisection on the derivative."""
+    """The scale between MIN_SCALE and MAX_SCALE whose log minimizes a loss; a grid search, then bisection on the derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])

@@ -26,23 +26,23 @@ class VOGN(LayerwiseTrainer):
     $$ m \leftarrow m - \alpha\, \frac{u}{s + \delta/N + \gamma}, \qquad
        q(w) = \mathcal{N}\Big(m, \operatorname{diag}\frac{1}{N (s + \delta/N + \gamma)}\Big), $$
 
-    with Adam's bias correction of both averages. At a fixed point the mean is stationary for the bound, and each weight's
-    precision is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$). The squared gradients replace the Gauss-Newton diagonal;
-    the two are equal in expectation if the noise follows the likelihood. For linear regression with noise variance v and residuals
-    $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior
-    mean.
+    where both averages have Adam's bias correction. At a fixed point the mean is stationary for the bound, and the precision of
+    each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$). The squared gradients replace the Gauss-Newton
+    diagonal; the two are equal in expectation if the noise follows the likelihood. For linear regression with noise variance v
+    and residuals $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the
+    exact posterior mean.
 
-    It is a trainer for a network with a `MeanField` posterior, used like an optimizer. The trained network is an ordinary Bayesian
-    network:
+    This class trains a network with a `MeanField` posterior and is used like an optimizer. The trained network is an ordinary
+    Bayesian network:
 
         bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
         baselines.VOGN(bnn, learning_rate=0.1).fit(loader, epochs=10)
         bnn.predict(x)
 
     For linear, convolution and embedding layers, squared gradients of single examples are computed from products of inputs and
-    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they take one pass per example.
-    These weights cannot be combined with BatchNorm in training mode. If BatchNorm couples the examples of a batch, an example's
-    gradient is the part that flows through its own activations.
+    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they need one pass per
+    example, which does not work with BatchNorm in training mode. If BatchNorm couples the examples of a batch, an example's
+    gradient is the part that flows through the example's own activations.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
@@ -53,7 +53,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL, by which N is divided.
+        kl_weight: Factor on the KL. N is divided by this factor.
         point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
 
     Raises:
@@ -70,7 +70,7 @@ class VOGN(LayerwiseTrainer):
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Weighted mean over examples of squared gradients, by weight name."""
+        """For each weight name, the weighted mean of squared gradients over examples."""
         batch = len(seen.at_outputs)
         second_moments: dict[str, Tensor] = {}
         general = []
@@ -81,7 +81,7 @@ class VOGN(LayerwiseTrainer):
                 second_moments[name] = torch.zeros_like(as_float(value.detach()))
                 continue
             found = seen.at_layers.sum_of_squares(own, value.numel(), MAX_GRADIENT_BYTES)
-            if found is None:  # no rule, or the weights are used without calling the layer
+            if found is None:  # the layer has no rule, or its weights are used without calling the layer
                 general.append(name)
             else:
                 second_moments[name] = found.view(value.shape) / batch
@@ -95,8 +95,9 @@ class VOGN(LayerwiseTrainer):
         for module in self.bnn.network.modules():
             if isinstance(module, _BatchNorm) and module.training:
                 raise ValueError(
-                    f"VOGN: {name} needs gradients of single examples, but BatchNorm in training mode couples the examples; "
-                    "leave it out of the posterior (a selector such as 'Linear'), or put BatchNorm into eval mode"
+                    f"VOGN: {name} needs gradients of single examples, but BatchNorm in training mode couples the "
+                    f"examples; exclude {name} from the posterior (with a selector such as 'Linear'), or put BatchNorm "
+                    "into eval mode"
                 )
 
     def update(
