@@ -173,9 +173,9 @@ def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path, whole):
     arguments = (csv, *LAPLACE, "--out", shutil.copytree(whole, tmp_path / "out"))
     before = read(tmp_path / "out")
     assert "finished runs; continue with --resume" in run(*arguments, code=2).stderr
-    assert "--seed 0, not 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
+    assert "--seed 0 instead of 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
     houses(seed=5).to_csv(csv, index=False)
-    assert "made with another table" in run(*arguments, "--resume", code=2).stderr
+    assert "made with a different table" in run(*arguments, "--resume", code=2).stderr
     assert read(tmp_path / "out") == before
 
 
@@ -334,7 +334,7 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     run(tmp_path / "many.csv", *plain, "--max-rows", 200, "--out", tmp_path / "a")
     record = read(tmp_path / "a")
     assert record["rows"] == 200
-    assert any("200 of 3,000 rows were used, chosen at random" in note for note in record["notes"])
+    assert any("200 of 3,000 rows, chosen at random, were used" in note for note in record["notes"])
     houses(30).to_csv(tmp_path / "few.csv", index=False)
     run(tmp_path / "few.csv", *plain, "--out", tmp_path / "b")
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
@@ -416,8 +416,9 @@ def test_an_engine_that_is_not_there(csv, tmp_path):
 
 
 def test_too_large_a_covariance_is_left_out():
-    assert "left out: it is too large for a layer of 5,050 weights" in contestants.obstacle("full_covariance", 100, 1)
-    assert "left out: it is too slow for 10,101 weights" in contestants.obstacle("hmc", 200, 1)
+    reason = contestants.obstacle("full_covariance", 100, 1)
+    assert "left out because it needs too much memory for a layer of 5,050 weights" in reason
+    assert "left out because it is too slow for 10,101 weights" in contestants.obstacle("hmc", 200, 1)
     assert contestants.obstacle("full_covariance", 8, 1) == ""
 
 

@@ -165,7 +165,7 @@ def test_a_folder_in_use_is_refused_and_free_afterwards(tmp_path):
     with locked(folder / ".lock"):
         message = run(table, folder, code=2).stderr
     assert re.search(
-        rf"is in use by process {os.getpid()} on \S+; wait until it is free, or choose another folder", message
+        rf"is in use by process {os.getpid()} on \S+; wait until the folder is free, or choose another folder", message
     )
     run(table, folder)
     assert not (folder / ".lock").exists()

@@ -153,7 +153,7 @@ def test_rows_in_the_order_of_dates_get_a_hint(tmp_path):
     frame["y"] = frame["x0"] + np.random.default_rng(1).normal(size=100)
     hint = table_of(frame, tmp_path).cautions[-1]
     assert hint.startswith("The rows are in the order of 'day' but were split at random")
-    assert hint.endswith("--time day tests this.")
+    assert hint.endswith("use --time day to measure them.")
     assert not table_of(frame.sample(frac=1, random_state=1), tmp_path).cautions
 
 

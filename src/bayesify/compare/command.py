@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bayesify.compare.question import Question
 
 MIN_WIDE_COLUMNS = 110
-"""Minimum width of a terminal that shows the whole table."""
+"""Minimum width of a terminal in which the whole table is shown."""
 
 
 Data = Annotated[
@@ -32,7 +32,8 @@ Methods = Annotated[
     str,
     typer.Option(
         "--methods",
-        help="Names separated by commas, or all (default: a few). A plain network, a linear model and trees always take part.",
+        help="Names of methods separated by commas, or all (default: a few methods). A plain network, a linear model "
+        "and trees are always included.",
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly on fewer splits, for a first look.")]
@@ -42,20 +43,36 @@ Splits = Annotated[
 OutOfDistribution = Annotated[
     Path | None,
     typer.Option(
-        help="A table of unfamiliar (out-of-distribution) rows with the same columns, to test whether they are detected."
+        help="A table with the same columns and unfamiliar (out-of-distribution) rows; tests whether these rows are "
+        "detected."
     ),
 ]
-Group = Annotated[str, typer.Option(help="A column; rows that share its value stay on the same side of every split.")]
-Time = Annotated[str, typer.Option(help="A column of dates or numbers; train on earlier rows, test on later ones.")]
+Group = Annotated[
+    str,
+    typer.Option(
+        help="Name of a column; rows with the same value in this column stay on the same side of every split."
+    ),
+]
+Time = Annotated[
+    str,
+    typer.Option(
+        help="Name of a column of dates or numbers; methods are trained on earlier rows and tested on later ones."
+    ),
+]
 MaxRows = Annotated[
     int,
     typer.Option(
-        help="Maximum number of rows; of a larger table, random rows are used (default: 20,000, or 5,000 with --quick)."
+        help="Maximum number of rows (default: 20,000, or 5,000 with --quick). From a larger table, random rows are "
+        "used."
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of splits, networks, training and prediction.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the report and results (default: bayesify-compare-NAME).")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue with the finished runs in the folder.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the report and the results (default: bayesify-compare-NAME).")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue a comparison; the finished runs in the folder are kept.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of the table.")]
 Engine = Annotated[Literal["local", "dask", "ray"], typer.Option(help="Engine that executes the runs.")]
 Workers = Annotated[int, typer.Option(help="Number of simultaneous runs (default: one per processor core).")]
@@ -83,12 +100,12 @@ def compare(
     engine: Engine = "local",
     workers: Workers = 0,
 ) -> None:
-    """Compare methods on your own table, and recommend one.
+    """Compare methods on your own table and recommend one.
 
     Reads the table, detects the task, and trains networks, a linear model and boosted trees on several splits. Each network is
-    trained in the same way as by bayesify fit. Prints the scores and writes an HTML report, whose path is the last line. Trains
-    the recommended method on all rows, for bayesify predict. Keeps every finished run: Ctrl-C reports the finished runs, and
-    --resume continues.
+    trained in the same way as by bayesify fit. Prints the scores and writes an HTML report; the last printed line is its path.
+    Trains the recommended method on all rows, for use with bayesify predict. Keeps every finished run: Ctrl-C stops and reports
+    the finished runs, and --resume continues.
     """
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there
@@ -109,7 +126,7 @@ def compare(
 
 
 def _run(question: Question, folder: Path, resume: bool, engine: str, workers: int | None) -> Comparison:
-    """Run the comparison, and end the command on an error."""
+    """Run the comparison; if an error occurs, print it and end the command."""
     from bayesify.compare.comparison import compare as run
     from bayesify.running.progress import TimeLeft
     from bayesify.tables.errors import InputError

@@ -1,4 +1,4 @@
-"""The table of a comparison, read from a file or a named data set, as arrays for the runs."""
+"""The table of a comparison. It is read from a file or a named data set and passed to the runs as arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_OOD_ROWS = 2000
 Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
-"""Training and test rows of a data set's own splits."""
+"""Training and test rows of the splits that a data set defines."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class ComparedTable:
         values: Targets, [N].
         classes: Labels; empty for a regression.
         outside: Out-of-distribution inputs that should be detected; `None` if there are none.
-        standard: Training and test rows of the data set's own splits.
-        notes: Sentences about assumptions, and about what was left out.
-        groups: Group numbers, [N]; rows of one group stay on the same side of every split. `None` if each row is its own group.
-        times: Time of each row, [N], for splits by time.
-        cautions: Sentences about what makes scores look better than they are.
-        origin: Indices of the rows in the file, [N]; known only to the process that read the file.
-        frame: Rows with the target, without columns that are not inputs; known only to the process that read the file.
+        standard: Training and test rows of the splits that the data set defines.
+        notes: Sentences that name assumptions and say what was left out.
+        groups: Group numbers, [N]. Rows of one group stay on the same side of every split. `None` if every row is its own
+            group.
+        times: Time of each row, [N]; used for splits by time.
+        cautions: Sentences that warn about causes of scores that look better than they are.
+        origin: Indices of the rows in the file, [N]; available only in the process that read the file.
+        frame: Columns of the inputs and the target; available only in the process that read the file.
     """
 
     name: str
@@ -70,7 +71,7 @@ class ComparedTable:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything but the file's name. Results with the same hash were made from the same data."""
+        """A hash of everything except the file's name. Results with the same hash were computed from the same data."""
         digest = hashlib.sha256()
         for key, value in replace(self, name="").arrays().items():
             digest.update(key.encode() + repr((value.dtype.str, value.shape)).encode())
@@ -90,7 +91,7 @@ class ComparedTable:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything but the notes as arrays, for a file."""
+        """Everything except the notes, as arrays for a file."""
         found: dict[str, np.ndarray] = {
             "about": np.array([self.name, self.task, self.target]),
             "values": self.values,
@@ -107,7 +108,7 @@ class ComparedTable:
 
     @classmethod
     def read(cls, path: Path) -> ComparedTable:
-        """Read a file that `numpy.savez` made of `arrays`."""
+        """Read a file that `numpy.savez` wrote from `arrays`."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
 
@@ -132,8 +133,8 @@ def read_compared_table(question: Question) -> ComparedTable:
     """Read the file or the data set of a question.
 
     Raises:
-        InputError: If the data, target or task are unusable.
-        FileNotFoundError: If a data set by name is not on disk and cannot be downloaded.
+        InputError: If the data, the target or the task cannot be used.
+        FileNotFoundError: If a data set that is given by its name is not on disk and cannot be downloaded.
     """
     source = read_source(question.data, question.reading)
     frame, notes = source.frame, list(source.notes)
@@ -144,15 +145,15 @@ def read_compared_table(question: Question) -> ComparedTable:
         when = times_of(frame[question.time])
         known = ~np.isnan(when[rows])
         if not known.all():
-            notes.append(f"{int((~known).sum()):,} rows without a {question.time} were left out.")
+            notes.append(f"{int((~known).sum()):,} rows without a value of {question.time} were left out.")
         rows, values = rows[known], values[known]
     standard = source.standard if len(rows) == len(frame) else ()
     max_rows = question.row_limit
     if len(rows) > max_rows:
         chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(
-            f"{max_rows:,} of {len(rows):,} rows were used, chosen at random, to keep the time short; use more rows with "
-            "--max-rows."
+            f"{max_rows:,} of {len(rows):,} rows, chosen at random, were used to save time; use --max-rows to use more "
+            "rows."
         )
         rows, values, standard = rows[chosen], values[chosen], ()
     if question.time is not None:
@@ -188,7 +189,7 @@ def read_compared_table(question: Question) -> ComparedTable:
 
 
 def _check_columns(question: Question, source: Source) -> str:
-    """Check that all columns named in a question exist, and return the target."""
+    """Check that all columns that the question names exist, and return the name of the target."""
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(
@@ -210,7 +211,7 @@ def _with_outside(table: ComparedTable, path: Path, question: Question) -> Compa
     frame = frame.drop(columns=[table.target], errors="ignore")
     if len(frame) > MAX_OOD_ROWS:
         frame = frame.iloc[thinned(len(frame), MAX_OOD_ROWS, derive_seed(question.seed, "outside"))]
-        notes.append(f"{MAX_OOD_ROWS:,} rows of {path.name} were used, chosen at random.")
+        notes.append(f"{MAX_OOD_ROWS:,} rows of {path.name}, chosen at random, were used.")
     try:
         outside = read_features(frame, like=table.features)
     except InputError as error:

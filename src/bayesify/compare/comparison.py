@@ -1,4 +1,4 @@
-"""A whole comparison: every method on every split, then the table and the verdict."""
+"""A whole comparison: runs of every method on every split, then the table and the verdict."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from bayesify.tables.errors import InputError
 from bayesify.version import __version__
 
 MIN_REPORT_SECONDS = 10.0
-"""Minimum time between reports while runs go on."""
+"""Minimum number of seconds between two reports while runs are in progress."""
 
 
 Progress = Callable[[str, int, int, float], None]
-"""Called after every finished run with its name in words, the number of finished runs, their total, and the share of work done."""
+"""Function called after every finished run with the run's name in words, the number of finished runs, the number of all runs,
+and the share of the work that is done."""
 Report = Callable[["Comparison", str], None]
-"""Called with the finished part of a comparison and, while runs go on, the progress in words."""
+"""Function called with the finished part of a comparison and the progress in words; the text is empty at the end."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Comparison:
         num_splits: Requested number of splits.
         summary: Ranked methods, with the results of finished runs.
         unfinished: Names of methods with unfinished runs.
-        winner: Recommended method after training on all rows; `None` before that, and if no method could be trained.
+        winner: Recommended method, trained on all rows. `None` before this training, or if no method could be trained.
         commands: Commands to type next.
     """
 
@@ -68,7 +69,7 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         """The ranking, the verdict and their inputs as plain data.
 
-        Unknown numbers are `None`. `times` differ from run to run; everything else is the same for the same seed.
+        Unknown numbers are `None`. `times` differ from run to run; everything else depends only on the seed.
         """
         summary, table, question = self.summary, self.table, self.question
         verdict = self.verdict
@@ -105,7 +106,7 @@ class Comparison:
         }
 
     def to_json(self) -> str:
-        """The record as text, for files and other programs."""
+        """The record as JSON text, for files and other programs."""
         return json.dumps(self.record(), indent=1, ensure_ascii=False, allow_nan=False)
 
 
@@ -124,26 +125,26 @@ def compare(
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Comparison:
-    """Run a comparison, and store every run as soon as it is finished.
+    """Run a comparison; the result of every run is stored as soon as the run is finished.
 
-    A run is identified by its data, settings, split and method, not by its folder, so the folder may be moved. No other process
-    can use the folder at the same time.
+    A run is identified by its data, settings, split and method and not by its folder, so the folder may be moved. While a
+    comparison runs, no other process can use its folder.
 
     Args:
         question: Settings of the comparison.
         folder: Folder for the data and the results of runs.
-        resume: Whether to continue with the runs in the folder.
+        resume: Whether to continue a comparison and keep the finished runs in the folder.
         engine: Engine that executes the runs; see `bayesify.scale_out.run_jobs`.
         workers: Number of simultaneous runs.
         progress: Function that is called after every finished run.
-        report: Function that is called with the comparison, from time to time while runs go on, and at the end. The folder is
-            locked during the call, so that the function can write there.
+        report: Function that is called with the comparison from time to time while runs are in progress, and at the end. The
+            folder is locked during the call, so the function can safely write there.
 
     Returns:
-        The comparison; after Ctrl-C, a comparison of the finished runs, with `unfinished` methods.
+        The comparison. After Ctrl-C, it contains the finished runs, and `unfinished` names the methods with unfinished runs.
 
     Raises:
-        InputError: If the data, options or folder are unusable.
+        InputError: If the data, the options or the folder cannot be used.
         OSError: If a result cannot be written; finished results are kept.
         KeyboardInterrupt: If nothing was finished.
     """
@@ -153,7 +154,9 @@ def compare(
     most = len(table.standard) or (count_folds(len(table)) if table.times is not None else usual)
     splits = question.splits or min(usual if len(table) < MAX_SMALL_ROWS else -(-usual // 2), most)
     if table.standard and splits > most:
-        raise InputError(f"--splits {splits}: {table.name} has {most} splits of its own; give at most {most}")
+        raise InputError(
+            f"--splits {splits}: the data set {table.name} defines its own {most} splits; give at most {most}"
+        )
     settings = {"target": table.target, "quick": question.quick, "seed": question.seed}
     with open_folder(folder, table, settings, resume=resume) as data:
         drop_failed(folder)
@@ -190,7 +193,7 @@ class _Runs:
         self._reported = monotonic()
 
     def comparison(self, results: Results) -> Comparison:
-        """The comparison that follows from the results of runs."""
+        """The comparison computed from the results of runs."""
         methods = self.question.chosen()
         summary = summarize(results, methods, self.table.task)
         unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
@@ -198,7 +201,7 @@ class _Runs:
         return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
-        """Results of every method and split; after Ctrl-C, results of the finished runs."""
+        """Results of every method and split. After Ctrl-C, only results of the finished runs."""
         run = partial(run_method, str(data))
         try:
             return self._by_split(
@@ -219,7 +222,7 @@ class _Runs:
             return results
 
     def _stored(self) -> dict[tuple[str, int], Mapping[str, Any]]:
-        """Results of this comparison's runs that are on disk."""
+        """Stored results of this comparison's runs."""
         stored = {name: read_result(self.folder, name) for name in self._jobs}
         return self._by_split({name: one[1] for name, one in stored.items() if one and one[0] == self._jobs[name]})
 
@@ -244,10 +247,11 @@ class _Runs:
 
 
 def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
-    """Method and splits of each job. All splits of a posterior train together; other methods have one job per split.
+    """The method and the splits of each job. All splits of a posterior train together in one job; other methods have one job
+    per split.
 
-    Rivals come first because the first report needs them. The longest runs follow, so that no worker has a long run left at the
-    end.
+    Rivals come first because the first report needs them. The longest runs come next, so that no worker still has a long run to
+    do at the end.
     """
     every = list(range(splits))
     jobs = {method: {"method": method, "splits": every} for method in methods if trains_together(method)}

@@ -1,4 +1,4 @@
-"""The competitors: the estimators' default, methods by name, and rivals from other libraries."""
+"""The methods that are compared: the estimators' default method, other methods of the library, and rivals from other libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bayesify.sklearn.recipe import HIDDEN_BY_NAME
 from bayesify.sklearn.settings import AUTO, TEMPERATURE
 
 BASELINES = ("point", TEMPERATURE)
-"""Networks without a posterior, which always take part."""
+"""Networks without a posterior; every comparison includes them."""
 RIVALS = {
     "constant": "Constant guess",
     "linear": "Linear model",
@@ -19,27 +19,29 @@ RIVALS = {
     "xgboost": "XGBoost",
     "catboost": "CatBoost",
 }
-"""Methods that are not networks, with names for readers; the first three always take part, the others only if installed."""
+"""Methods that are not networks, with the names that readers see. The first three are always included, the others only if their
+packages are installed."""
 DEFAULT_RIVALS = tuple(RIVALS)[:3]
 PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
-"""Default methods of a comparison. They are of different kinds, and cheap enough for many splits."""
+"""Default methods of a comparison, chosen to be of different kinds and cheap enough for many splits."""
 FROM_CHEAP_TO_DEAR = ("laplace", "swag", "dropout", "mean_field", "ensemble")
-"""Methods from cheap to expensive, by what they train and store; all other methods are more expensive."""
+"""Methods from cheap to expensive, judged by what they train and store. All other methods are more expensive."""
 RELATIVE_WORK: Mapping[str, float] = {AUTO: 12.0, "inducing": 3.0}
-"""Time of a run on one split, relative to other methods, for methods that `work_of` would estimate wrongly."""
+"""Relative time of a run on one split, for methods whose time `work_of` would estimate wrongly."""
 MAX_LAYER_WEIGHTS: Mapping[str, int] = {"full_covariance": 3000}
-"""Maximum number of weights of one layer, for methods that become too large."""
+"""Maximum number of weights in one layer, for methods that need too much memory for larger layers."""
 MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
-"""Maximum number of weights in total, for methods that become too slow."""
+"""Maximum number of weights in total, for methods that are too slow for larger networks."""
 
 
 def method_of(name: str) -> Method:
-    """The method that trains a network of the comparison."""
+    """The library's method with this name in the comparison."""
     return get_method("point" if name == TEMPERATURE else name)
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method are one run: rivals are quick, and stacked networks train together."""
+    """Whether all splits of a method form one run. Rivals do because they are quick, and stacked networks because they train
+    together."""
     if name in RIVALS or name == AUTO:
         return name != AUTO
     method = method_of(name)
@@ -47,13 +49,13 @@ def trains_together(name: str) -> bool:
 
 
 def title_of(name: str) -> str:
-    """A method's name for readers."""
+    """The method's name that readers see."""
     known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", AUTO: "bayesify default", **RIVALS}
     return known[name] if name in known else method_of(name).title
 
 
 def work_of(name: str) -> float:
-    """Rough time of a run on one split, relative to other methods, for the estimate of the time left."""
+    """Rough relative time of a run on one split, from which the remaining time is estimated."""
     if name in RIVALS:
         return 0.1 if name in ("constant", "linear") else 1.0
     if name in RELATIVE_WORK:
@@ -62,7 +64,8 @@ def work_of(name: str) -> float:
 
 
 def cost_rank(name: str) -> int:
-    """Rank from cheap to expensive, by what is trained and stored; measured times would differ between runs."""
+    """Rank of a method from cheap to expensive, judged by what it trains and stores. Measured times would differ from run to
+    run."""
     return (*RIVALS, *BASELINES, *FROM_CHEAP_TO_DEAR, AUTO, *all_methods()).index(name)
 
 
@@ -73,7 +76,7 @@ def obstacle(name: str, num_inputs: int, num_outputs: int) -> str:
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise((num_inputs, *HIDDEN_BY_NAME, num_outputs))]
     method = method_of(name)
     if max(layers) > MAX_LAYER_WEIGHTS.get(name, max(layers)):
-        return f"left out: it is too large for a layer of {max(layers):,} weights"
+        return f"left out because it needs too much memory for a layer of {max(layers):,} weights"
     if sum(layers) > MAX_WEIGHTS.get(name, sum(layers)):
-        return f"left out: it is too slow for {sum(layers):,} weights"
-    return "" if method.status == "ready" else f"left out: it {method.status}; {method.remedy}"
+        return f"left out because it is too slow for {sum(layers):,} weights"
+    return "" if method.status == "ready" else f"left out because it {method.status}; {method.remedy}"

@@ -1,4 +1,4 @@
-"""Explanations of a trained model on test rows: examples, and how much each column matters."""
+"""Explanations of a trained model on test rows: example predictions, and the importance of each column."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from bayesify.tables.preparation import Preparation
 NUM_EXAMPLES = 6
 """Number of test rows that are shown."""
 MAX_JUDGED_ROWS = 200
-"""Maximum number of test rows used to judge the columns."""
+"""Maximum number of test rows from which the importance of columns is computed."""
 MAX_JUDGED_COLUMNS = 30
-"""Maximum number of judged columns; a wider table uses the columns most correlated with the target."""
+"""Maximum number of columns whose importance is computed. In a wider table, they are the columns most correlated with the
+target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some test rows from low to high predictions, or from certain to uncertain, with their predictions.
+    """Some test rows with their predictions, from low to high predictions, or from certain to uncertain ones for classes.
 
-    `rows` are the indices of the test rows in the table, [N], and `values` their targets, [N]. Each example has `row` and `truth`,
-    and for a regression `mean`, `lower` and `upper` (90 %), otherwise `guess` and `probability`.
+    `rows` are the indices of the test rows in the table, [N], and `values` are their targets, [N]. Each example has `row` and
+    `truth`. A regression adds `mean` and the ends `lower` and `upper` of the 90 % interval; a classification adds `guess` and
+    `probability`.
     """
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()
@@ -48,7 +50,8 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """The table's columns, each with the positions of its numbers and of its codes; all parts of a date belong to one column."""
+    """The table's columns, each with the positions of its numbers and the positions of its codes. All parts of a date belong to
+    one column."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)
@@ -65,12 +68,13 @@ def importance(
     values: np.ndarray,
     seed: int,
 ) -> dict[str, dict[str, float]]:
-    """Change of the scores when a column is shuffled over the rows (Breiman 2001), by column, largest loss first.
+    """For each column, the change of the scores when the column is shuffled over the rows (Breiman 2001); the largest loss
+    comes first.
 
-    `loss` is the increase of the CRPS of a regression, relative to the CRPS before shuffling, or the increase of the log-loss of
-    a classification. `error` is the relative increase of the root mean squared error, or the increase of the share of wrong rows.
-    `coverage` is the increase of the share of targets in 90 % intervals, or of labels in 90 % sets. A column that affects only
-    the noise changes loss and coverage, but not the error.
+    In a regression, `loss` is the relative increase of the CRPS, `error` is the relative increase of the root mean squared
+    error, and `coverage` is the increase of the share of targets in 90 % intervals. In a classification, `loss` is the increase
+    of the log-loss, `error` is the increase of the share of wrong rows, and `coverage` is the increase of the share of labels
+    in 90 % sets. A column that affects only the noise changes loss and coverage, but not the error.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MAX_JUDGED_ROWS:

@@ -23,17 +23,17 @@ FORMAT_VERSION = 6
 
 @contextmanager
 def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
-    """Lock the folder and prepare it for runs. It then holds the data and settings, and no results of other comparisons.
+    """Lock the folder and prepare it for runs. Afterwards it holds the data and the settings, and no results of other comparisons.
 
     Yields:
         The file with the data, which runs read.
 
     Raises:
-        InputError: If the folder cannot be written, is in use, holds results although `resume` is false, or holds results of
-            other or unreadable settings.
+        InputError: If the folder cannot be written or is in use, if it holds results although `resume` is false, or if the
+            settings of its results differ or cannot be read.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: this is a file; give a folder")
+        raise InputError(f"--out {folder}: this path is a file; give a folder")
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -45,16 +45,18 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
             write_file(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         except InUse as error:
             raise InputError(
-                f"{folder}: {error}; wait until it is free, or choose another folder with --out"
+                f"{folder}: {error}; wait until the folder is free, or choose another folder with --out"
             ) from error
         except OSError as error:
             words = error.strerror or error
-            raise InputError(f"{folder}: cannot be written: {words}; choose another folder with --out") from error
+            raise InputError(
+                f"{folder}: the folder cannot be written ({words}); choose another folder with --out"
+            ) from error
         yield (folder / DATA).absolute()
 
 
 def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    """Refuse a folder whose finished runs are unwanted, or may not belong to the wanted settings."""
+    """Raise `InputError` if the folder has finished runs that must not be overwritten, or that may have other settings."""
     finished = len(list((folder / "jobs").glob("*.json")))
     if not finished:
         return
@@ -72,18 +74,18 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     for key, value in wanted.items():
         if known.get(key) != value:
             raise InputError(
-                f"{folder}: its runs were made with {_other(key, known.get(key), value)}; "
-                "use the same settings, or choose another folder with --out"
+                f"{folder}: the runs in this folder were made with {_other(key, known.get(key), value)}; use the same "
+                "settings, or choose another folder with --out"
             )
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:
-    """The difference between a setting of the finished runs and the wanted setting, in words."""
+    """Words for the difference between a setting of the finished runs and the wanted setting."""
     if key == "fingerprint":
-        return "another table, or with another --task, --ignore, --group, --time, --ood or --max-rows"
+        return "a different table, or with a different --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":
         return "--quick" if known else "full training, without --quick"
-    return f"{key if key == 'format' else f'--{key}'} {known}, not {wanted}"
+    return f"{key if key == 'format' else f'--{key}'} {known} instead of {wanted}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -95,7 +97,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def drop_failed(folder: Path) -> None:
-    """Delete runs that failed or whose files are damaged, so that they are repeated."""
+    """Delete the results of runs that failed or whose files are damaged, so that these runs are repeated."""
     for path in (folder / "jobs").glob("*.json"):
         found = read_result(folder, path.stem)
         if found is None or any("error" in run for run in found[1].get("runs", [])):

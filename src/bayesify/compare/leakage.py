@@ -1,4 +1,4 @@
-"""Causes of scores that look too good: copies of rows, columns that reveal the target, rows in the order of time."""
+"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows in order of time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from bayesify.tables.columns import DAYS, Features
 from bayesify.tables.targets import Task
 
 MAX_COPY_DISTANCE = 1e-3
-"""Maximum difference of near-copies in each number, in standard deviations."""
+"""Near-copies differ in each number by at most this many standard deviations."""
 MIN_COPIES_RATIO = 5.0
-"""Near-copies count as copies if the number of pairs exceeds this multiple of the number expected by chance."""
+"""Near-copies count as copies if the number of pairs exceeds the number expected by chance by this factor."""
 GIVEAWAY_SHARE = 0.99
-"""A column is reported if it alone predicts this share of the target's variance, or of the labels."""
+"""A column is reported if it alone predicts at least this share of the target's variance or of the labels."""
 MAX_JUDGED_ROWS = 2000
-"""Maximum number of rows used to judge the columns."""
+"""Maximum number of rows from which columns are judged."""
 MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
-"""Maximum number of columns that are tried, and of columns that are reported. The columns most correlated with the target are
-tried.
+"""Maximum number of columns that are tried, and maximum number of columns that are reported. The columns most correlated with
+the target are tried.
 """
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    """Groups of rows whose inputs are all copies or near-copies, as group numbers, [N]; `None` if there are no copies.
+    """Group numbers, [N]: rows whose inputs are copies or near-copies of each other have the same number. `None` if there are
+    no copies.
 
-    Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs. In a
-    table with few or coarse columns, rows are equal by chance. Equal rows count as copies only if the number of pairs is far
-    above $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
+    Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs.
+    In a table with few or coarse columns, some rows are equal by chance. Equal rows therefore count as copies only if the
+    number of equal pairs is far above $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
     """
     scaled = _comparable(features)
     distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
@@ -49,7 +50,7 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """Numbers in standard deviations, with categories and missing cells far apart: [N, columns]."""
+    """All columns as numbers in standard deviations, [N, columns]. Different categories, and missing cells, are far apart."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)
@@ -75,11 +76,11 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
-    """Columns that alone predict the target almost without error, with the share of the target that each explains.
+    """Columns each of which alone predicts the target almost without error, with the share of the target that it explains.
 
-    A small tree learns each column on half of the rows and predicts the other half. For a regression, the share is the explained
-    part of the variance. For labels, it is one minus the ratio of the errors to the errors of always predicting the most frequent
-    class.
+    For each column, a small tree is trained on half of the rows and predicts the other half. In a regression, the share is the
+    explained part of the variance. For labels, it is one minus the number of errors divided by the number of errors of a
+    constant guess, which always predicts the most frequent class.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -107,7 +108,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
     """Names of the `most` columns that are most correlated with the targets [N], or of all columns if there are fewer.
 
-    A column that was split into parts has several arrays of numbers, each [N].
+    A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """
     if len(columns) <= most:
         return list(columns)
@@ -161,14 +162,16 @@ def describe(
     for name, share in find_giveaways(features, values, task, seed)[:MAX_NAMED_COLUMNS]:
         words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
         notes.append(
-            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from {target}, "
-            f"or is known only after {target}, every score below is worthless; leave the column out with --ignore {name}."
+            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}. If the column is computed from "
+            f"{target}, or is known only after {target}, every score below is worthless; leave the column out with "
+            f"--ignore {name}."
         )
     columns = features.num_columns
     if columns > len(values):
         notes.append(
-            f"There are {columns:,} columns for {len(values):,} rows, so most patterns that networks and trees find are chance. "
-            "Trust a score only if it is clearly better than the constant guess, and leave out irrelevant columns."
+            f"There are {columns:,} columns for {len(values):,} rows, so most patterns that networks and trees find are "
+            "due to chance. Trust a score only if it is clearly better than the score of the constant guess, and leave "
+            "out irrelevant columns."
         )
     if not by_time:
         notes += _time_hint(features)
@@ -176,7 +179,7 @@ def describe(
 
 
 def _time_hint(features: Features) -> list[str]:
-    """A hint about the first date column that orders the rows."""
+    """A hint that names the first date column by which the rows are ordered."""
     for name, column in zip(features.number_names, features.numbers.T, strict=True):
         known = column[~np.isnan(column)]
         if not name.endswith(DAYS) or len(known) < len(column) or len(np.unique(known)) < 0.5 * len(known):
@@ -185,7 +188,7 @@ def _time_hint(features: Features) -> list[str]:
         if max((steps >= 0).mean(), (steps <= 0).mean()) > 0.95:
             date = name.removesuffix(DAYS)
             return [
-                f"The rows are in the order of {date!r} but were split at random. If you will predict later rows from earlier "
-                f"ones, expect worse scores; --time {date} tests this."
+                f"The rows are in the order of {date!r} but were split at random. If you will predict later rows from "
+                f"earlier ones, expect worse scores; use --time {date} to measure them."
             ]
     return []

@@ -1,4 +1,4 @@
-"""The estimators on the rows of splits, trained as by `bayesify fit --method NAME`."""
+"""The estimators, trained on the rows of splits in the same way as by `bayesify fit --method NAME`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.settings import EffortName
 
 FAILURES = (ArithmeticError, RuntimeError, ValueError)
-"""Errors that training raises if it diverges or does not suit the data."""
+"""Errors that a method raises if its training diverges or if it does not suit the data."""
 SMOOTHING_ROWS = 1.0
-"""Weight, in rows, of the uniform distribution that gives some probability to classes unknown to the model."""
+"""Classes that the model does not know get some probability from a uniform distribution, whose weight is this number of rows."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SplitRows:
         x: Inputs, in their own units, [N, D].
         y: Targets, [N]: numbers, or indices of classes.
         num_classes: Number of classes; 0 for a regression.
-        seed: Seed of everything random; the same for all methods, so that their networks start from the same weights.
+        seed: Seed of everything random. All methods have the same seed, so that their networks start from the same weights.
     """
 
     x: np.ndarray
@@ -44,7 +44,7 @@ class SplitModel:
 
     Args:
         predict: Function from inputs [N, D] to the predictive distribution.
-        model: Network behind `predict`; `None` for a rival.
+        model: The predictor that `predict` uses; `None` for a rival.
     """
 
     predict: Callable[[np.ndarray], Predictive]
@@ -52,7 +52,7 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit the estimator of a method on several splits, together if possible. Returns the model of each split, or its error."""
+    """Fit a method's estimator on several splits, together if possible; return the model or the error of each split."""
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
         estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
@@ -72,7 +72,7 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive from the probabilities [N, K] of the `known` classes [K]; all other classes get a small probability."""
+    """The predictive from probabilities [N, K] of the `known` classes [K]. All other classes get a small probability."""
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs
     smooth = (len(rows.y) * every + SMOOTHING_ROWS / rows.num_classes) / (len(rows.y) + SMOOTHING_ROWS)

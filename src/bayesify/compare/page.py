@@ -34,18 +34,18 @@ OOD = {
 }
 """Names of measures of uncertainty in the table of out-of-distribution rows."""
 REFERENCE = "boosted_trees"
-"""The method that is drawn as a dashed line in the figures of all other methods."""
+"""The method whose curves are dashed in the figures of all other methods."""
 NUM_EXAMPLE_COLUMNS = 3
-"""Number of columns shown with each example row; the most important columns are shown."""
+"""Number of columns that are shown with each example row, the most important ones."""
 MAX_LISTED = 15
-"""Maximum number of columns, and of classes, that are listed."""
+"""Maximum number of columns that are listed, and maximum number of classes."""
 NUM_OPEN_PANELS = 4
-"""Number of methods whose figures are open."""
+"""Number of methods whose figures are unfolded when the page is opened."""
 
 
 @functools.cache
 def _template() -> Template:
-    """The template, compiled once, because compiling takes longer than filling it in."""
+    """The template. It is compiled only once, because compiling takes longer than filling it in."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -53,7 +53,7 @@ def _template() -> Template:
 
 
 def render(comparison: Comparison, running: str = "") -> str:
-    """The page of a comparison with at least one finished run; `running` is the progress in words while runs go on."""
+    """The page of a comparison with at least one finished run. While runs are in progress, `running` is the progress in words."""
     summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
@@ -94,7 +94,7 @@ def _percent(value: float | None) -> str:
 
 
 def _first_run(row: MethodRow, comparison: Comparison, key: str) -> Any:
-    """Entry `key` of a method's run on the first split. Runs on other splits do not have this entry."""
+    """The entry `key` of a method's run on the first split; runs on other splits lack this entry."""
     return comparison.summary.results.get((row.name, 0), {}).get(key)
 
 
@@ -134,7 +134,7 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    """Name, width of a bar, and changes of loss, error and coverage as text, for the columns that matter most."""
+    """For the most important columns: name, width of the bar, and the changes of loss, error and coverage as text."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)
@@ -187,7 +187,7 @@ def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> boo
 
 
 def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
-    """Columns of the table of out-of-distribution rows; empty without such rows."""
+    """Columns of the table about out-of-distribution rows; empty if there are no such rows."""
     names = [key.removeprefix("auroc_") for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
     return [Column(f"auroc_{name}", OOD[name], "", 1, 3, "high") for name in names]
 

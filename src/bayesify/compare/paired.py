@@ -16,7 +16,8 @@ class Difference:
     Args:
         mean: Mean of the differences.
         error: Standard error of the mean, corrected for splits that share rows.
-        p: Probability of a difference at least this large if the methods were equal; NaN for a single split.
+        p: Probability that the difference would be at least this large if the methods were equally good; NaN for a single
+            split.
     """
 
     mean: float
@@ -31,30 +32,33 @@ def paired_difference(
     rows: Sequence[np.ndarray] | None = None,
     num_rows: int = 0,
 ) -> Difference:
-    r"""The corrected resampled t-test (Nadeau & Bengio 2003), which also uses the scores of single rows if they are known.
+    r"""The corrected resampled t-test (Nadeau & Bengio 2003), which also uses the scores of single rows if they are given.
 
-    On row i of split j, the scores differ by $d_{ij} = \delta + b_j + e_{ij}$. $b_j$ varies with the training run, $e_{ij}$ with
-    the row. Let $\sigma_e^2$ be the variance within splits, $\sigma_b^2$ the excess of the variance of the J means $\bar d_j$
-    over $\sigma_e^2 / n_j$, and N the number of different rows. Then
+    On row i of split j, the scores differ by $d_{ij} = \delta + b_j + e_{ij}$, where $b_j$ varies with the training run and
+    $e_{ij}$ with the row. Let $\sigma_e^2$ be the variance within splits, let $\sigma_b^2$ be the variance of the J means
+    $\bar d_j$ minus $\sigma_e^2 / n_j$, and let N be the number of different rows. Then
 
     $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
 
-    with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. Without scores of rows, all variance counts as variance of
-    splits. Training runs share nearly all rows. Without $\rho$, the test would treat the runs as independent and find differences
-    that do not exist.
+    with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. If `rows` is not given, all variance is attributed to the
+    splits. Training runs share nearly all rows. Without $\rho$, the test would treat the runs as independent and find
+    differences that do not exist.
 
     Args:
         first: Scores of one method, one per split.
         second: Scores of the other method on the same splits.
-        test_share: $\rho$.
-        rows: Differences of the rows of each split, J arrays $[n_j]$.
-        num_rows: N; several splits may test the same row.
+        test_share: The ratio $\rho$ of test rows to training rows.
+        rows: Score differences $d_{ij}$ of single rows, as J arrays $[n_j]$, one per split.
+        num_rows: Number N of different rows; several splits may test the same row.
 
     Raises:
-        ValueError: If the numbers of splits differ or are zero.
+        ValueError: If the two methods have different numbers of splits, or no splits.
     """
     if len(first) != len(second) or not first:
-        raise ValueError(f"paired_difference: {len(first)} and {len(second)} splits; give the same splits for both")
+        raise ValueError(
+            f"paired_difference: the methods have {len(first)} and {len(second)} splits; give scores of the "
+            "same splits for both methods"
+        )
     differences = np.subtract(first, second)
     count, mean = len(differences), float(differences.mean())
     if count == 1:
@@ -76,9 +80,10 @@ def paired_difference(
 
 
 def adjusted(values: Mapping[str, float]) -> dict[str, float]:
-    r"""p-values adjusted for their number, $\min_{j \ge i} p_{(j)} m / j$ (Benjamini & Hochberg 1995); NaN stays NaN.
+    r"""The p-values adjusted for the number m of tests, $\min_{j \ge i} p_{(j)} m / j$ (Benjamini & Hochberg 1995). NaN stays NaN.
 
-    Of all differences that are called clear because their adjusted value is below 0.05, at most 5 % are expected to be chance.
+    If all differences with an adjusted p-value below 0.05 are called clear, at most 5 % of them are expected to be due to
+    chance.
     """
     known = {name: value for name, value in values.items() if not math.isnan(value)}
     if not known:

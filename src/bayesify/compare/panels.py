@@ -1,4 +1,4 @@
-"""The figures of each method, averaged over splits: calibration, sharpness, rejection, error against uncertainty."""
+"""The figures of each method, averaged over splits: calibration, sharpness, rejection, and error against uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curves = Sequence[Mapping[str, Any]]
 class Panels:
     """Figures with the same axes for all methods, so that the methods can be compared.
 
-    The axes show nearly all of every method's values; values above three times the median are cut off.
+    The axes cover nearly all values of all methods; values above three times the median are cut off.
 
     Args:
         every: Curves of each method.
@@ -39,7 +39,7 @@ class Panels:
             self._uncertainty = self._error = 0.0, _top([*stated, *errors])
 
     def figures(self, curves: Curves, title: str, reference: Curves | None) -> list[tuple[str, str]]:
-        """Captions and SVG elements of one method; the curves of a reference method are dashed."""
+        """Captions and SVG elements of one method's figures. The curves of a reference method are dashed."""
         first = self._reliability(curves, title) if self._classes else self._coverage(curves, title, reference)
         return [
             ("Stated against observed" if self._classes else "Coverage of intervals", first),

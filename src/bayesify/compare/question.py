@@ -17,9 +17,9 @@ from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
 
 NUM_SPLITS, NUM_QUICK_SPLITS = 10, 5
-"""Default number of splits of a small table, without and with `quick`."""
+"""Default number of splits of a small table: without `quick`, and with `quick`."""
 MAX_ROWS, MAX_QUICK_ROWS = 20_000, 5_000
-"""Default maximum number of rows, without and with `quick`."""
+"""Default maximum number of rows: without `quick`, and with `quick`."""
 
 
 @checked
@@ -29,18 +29,19 @@ class Question:
 
     Args:
         data: Path of a file, or name of a data set.
-        target: Column to predict; a data set by name has its own.
-        task: `"regression"` or `"classification"`; `None` to detect it.
-        methods: Names of methods, or `"all"` (default: a small portfolio). Baselines and rivals are added.
+        target: Column to predict. If `data` is the name of a data set, the data set defines its target.
+        task: `"regression"` or `"classification"`; `None` to detect the task.
+        methods: Names of methods, or `"all"` (default: a small selection). Baselines and rivals are always added.
         ignore: Columns to leave out.
         ood: Path of a table of out-of-distribution inputs.
         splits: Number of splits; `None` for the default, which depends on `quick`.
-        max_rows: Maximum number of rows; of a larger table, random rows are used. `None` for the default, which depends on `quick`.
+        max_rows: Maximum number of rows. From a larger table, random rows are used. `None` for the default, which depends on
+            `quick`.
         quick: Whether to train briefly on fewer splits.
         seed: Seed of everything random.
-        group: Name of a column; rows that share its value stay on the same side of every split.
-        time: Name of a column; splits train on earlier rows and test on later ones.
-        reading: How to read the file.
+        group: Name of a column. Rows with the same value in this column stay on the same side of every split.
+        time: Name of a column of times. Methods are trained on earlier rows and tested on later ones.
+        reading: Options for reading the file.
 
     Raises:
         InputError: If a count is out of range or a method is unknown.
@@ -84,7 +85,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Name of the file or data set, in characters that are safe in names of folders."""
+        """Name of the file or data set, reduced to characters that are safe in folder names."""
         return short_name(self.data)
 
     @property

@@ -1,4 +1,4 @@
-"""Alternatives to a network: a constant guess, a linear model, boosted trees."""
+"""Alternatives to a network: a constant guess, a linear model, and boosted trees."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bayesify.training.random_streams import derive_seed
 MAX_RESIDUALS = 60
 """Maximum number of components of a predictive distribution."""
 WIDE_SHARE = 0.05
-"""Share of wide components. They make residuals beyond the observed range improbable instead of impossible."""
+"""Share of components that are wide, so that residuals beyond the observed range are improbable instead of impossible."""
 WIDE_STD = 3.0
 """Standard deviation of the wide components, in standard deviations of the residuals."""
 NUM_FOLDS, MAX_ROWS_FOR_ALL_FOLDS = 5, 2000
-"""Number of folds that give held-out residuals, and the number of rows above which only the first fold is predicted."""
+"""Number of folds from which held-out residuals are computed, and number of rows above which only the first fold is predicted."""
 MAX_TREES = 100
 """Maximum number of trees of scikit-learn's boosting."""
 MIN_ROWS_PER_INPUT = 3
-"""With fewer rows per input than this, the linear model is a lasso, which selects inputs."""
+"""If there are fewer rows per input than this, the linear model is a lasso, which selects inputs."""
 NUM_PENALTIES = 30
-"""Number of lasso penalties, over three decades; each penalty is a fifth smaller than the previous one."""
+"""Number of lasso penalties. They span three decades; each penalty is a fifth smaller than the previous one."""
 
 Guess = Callable[[np.ndarray], np.ndarray]
 
@@ -40,9 +40,9 @@ def train_rival(name: str, rows: SplitRows) -> SplitModel:
 
 
 def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) -> Callable[[np.ndarray], Predictive]:
-    r"""A point prediction f with the distribution of its errors on held-out rows.
+    r"""A predictive distribution made from a point prediction f and its errors on held-out rows.
 
-    With $r_s$ quantiles of these residuals and h a bandwidth,
+    If $r_s$ are quantiles of these errors and $h_s$ are bandwidths, then
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
@@ -81,7 +81,7 @@ def _regressor(name: str, rows: SplitRows) -> Callable[[np.ndarray], Predictive]
 
 
 def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
-    """Residuals of rows that the model was not trained on."""
+    """Residuals of held-out rows."""
     order = np.random.default_rng(derive_seed(seed, "rival")).permutation(len(y))
     parts = np.array_split(order, min(NUM_FOLDS, len(y)))
     residuals = []
@@ -92,7 +92,8 @@ def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _errors(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centers [S] and widths [S] of the components: quantiles of residuals with Silverman's bandwidth, and some wide components."""
+    """Centers [S] and widths [S] of the components: quantiles of the residuals with Silverman's bandwidth, plus some wide
+    components."""
     count = min(len(residuals), MAX_RESIDUALS)
     middle = np.quantile(residuals, (np.arange(count) + 0.5) / count)
     spread = float(np.std(residuals)) or 1e-6 * (abs(float(residuals.mean())) or 1.0)

@@ -1,4 +1,4 @@
-"""One run: a method on some splits, from plain data to plain data."""
+"""One run of a method on some splits; its input and its result are plain data."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ Result = dict[str, Any]
 NUM_TIMED_ROWS = 1000
 """Number of rows of the prediction that is timed."""
 TIMES = ("train_seconds", "predict_ms")
-"""Results that differ between runs; everything else is the same for the same seed."""
+"""Results that differ from run to run; everything else depends only on the seed."""
 
 
 def run_method(path: str, job: Job) -> Result:
-    """Train and score one method on some splits; a failure of the method becomes `error`.
+    """Train and score one method on some splits. If the method fails, the result has an `error`.
 
     Args:
-        path: Path of a file of `ComparedTable.arrays`; it is not part of the job's identity.
-        job: `data` (its fingerprint), `method`, `splits`, `seed`, `quick`.
+        path: Path of a file with `ComparedTable.arrays`. The path is not part of the job's identity.
+        job: A mapping with `data` (the table's fingerprint), `method`, `splits`, `seed` and `quick`.
 
     Returns:
-        `runs`, one for each split, each with `error` or with `scores`, `curves`, `times`, `parameters`, `bytes` and `rows` (of each
-        part). The first split also has `examples`, `importance` and the time of a prediction. Out-of-distribution inputs add `ood`.
+        A mapping with `runs`, which has one entry per split. An entry has either `error`, or `scores`, `curves`, `times`,
+        `parameters`, `bytes` and `rows` (the number of rows in each part). The first split also has `examples`, `importance`
+        and the time of a prediction. If there are out-of-distribution inputs, entries also have `ood`.
 
     Raises:
         ValueError: If the file holds the data of another comparison.
@@ -117,13 +118,14 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
     rows = np.resize(np.arange(len(x)), NUM_TIMED_ROWS)
     start = time.process_time()
     prediction = trained.predict(x[rows])
-    # The predictive may be lazy, so computing a result is part of the timing.
+    # The predictive may be lazy, so the timing includes the computation of a result.
     getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")
     return 1000 * (time.process_time() - start)
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:
-    """Number of trainable scalars (of stored scalars if the model is not a module), and bytes of its file; `None` for rivals."""
+    """Number of trainable scalars (or stored scalars, if the model is not a module) and size of the model's file in bytes;
+    `None` for rivals."""
     if model is None:
         return {"parameters": None, "bytes": None}
     stored = sum(tensor.numel() for tensor in model.state().values())

@@ -27,12 +27,12 @@ Scores = dict[str, float | None]
 def score_regression(
     test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a regression and the curves of its figures, by name.
+    """Scores of a regression, and the curves of its figures; both are mappings from names.
 
     The scores include all scores of `metrics.evaluate`. `calibration` is the mean distance of the coverage curve from the
-    diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the lowest, middle and
-    highest third of predictions. `conformal_coverage_*` and `conformal_width_*` describe recalibrated intervals; they are `None`
-    if there are too few calibration rows.
+    diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the 90 % intervals in the
+    lowest, middle and highest third of the predictions. `conformal_coverage_*` and `conformal_width_*` describe recalibrated
+    intervals; they are `None` if there are too few calibration rows.
 
     Args:
         test: Prediction of the test rows, [N, 1].
@@ -79,8 +79,9 @@ def score_classification(
 ) -> tuple[Scores, dict[str, Any]]:
     """Scores of a classification and the curves of its figures; see `score_regression`.
 
-    `coverage_*` is the share of rows whose label is among the fewest classes that reach a level; `width_*` is the mean number of
-    these classes. `test` and `calibration` are predictions [N, C], `labels` and `known` the classes of their rows.
+    The set of a level consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the share of rows
+    whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are predictions [N, C];
+    `labels` and `known` are the true classes of their rows.
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))
@@ -119,7 +120,7 @@ def _losses(test: Predictive, targets: torch.Tensor) -> list[float]:
 def _check(found: Scores) -> None:
     for name, value in found.items():
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {value} on the test rows")
+            raise ValueError(f"the score {name} is {value} on the test rows")
 
 
 def _flat(values: torch.Tensor) -> np.ndarray:
@@ -127,7 +128,7 @@ def _flat(values: torch.Tensor) -> np.ndarray:
 
 
 def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
-    """Mean uncertainty, mean error and number of rows of bins of equal counts, from certain to uncertain."""
+    """Mean uncertainty, mean error and number of rows for bins with equally many rows, from certain to uncertain."""
     order = np.argsort(uncertainty, kind="stable")
     parts = [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
     return [
@@ -137,9 +138,9 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error after the least certain k / NUM_POINTS of the rows are left out, k = 0..NUM_POINTS-1.
+    """Root of the mean error when a share k / NUM_POINTS of the rows, the least certain ones, is left out, for k = 0..NUM_POINTS-1.
 
-    Ties in uncertainty are left out in random order; the result is the expectation over these orders.
+    Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """
     _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]

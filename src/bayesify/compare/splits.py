@@ -1,4 +1,4 @@
-"""Splits of a table's rows into three parts: by fold, with groups kept together, or by time."""
+"""Splits of a table's rows into training, calibration and test rows: by fold, with groups kept together, or by time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bayesify.training.random_streams import derive_seed
 MIN_ROWS = 20
 """Minimum number of rows of a comparison."""
 MAX_SMALL_ROWS = 2000
-"""A fifth of the rows is for testing below this number of rows, otherwise a tenth."""
+"""With fewer rows than this, a fifth of the rows is used for testing, otherwise a tenth."""
 CALIBRATION_SHARE = 0.12
 """Share of the non-test rows that is used for calibration."""
 MIN_CALIBRATION_ROWS = 3
 MIN_GROUPS = 5
-"""Minimum number of different groups: one for testing, one for calibration, and some to train on."""
+"""Minimum number of different groups: one for testing, one for calibration, and the others for training."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Parts:
 
     Args:
         fit: Rows to train on.
-        calibration: Rows to recalibrate intervals on; they are used for nothing else.
-        test: Rows to score on.
+        calibration: Rows on which intervals are recalibrated; they are not used for anything else.
+        test: Rows on which methods are scored.
     """
 
     fit: np.ndarray
@@ -44,7 +44,7 @@ def thinned(count: int, most: int, seed: int) -> np.ndarray:
 
 
 def count_folds(rows: int) -> int:
-    """Number of folds of one repetition, and of blocks of splits by time."""
+    """Number of folds in one repetition, which is also the number of blocks for splits by time."""
     return 5 if rows < MAX_SMALL_ROWS else 10
 
 
@@ -58,21 +58,21 @@ def make_parts(
     groups: np.ndarray | None = None,
     times: np.ndarray | None = None,
 ) -> Parts:
-    """One split. It depends on the seed, but not on the number of other splits.
+    """One split, which depends on the seed but not on the number of splits.
 
-    Split K r + k of N rows tests fold k of repetition r. The K folds of a repetition share no test row. The calibration rows
-    follow the test rows in the same random order. All parts have nearly the same shares of the classes. A standard split keeps
-    its test rows.
+    Split K r + k of N rows uses fold k of repetition r as its test rows. The K folds of a repetition have no test row in
+    common. The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all
+    parts. A split that the data set defines keeps its test rows.
 
     Args:
         values: Targets, [N].
         index: Number of the split.
         seed: Seed of all splits.
         classes: Whether the targets are classes.
-        standard: Pairs of training and test rows, if the data set has its own splits.
+        standard: Pairs of training and test rows, if the data set defines its own splits.
         groups: Group numbers, [N]; rows of one group are in the same part.
-        times: Time of each row, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on all rows
-            before the block; the last of these rows are for calibration.
+        times: Time of each row, [N]. The later half of the rows is then cut into K blocks. Split k tests block k and trains on
+            all rows before the block, the last of which are used for calibration.
 
     Raises:
         InputError: If there are too few rows, groups or blocks.
@@ -96,7 +96,7 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Parts whose calibration rows come from the start of `order`, cut at the end of a group; `sizes` are the group sizes."""
+    """Parts whose calibration rows come from the start of `order`, up to the end of a group. `sizes` are the group sizes."""
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)
@@ -107,10 +107,13 @@ def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = 
 def _by_group(
     values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
 ) -> Parts:
-    """Whole groups in random order; folds have about the same number of rows, or of groups if a few groups hold most rows."""
+    """A split of whole groups in random order. Folds have about equally many rows, or equally many groups if a few groups hold
+    most rows."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     if len(first) < MIN_GROUPS:
-        raise InputError(f"only {len(first)} different groups of rows; splits need at least {MIN_GROUPS} groups")
+        raise InputError(
+            f"there are only {len(first)} different groups of rows; splits need at least {MIN_GROUPS} groups"
+        )
     order = _dealt(values[first], generator, classes)
     folds = min(count_folds(len(values)), len(first))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
@@ -137,7 +140,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
             f"most --splits {blocks}"
         )
     cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
-    # Rows of the same time stay together if there are enough different times.
+    # Rows with the same time stay together if there are enough different times.
     whole = [int(np.searchsorted(times[order], times[order[cut]])) for cut in cuts[:-1]] + [len(order)]
     if len(set(whole)) == len(whole) and whole[0] > 4 * MIN_CALIBRATION_ROWS:
         cuts = whole
@@ -147,7 +150,8 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row indices in random order. With classes, any stretch of the order has about the overall class shares."""
+    """Row indices in random order. If the targets are classes, every stretch of the order has about the same class shares as
+    the whole."""
     if not classes:
         return generator.permutation(len(values))
     place = np.empty(len(values))

@@ -1,4 +1,4 @@
-"""The table of a comparison: means and standard errors over splits, ranks and tests."""
+"""The table of a comparison: means and standard errors over splits, ranks, and tests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bayesify.tables.targets import Task
 from bayesify.tables.written_numbers import significant
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
-"""Results of finished runs by method and split."""
+"""Mapping from pairs (method, split) to the results of finished runs."""
 SIGNIFICANCE_LEVEL = 0.05
 RANKING_SCORE = "nll"
 """The score by which methods are ranked."""
 DATA_PARTS = ("fit", "calibration", "test")
 MIN_NAMED_NATS = 0.02
-"""Minimum difference that matters, in nats per row: 2 % more probability for the truth, or 2 % narrower intervals."""
+"""Minimum difference that matters, in nats per row. It means 2 % more probability for the truth, or 2 % narrower intervals."""
 LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 
@@ -34,10 +34,10 @@ class Column:
     Args:
         key: Key in `MethodRow.means`.
         heading: Heading for readers.
-        unit: Unit for readers; empty for none.
-        factor: Factor from the stored number to the shown number.
-        digits: Digits after the decimal point; `None` for three significant digits.
-        better: `"low"`, `"high"`, or the best value.
+        unit: Unit for readers; empty if the column has no unit.
+        factor: Factor by which the stored number is multiplied before it is shown.
+        digits: Number of digits after the decimal point; `None` for three significant digits.
+        better: `"low"` or `"high"` if lower or higher values are better, or the best value.
     """
 
     key: str
@@ -85,15 +85,15 @@ class MethodRow:
     Args:
         name: Name in code and on the command line.
         title: Name for readers.
-        splits: Splits that count.
-        means: Mean of every score and cost; `None` if it is unknown.
+        splits: Splits from which the means are computed.
+        means: Mean of every score and cost; `None` if a mean is unknown.
         errors: Standard errors of the means; `None` for a single split.
-        failure: Why some or all runs failed; empty if none did.
+        failure: Reason why some or all runs failed; empty if no run failed.
         behind: Difference of this method's NLL from the NLL of the best method; `None` for the best method and for methods
             without a rank.
         p: p-value of this difference, adjusted for the number of methods; NaN if the difference cannot be tested.
-        standing: `LEADS` if the method is tied with the best; `BEHIND` if this method, or one ranked above it, is clearly behind;
-            otherwise `UNCLEAR`.
+        standing: `LEADS` if the method is tied with the best method. `BEHIND` if this method, or a method ranked above it, is
+            clearly behind. Otherwise `UNCLEAR`.
     """
 
     name: str
@@ -113,19 +113,20 @@ class MethodRow:
 
     @property
     def clearly_behind(self) -> bool:
-        """Whether the best method is better by the paired test, and by enough to matter."""
+        """Whether the best method is better according to the paired test, and by enough to matter."""
         return self.behind is not None and is_clear(self.behind, self.p)
 
     @property
     def tied(self) -> bool:
-        """Whether the method is within a standard error of the best method, too little behind to matter, or untested."""
+        """Whether the method is tied with the best: within a standard error of it, too little behind to matter, or not tested."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither chance nor too small to matter. An adjusted p-value `p` replaces the difference's own."""
+    """Whether a difference is neither due to chance nor too small to matter. An adjusted p-value `p` replaces the difference's
+    own p-value."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 
@@ -162,18 +163,18 @@ class Summary:
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Methods in `leading` that rank above all other methods. The rest of `leading` are tied only because their scores
-        vary.
+        """Methods in `leading` that rank above all methods outside `leading`. The other methods in `leading` are tied only
+        because their scores vary.
         """
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """Entries of a method's runs under two keys, such as `"scores"` and `"nll"`; one entry per split."""
+        """One entry per split from a method's runs, found by two keys such as `"scores"` and `"nll"`."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of different rows that the splits test, at most all rows."""
+        """Number of different rows that the splits test."""
         known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
         counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
         tested = sum(rows["test"] for rows in counts)
@@ -186,7 +187,7 @@ class Summary:
         return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
 
     def difference(self, worse: str, better: str) -> Difference:
-        """Difference between the NLLs of two ranked methods, using the NLL of each row if it is known."""
+        """Difference between the NLLs of two ranked methods. It uses the NLL of each row if this is known."""
         first, second = (self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better))
         losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
         if any(loss is None for part in losses for loss in part):
@@ -197,7 +198,7 @@ class Summary:
     def chosen_elsewhere(self) -> list[str]:
         """For each split, the method with the lowest mean NLL on all other splits; empty for a single split.
 
-        The choice does not inflate the chosen method's score on the left-out split.
+        The left-out split does not influence the choice, so the chosen method's score on this split is not optimistic.
         """
         names = [row.name for row in self.ranked]
         table = np.array([self.of_splits(name, "scores", RANKING_SCORE) for name in names])
@@ -206,7 +207,7 @@ class Summary:
         return [names[int(np.delete(table, split, 1).mean(1).argmin())] for split in range(table.shape[1])]
 
     def row(self, name: str) -> MethodRow | None:
-        """A ranked method by name."""
+        """The row of a ranked method; `None` if the method is not ranked."""
         return next((row for row in self.ranked if row.name == name), None)
 
 
@@ -278,7 +279,7 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
 
 MISSING_MARK = "–"
 MIN_HUGE_SCORE = 1e5
-"""Scores of at least this size come from a method that failed, and are shown as powers of ten."""
+"""Scores of at least this size come from a method that failed. They are shown as powers of ten."""
 
 
 def show(value: float | None, column: Column) -> str:

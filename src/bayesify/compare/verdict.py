@@ -28,16 +28,16 @@ from bayesify.tables.written_numbers import significant
 REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve at which a fifth of the rows is left out."""
 GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
-"""A calibration error is good enough if it is at most the first value, or above the smallest error of the tied methods by at most
-the second value."""
+"""A calibration error is good enough if it is at most `GOOD_CALIBRATION_ERROR`, or if it exceeds the smallest error of the tied
+methods by at most `TIED_CALIBRATION_GAP`."""
 MAX_COVERAGE_ERROR = 0.06
-"""If two standard errors of a coverage exceed this, there are too few test rows to judge the coverage."""
+"""If twice the standard error of a coverage exceeds this value, there are too few test rows to judge the coverage."""
 MIN_COVERAGE_GAP = 0.015
-"""A coverage that deviates from its level by less than this is never called wrong."""
+"""A coverage that deviates from its level by less than this value is never called wrong."""
 MIN_THIRD_GAP = 0.08
-"""A third of the predictions is reported if the coverage of its 90 % intervals deviates from 90 % by at least this."""
+"""A third of the predictions is reported if the coverage of its 90 % intervals deviates from 90 % by at least this value."""
 MIN_DETECTION_AUROC = 0.8
-"""Smallest AUROC at which out-of-distribution rows count as detected."""
+"""Out-of-distribution rows count as detected if the AUROC is at least this value."""
 MAX_NAMES = 4
 RIVAL_WORDS = {
     "constant": "a constant guess",
@@ -60,9 +60,9 @@ class Verdict:
             methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the best,
             but at least one is not clearly worse by the test. `"nothing"`: no method is clearly better than a constant guess.
             `"untested"`: there was a single split.
-        pick: Method to use: the best method, or in a tie the cheapest of the tied methods with accurate uncertainty.
-        network: `pick`, if bayesify can fit it. Otherwise the best Bayesian method that is tied with it, or the best network;
-            `None` if no network was ranked.
+        pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
+        network: `pick`, if bayesify can fit this method. Otherwise the best Bayesian method that is tied with `pick`, or the
+            best network if none is tied; `None` if no network was ranked.
         sentences: Reasons in plain words, each a sentence or two.
         details: Reasons in numbers.
     """
@@ -119,7 +119,7 @@ def _no_guesses(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def why_picked(pick: MethodRow, summary: Summary) -> str:
-    """The reason in words for a choice among tied methods."""
+    """Words that give the reason for a choice among tied methods."""
     rows = _no_guesses(summary.contenders)
     if len(rows) == 1:
         return "the best of them on average"
@@ -128,11 +128,11 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or about as accurate as any other method's uncertainty."""
+    """The cheapest method whose stated uncertainty is accurate, or about as accurate as that of any other method."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    # Few rows cannot distinguish smaller errors.
+    # With few rows, smaller errors cannot be distinguished.
     enough = max(GOOD_CALIBRATION_ERROR, least + TIED_CALIBRATION_GAP, 1 / math.sqrt(max(1, num_rows)))
     close = [row for row in rows if (errors[row.name] or 0.0) <= enough]
     return min(close, key=lambda row: cost_rank(row.name))
@@ -214,7 +214,7 @@ def _choice(
 
 
 def _more(nats: float) -> str:
-    """A difference in NLL as a ratio of probabilities, in words to be followed by a method's name."""
+    """Words for a difference in NLL as a ratio of probabilities; the name of a method must follow."""
     ratio = math.exp(min(nats, 50.0))
     return (
         f"{100 * (ratio - 1):.2g} % more probability than" if ratio < 2 else f"{ratio:.2g} times as much probability as"
@@ -242,7 +242,7 @@ def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Seque
 
 
 def _majority(summary: Summary, classes: Sequence[str]) -> tuple[str, float] | None:
-    """The most frequent class of test rows and its share, if it is known."""
+    """The most frequent class among the test rows and its share; `None` for a regression, or if the share is unknown."""
     if summary.task == "regression" or not classes or summary.best is None:
         return None
     counts = _confusion(summary.best, summary, len(classes)).sum(1)
@@ -252,7 +252,7 @@ def _majority(summary: Summary, classes: Sequence[str]) -> tuple[str, float] | N
 
 
 def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
-    """Counts by true and by predicted class over all splits, [C, C]."""
+    """Number of test rows for each true class and each predicted class, over all splits, [C, C]."""
     tables = [table or [0] * number**2 for table in summary.of_splits(row.name, "curves", "confusion")]
     return np.asarray(np.sum(tables, axis=0)).reshape(number, number)
 
@@ -260,7 +260,7 @@ def _confusion(row: MethodRow, summary: Summary, number: int) -> np.ndarray:
 def recalls(
     row: MethodRow, summary: Summary, classes: Sequence[str]
 ) -> list[tuple[str, float, float | None, float | None]]:
-    """Label of each class, its share of rows, its recall, and its precision (`None` if the class is never predicted)."""
+    """For each class, its label, its share of the rows, its recall, and its precision (`None` if the class is never predicted)."""
     counts = _confusion(row, summary, len(classes))
     total, each = max(1, counts.sum()), zip(classes, counts.diagonal(), counts.sum(1), counts.sum(0), strict=True)
     return [
@@ -284,7 +284,7 @@ def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> l
 
 
 def _after_choosing(summary: Summary) -> list[str]:
-    """The score of the winner on rows that had no part in choosing it."""
+    """The winner's score on rows that had no part in choosing the winner."""
     names, best = summary.chosen_elsewhere(), summary.best
     if not names or best is None or len(summary.ranked) < 2:
         return []
@@ -306,7 +306,7 @@ def _after_choosing(summary: Summary) -> list[str]:
 
 
 def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
-    """Whether stated intervals or sets can be trusted, at every level and over the range of predictions."""
+    """Sentences that say whether intervals or sets can be trusted, at every level and over the range of predictions."""
     regression = summary.task == "regression"
     what = "intervals" if regression else "sets of classes"
     tested = sum(summary.of_splits(row.name, "rows", "test"))
@@ -344,7 +344,7 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
         if cover < level:
             return "too narrow" if regression else "too small"
         if regression:
-            return "wider than needed"  # sets consist of whole classes, so they cover more than they state
+            return "wider than needed"  # sets consist of whole classes, so their coverage exceeds the stated level
     return "about right" if chance <= MAX_COVERAGE_ERROR else "no error visible with so few rows"
 
 
@@ -373,7 +373,7 @@ def _thirds(row: MethodRow, tested: int) -> list[str]:
 
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether the uncertainty of this method, or otherwise of an equally good one, shows which rows to check."""
+    """A sentence that says whether the uncertainty of this method, or of an equally good one, shows which rows to check."""
     if effect := _effect(row, summary):
         return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
@@ -390,7 +390,8 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
 
 
 def _effect(row: MethodRow, summary: Summary) -> str:
-    """Error or accuracy of the other rows when the least certain fifth is left out; empty if that does not help."""
+    """Words for the error or accuracy of the remaining rows when the least certain fifth is left out; empty if this does not
+    help."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":
@@ -401,7 +402,8 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
-    """Whether this method detects out-of-distribution rows, if there were any, and which method detects them best."""
+    """Sentences that say whether this method detects out-of-distribution rows, and which method detects them best; empty
+    without such rows."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:
@@ -428,7 +430,7 @@ def _noticed(row: MethodRow) -> float | None:
 
 
 def _details(summary: Summary) -> list[str]:
-    """Negative log-likelihoods and tests, for readers who know statistics."""
+    """Sentences with negative log-likelihoods and tests, for readers who know statistics."""
     best, number = summary.ranked[0], len(summary.splits)
     error = best.errors.get(RANKING_SCORE)
     over = f"over {number} splits" if number > 1 else "on one split"
@@ -455,7 +457,7 @@ def _words(row: MethodRow) -> str:
 
 
 def capital(words: str) -> str:
-    """Words with a capital, for the start of a sentence."""
+    """The words with a capital first letter, for the start of a sentence."""
     return f"{words[0].upper()}{words[1:]}"
 
 

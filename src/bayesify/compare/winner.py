@@ -1,4 +1,4 @@
-"""The recommended method of a comparison, trained on all rows, in a folder for `bayesify predict`."""
+"""The recommended method of a comparison, trained on all rows and stored in a folder for `bayesify predict`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Winner:
 def train_winner(
     question: Question, table: ComparedTable, summary: Summary, verdict: Verdict | None, folder: Path
 ) -> Winner | None:
-    """Train the recommended network on all rows of the comparison and write it to the folder; `None` if no network was ranked.
+    """Train the recommended network on all rows of the comparison and store it in the folder; `None` if no network was ranked.
 
-    The method is trained as `bayesify fit` trains it; its scores come from the comparison.
+    The network is trained in the same way as by `bayesify fit`. Its scores come from the comparison.
     """
     if verdict is None or verdict.network is None or table.frame is None:
         return None
@@ -70,7 +70,7 @@ def train_winner(
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:
-    """Scores of a method in the comparison, under the names that a model's scores have."""
+    """A method's scores in the comparison, under the names that are used for the scores of a stored model."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}
@@ -109,7 +109,7 @@ def _error(row: MethodRow) -> str:
 
 
 def commands(winner: Winner, summary: Summary, table: ComparedTable, question: Question, folder: Path) -> list[str]:
-    """Commands to type next: one to predict with the model, and one to train another method on the same table."""
+    """Suggested next commands: one predicts with the model, and one trains another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
     other = (others or [name for name in (*PORTFOLIO[1:], *PORTFOLIO[:1]) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data
