@@ -105,8 +105,8 @@ def test_decisions_have_the_least_expected_cost(predict, tmp_path):
     ("target", "options", "words"),
     [
         ("price", ["--quantiles", "0.5,1.2"], "--quantiles 1.2: give a number between 0 and 1"),
-        ("price", ["--quantiles", "half"], "--quantiles half: not a number"),
-        ("price", ["--above", "nan"], "--above nan: not a number"),
+        ("price", ["--quantiles", "half"], "--quantiles half: this is not a number"),
+        ("price", ["--above", "nan"], "--above nan: this is not a number"),
         (
             "price",
             ["--costs", "a=1"],
@@ -116,7 +116,7 @@ def test_decisions_have_the_least_expected_cost(predict, tmp_path):
         ("kind", ["--above", "3"], "--above: this option is for models that predict numbers, but 'kind' holds classes"),
         ("kind", ["--quantiles", "0.5"], "--quantiles: this option is for models that predict numbers"),
         ("kind", ["--costs", "calm:wlid, very=3"], "--costs calm:wlid: 'wlid' is not a class; known: a:b, calm"),
-        ("kind", ["--costs", "calm:a:b=much"], "--costs much: not a number"),
+        ("kind", ["--costs", "calm:a:b=much"], "--costs much: this is not a number"),
         ("kind", ["--costs", "nowhere.csv"], "--costs nowhere.csv: this is neither a file nor a cost such as"),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_does_not_fit_leaves_the_folder_as_it_was(folder, tmp_path):
     new.drop(columns="area").to_csv(tmp_path / "less.csv", index=False)
     new.assign(area="much").to_csv(tmp_path / "texts.csv", index=False)
     for words, said in (
-        (["less.csv"], "less.csv: column 'area' of"),
+        (["less.csv"], "less.csv: column 'area', which"),
         (["texts.csv"], "texts.csv: column 'area' holds texts, but it held numbers when"),
         (["new.csv", "--target", "price"], "--target: --update takes this setting from"),
         (["new.csv", "--method", "laplace"], "--method: --update takes this setting from"),

@@ -1,4 +1,4 @@
-"""From a table to a model in a folder, and from new rows to predictions: `bayesify fit` and `bayesify predict`."""
+"""`bayesify fit` turns a table into a model in a folder, and `bayesify predict` turns new rows into predictions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from bayesify.version import __version__
 FORMAT_VERSION = 4
 """Version of the folder's format."""
 MAX_TEXT_CHARACTERS = 80
-"""Maximum number of characters of a text that the folder keeps."""
+"""Texts in the folder are cut after this many characters."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Column(Plain):
         texts: Most frequent texts of the column.
         num_different: Number of different cells.
         num_missing: Number of empty cells.
-        knots: Quantiles of the numbers, or of the dates in days; 21 at most.
-        shares: Share of the nonempty cells that are at most each knot, or that equal each of `texts`.
+        knots: Quantiles of the numbers, or of the dates in days; at most 21.
+        shares: For each knot, the share of the nonempty cells that are at most this knot. For each of `texts`, the share of the
+            nonempty cells that are equal to this text.
     """
 
     name: str
@@ -48,27 +49,27 @@ class About(Plain):
     """Facts about a model in a folder.
 
     Args:
-        table: Name of the file that the model was trained on.
+        table: Name of the file on which the model was trained.
         target: Name of the column that the model predicts.
         task: `"regression"` or `"classification"`.
         num_rows: Number of training rows.
         fingerprint: Hash of the training rows.
-        columns: Contents of the columns, without the target.
+        columns: Contents of all columns except the target.
         target_column: Contents of the target column.
-        choices: Method, likelihood and transform that were chosen, and their scores.
-        scores: Scores by name, on rows that the model had not seen.
+        choices: Chosen method, likelihood and transform, and their scores.
+        scores: Mapping from names to scores, computed on rows that the model had not seen.
         scored_on: Description of the scored rows.
-        notes: Sentences about how the table was read.
+        notes: Sentences that say how the table was read.
         seed: Seed of the training run.
-        missing: Texts that stand for empty cells, in addition to the usual ones.
-        commas: Columns whose numbers the table writes with a decimal comma.
+        missing: Texts that stand for empty cells, in addition to the usual texts.
+        commas: Columns whose numbers have a decimal comma in the table.
         version: Version of bayesify that wrote the folder.
         format: Version of the folder's format.
         groups: Scores of groups of rows that the model had not seen.
-        groups_on: Description of the rows behind `groups` and `confusion`.
-        confusion: Number of rows by true class and predicted class.
+        groups_on: Description of the rows from which `groups` and `confusion` were computed.
+        confusion: Number of rows for each true class and each predicted class.
         rows_sha256: Checksum of the file of training rows; empty if the folder has no such file.
-        identifiers: Columns that the model does not use and that hold a different cell in every training row.
+        identifiers: Columns that the model does not use and whose cells are all different in the training rows.
     """
 
     table: str
@@ -95,5 +96,5 @@ class About(Plain):
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about how the table was read and which columns were left out, without duplicates."""
+        """Sentences, without duplicates, that say how the table was read and which columns were left out."""
         return list(dict.fromkeys((*self.notes, *self.choices.get("left_out", ()))))

@@ -1,4 +1,4 @@
-"""The model card: what the model predicts, how well, from which columns, and what it is not for."""
+"""The model card, which says what the model predicts, how well, from which columns, and what the model is not for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from bayesify.serving.about import About, Column
 from bayesify.tables.written_numbers import shown, significant
 
 MAX_TEXTS = 5
-"""Maximum number of texts of a column that the page lists."""
+"""Maximum number of texts that the page lists for a column."""
 METRIC_WORDS = {
     "crps": "CRPS, the absolute error of the whole predicted distribution, in the target's unit (lower is better)",
     "log_loss": "log-loss, the mean of -ln(probability given to the true class); 0 is perfect (lower is better)",
     "rmse": "typical error (root mean squared error), in the target's unit (lower is better)",
     "accuracy": "share of rows whose predicted class is right",
 }
-"""Scores in words; `WORDS_OF_LEVEL` has the scores that depend on a level."""
+"""Descriptions of scores; `WORDS_OF_LEVEL` describes the scores that depend on a level."""
 WORDS_OF_LEVEL = {
     "coverage": "share of rows whose true value is inside their {} % interval",
     "width": "mean width of the {} % intervals, in the target's unit",
@@ -48,11 +48,11 @@ TRANSFORMS = {
     "log1p": "the logarithm of 1 + the target",
     "sqrt": "the square root of the target",
 }
-"""The default method's choices in words."""
+"""Descriptions of the default method's choices."""
 
 
 def words_of(score: str) -> str:
-    """A score in words."""
+    """The description of a score."""
     kind, _, level = score.rpartition("_")
     return (
         WORDS_OF_LEVEL[kind].format(level)
@@ -62,7 +62,7 @@ def words_of(score: str) -> str:
 
 
 def render_card(about: About, figure: str = "") -> str:
-    """The model card in Markdown. `figure` is the name of a file with figures; empty for none."""
+    """The model card in Markdown. `figure` is the name of a file with figures, or empty if there is none."""
     target = about.target_column
     lines = [
         f"# {_text(about.target)}, predicted from {_text(about.table)}",
@@ -96,9 +96,10 @@ def render_card(about: About, figure: str = "") -> str:
         "",
         "## What the model is not for",
         "",
-        "- Rows unlike the training rows: values outside the ranges above, texts that are not listed, another place or time. "
-        "Predictions mark such rows as `unusual`, but a row without this mark may still be unusual.",
-        "- Cause and effect: the model knows which values occur together, not what happens if you change a value.",
+        "- Rows unlike the training rows: rows with values outside the ranges above or with texts that are not listed, "
+        "or rows from another place or time. Predictions mark such rows as `unusual`, but a row without this mark may "
+        "still be unusual.",
+        "- Cause and effect: the model knows which values occur together, but not what happens if you change a value.",
         "- Guarantees for each group: intervals contain their share of rows on average over rows like the training rows, "
         "but not necessarily in every group.",
         "- Decisions about people without a person who is accountable for them.",
@@ -135,7 +136,7 @@ def _groups(about: About) -> list[str]:
 
 
 def _confusion(about: About) -> list[str]:
-    """The table of rows by true class and predicted class."""
+    """The table with the number of rows for each true class and each predicted class."""
     if not about.confusion:
         return []
     labels = [_text(label) for label in about.target_column.texts]

@@ -1,4 +1,4 @@
-"""A table in parts, so that a table of millions of rows never has to fit into memory."""
+"""Reading a table in parts, so that a table with millions of rows need not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PART_ROWS = 20_000
-"""Number of rows of a part."""
+"""Number of rows per part."""
 MAX_WHOLE_BYTES = 4 << 20
 """Files up to this size are read as a whole."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a table in order; they can be read several times.
+    """The parts of a table, in order. They can be read several times.
 
-    Iterating yields for each part the number of rows before it, its rows with a running index, and the notes.
+    For each part, iteration yields the number of rows before the part, the rows of the part with a running index, and the notes.
 
     Args:
         path: Path of the file.
         frames: Function that reads the parts, beginning with the first.
-        notes: Sentences about how the file was read.
+        notes: Sentences that say how the file was read.
     """
 
     path: Path
@@ -47,10 +47,10 @@ class Parts:
 
 
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
-    """Read a table in parts, which together equal the table from `read_table`.
+    """Read a table in parts; together, the parts are equal to the result of `read_table`.
 
-    Encoding, separator and style of numbers are detected from the whole file. CSV is read several times and Parquet by row groups,
-    so that memory holds one part. Other files are read as a whole. Nothing is written.
+    Encoding, separator and style of numbers are detected from the whole file. A CSV file is read several times, and a Parquet
+    file by row groups, so that memory holds only one part. Other files are read as a whole. No file is written.
 
     Raises:
         InputError: In the same cases as `read_table`, with the same messages, and if the file changes while it is read.
@@ -71,7 +71,7 @@ def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None
 
 
 def _unchanged(path: Path, frames: Iterator[DataFrame]) -> Iterator[DataFrame]:
-    """Parts of a file, checked for changes of the file after each part."""
+    """The parts of a file. After each part, the file is checked for changes."""
     before = path.stat()
     for frame in frames:
         yield frame

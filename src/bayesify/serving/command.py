@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Table = Annotated[
     str, typer.Argument(metavar="TABLE", help="A CSV, Excel, Parquet or JSON file, or - for standard input.")
 ]
-MethodName = Annotated[str, typer.Option(help="auto, a name from 'bayesify methods', or temperature_scaled.")]
-FolderOut = Annotated[Path | None, typer.Option(help="Folder of the model (default: bayesify-model-NAME).")]
+MethodName = Annotated[str, typer.Option(help="auto, temperature_scaled, or a name that 'bayesify methods' lists.")]
+FolderOut = Annotated[Path | None, typer.Option(help="Folder for the model (default: bayesify-model-NAME).")]
 Quick = Annotated[bool, typer.Option("--quick", help="Train briefly, for a first look.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")]
@@ -38,8 +38,8 @@ Update = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Retrain the model in FOLDER with the additional rows in TABLE. Unless the model was fitted with --keep-rows, "
-        "TABLE must contain its old rows first, then the new ones.",
+        help="Retrain the model in FOLDER with the additional rows in TABLE. Unless the model was fitted with "
+        "--keep-rows, TABLE must contain the old rows first, then the new rows.",
     ),
 ]
 
@@ -57,15 +57,23 @@ IntervalLevel = Annotated[float, typer.Option(help="Share of rows whose true val
 Quantiles = Annotated[str, typer.Option(help="Quantiles of a numeric target to write, such as 0.1,0.5,0.9.")]
 Above = Annotated[
     str,
-    typer.Option(help="Write the probability that the target exceeds this number, such as 500000, or each of several."),
+    typer.Option(
+        help="Write the probability that the target exceeds this number, such as 500000. Separate several "
+        "numbers by commas."
+    ),
 ]
 Below = Annotated[
-    str, typer.Option(help="Write the probability that the target stays below this number, or each of several.")
+    str,
+    typer.Option(
+        help="Write the probability that the target stays below this number. Separate several numbers by commas."
+    ),
 ]
 DecisionCosts = Annotated[
     str,
     typer.Option(
-        "--costs", help="Write the decision of least expected cost: TRUTH:DECISION=COST,... or a CSV of costs."
+        "--costs",
+        help="Write the decision with the lowest expected cost, given costs as TRUTH:DECISION=COST,... or as "
+        "a CSV file.",
     ),
 ]
 Explain = Annotated[
@@ -96,10 +104,10 @@ def fit(
     keep_rows: KeepRows = False,
     update: Update = None,
 ) -> None:
-    """Train a model on a table and store it in a folder, for bayesify predict.
+    """Train a model on a table and store the model in a folder, for use with bayesify predict.
 
-    Texts, dates and empty cells need no preparation. The folder holds the model, facts about it, and MODEL.md, a page to read.
-    The last line printed is the folder's path. With --update, the model in a folder is trained again with more rows.
+    Texts, dates and empty cells need no preparation. The folder holds the model, facts about the model, and MODEL.md, a page to
+    read. The last printed line is the folder's path. With --update, the model in a folder is trained again with more rows.
     """
     need("fit", "pandas", "sklearn", extra="compare")
     from bayesify.serving.sources import short_name
@@ -137,7 +145,7 @@ def fit(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other updates. Otherwise, the second of two simultaneous updates would lose the rows of the first."""
+    """Lock a folder against other updates, because the second of two simultaneous updates would lose the rows of the first."""
     from bayesify.storage.locks import locked  # imported only for an update, because it imports torch
 
     with locked(folder / LOCK) if folder.is_dir() else nullcontext():
@@ -148,13 +156,14 @@ def _check_free(folder: Path, force: bool) -> None:
     from bayesify.tables.errors import InputError
 
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not force)):
-        raise InputError(f"{folder}: already exists; give another --out, or --force to replace it")
+        raise InputError(f"{folder}: this folder already exists; give another --out, or use --force to replace it")
 
 
 def _train(
     table: str, target: str, reading: Reading, check: Callable[[], None], *, task: Task | None, **options: Any
 ) -> ModelFolder:
-    """Train a model on a table. `check` is called after the target is found, so that a misspelled target is reported first."""
+    """Train a model on a table. `check` is called after the target has been found, so that a misspelled target is reported
+    first."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 
@@ -179,7 +188,8 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
 
     if given:
         raise InputError(
-            f"{given[0]}: --update takes this setting from {folder}; leave it out, or train a new model without --update"
+            f"{given[0]}: --update takes this setting from {folder}; omit the option, or train a new model without "
+            "--update"
         )
     source = read_source(table, like_training(read_about(folder), reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
@@ -217,10 +227,10 @@ def predict(
     encoding: terminal.Encoding = "",
     missing: terminal.Missing = "",
 ) -> None:
-    """Predict the rows of a table with the model in a folder, and write a CSV with intervals or probabilities.
+    """Predict the rows of a table with the model in a folder, and write a CSV file with intervals or probabilities.
 
     Rows keep their order. If the table holds the target, scores are printed. Columns that differ from training are listed.
-    The last line printed is the path of the CSV.
+    The last printed line is the path of the CSV file.
     """
     need("predict", "pandas", "sklearn", extra="compare")
     errors = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Distances between the columns of new rows and of the training rows."""
+"""Distances between the columns of new rows and the columns of the training rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIN_DISTANCE = 0.1
-"""Minimum distance that is reported. A reported distance is also larger than chance explains for this number of rows."""
+"""Minimum distance that is reported. A reported distance must also be larger than chance can explain for the number of rows."""
 MAX_REPORTED_COLUMNS = 10
 
 
 class Drift:
-    r"""Distances between the columns of the training rows and of new rows, which come in parts.
+    r"""Distances between the columns of the training rows and the columns of new rows, which are added part by part.
 
-    The distance of numbers and dates is the largest difference between the shares of cells up to a value,
-    $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), over quantiles t of the training rows. The distance of texts is half the sum of the
-    differences of shares. The distance of empty cells is the difference of their shares. A column is reported if its distance
-    exceeds both `MIN_DISTANCE` and the distance that two samples of one distribution exceed by chance in about 1 of 100 cases.
+    For numbers and dates, the distance is $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), where F and G are the shares of cells that
+    are at most t, and t are quantiles of the training rows. For texts, it is half the sum of the absolute differences between the
+    shares of each text. For empty cells, it is the difference between the shares of empty cells. A column is reported if its
+    distance exceeds both `MIN_DISTANCE` and a distance that two samples of one distribution exceed by chance in about 1 of 100
+    cases.
 
     Args:
-        about: Facts about the model, with the shares of its training rows.
-        day_first: Date columns that write the day before the month.
+        about: Facts about the model, which include the shares in the training rows.
+        day_first: Date columns in which the day comes before the month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:
@@ -55,12 +56,13 @@ class Drift:
                 self._counts[column.name] += np.searchsorted(values, column.knots, side="right")
 
     def moved(self) -> tuple[str, ...]:
-        """Sentences about the columns that have moved, largest distance first."""
+        """One sentence for each column that differs from training; the largest distance comes first."""
         found = [entry for column in self._columns for entry in (self._shares(column), self._gaps(column)) if entry]
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
     def _shares(self, column: Column) -> tuple[float, str] | None:
-        """Distance between a column's nonempty cells here and in training, with a sentence; `None` if the distance is small."""
+        """The distance between a column's nonempty cells here and in training, and a sentence about it; `None` if the distance is
+        small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
             return None
@@ -85,7 +87,8 @@ class Drift:
         return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
 
     def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """Difference between a column's shares of empty cells here and in training, with a sentence; `None` if it is small."""
+        """The difference between a column's shares of empty cells here and in training, and a sentence; `None` if the difference
+        is small."""
         if not self._num_rows:
             return None
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained

@@ -1,4 +1,4 @@
-"""Training on a table: reads the rows, fits the estimator, scores it, and describes the result."""
+"""Training on a table: read the rows, fit the estimator, score it, and describe the result."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 HELD_OUT_FRACTION = 5
-"""To score a method that was chosen by name, one row in this many is held out."""
+"""To score a named method, one in this many rows is held out."""
 MIN_ROWS = 20
 OUT_OF_FOLD = "all rows, each predicted by a network that had not seen it"
 MAX_TEXTS = 20
 """Maximum number of texts of a column that the folder lists."""
 NUM_KNOTS = 21
-"""Number of quantiles of a column that the folder keeps, to measure how far new rows have moved."""
+"""Number of quantiles of a column that the folder keeps. They serve to measure how far new rows differ from the training rows."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scored:
     """Scores of a method on rows that it has not seen.
 
     Args:
-        scores: Scores by name, see `Scores.means`.
+        scores: Mapping from names to scores; see `Scores.means`.
         where: Description of the scored rows.
         held_out: Predictions of the scored rows, if they are known.
         rows: Indices of the scored rows in the table, [N].
@@ -70,25 +70,25 @@ def fit_table(
 ) -> ModelFolder:
     """Train an estimator on a table.
 
-    The default method scores itself, because each of its members holds out different rows. A method that is chosen by name
-    and has no known scores is trained twice: first without a fifth of the rows, which are used to score it, then on all rows.
+    The default method needs no extra training run for its scores, because each of its members holds out different rows. Any other
+    method without known scores is trained twice: first without a fifth of the rows, on which it is scored, then on all rows.
 
     Args:
         frame: The table.
         target: Name of the column to predict.
         name: Name of the table.
-        notes: Sentences about how the table was read.
+        notes: Sentences that say how the table was read.
         method: `"auto"`, or the name of a method.
-        task: Kind of target; `None` to detect it.
+        task: Kind of target; `None` to detect the kind.
         ignore: Columns to leave out.
         seed: Seed of everything random.
-        scored: Scores of the method on rows that it has not seen, if they are known.
-        missing: Texts that stand for empty cells, in this table and in tables to predict.
-        keep_rows: Whether the folder stores the training rows, with the columns that are used, for `update_table`.
-        options: More parameters of the estimator, such as `effort`.
+        scored: Scores of the method on rows that it has not seen; `None` if they are not known.
+        missing: Texts that stand for empty cells in this table and in tables that will be predicted.
+        keep_rows: Whether the folder stores the columns of the training rows that the model uses, for `update_table`.
+        options: Further parameters of the estimator, such as `effort`.
 
     Raises:
-        InputError: If the table, target, method or columns are unusable.
+        InputError: If the table, the target, the method or the columns cannot be used.
     """
     target = find_column(frame, target, name)
     found, values, inputs = read_rows(frame, target, name, task, ignore)
@@ -140,7 +140,7 @@ def _identifies(column: Series) -> bool:
 
 
 def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFolder:
-    """A model with its groups, confusion table and figures, if predictions of rows that it had not seen are known."""
+    """The model with scores of groups, a confusion table and figures, if its predictions of unseen rows are known."""
     if seen.held_out is None:
         return model
     about, estimator = model.about, model.estimator
@@ -156,11 +156,11 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """The target, its values or labels, and the inputs, for the rows that have a target."""
+    """The target, its values or labels, and the inputs of the rows that have a target."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))
-            raise InputError(f"--ignore {column}: {name} has no such column to leave out; {what}")
+            raise InputError(f"--ignore {column}: {name} has no input column with this name; {what}")
     found = read_target(frame[target], task)
     if len(found.rows) < MIN_ROWS:
         raise InputError(f"{name}: only {len(found.rows)} rows have a target; a model needs at least {MIN_ROWS} rows")
@@ -171,7 +171,7 @@ def read_rows(
 def _hold_out(
     estimator: BayesianRegressor | BayesianClassifier, cells: DataFrame, values: np.ndarray, seed: int
 ) -> Scored:
-    """Scores, on held-out rows, of a first training run without these rows."""
+    """Scores on held-out rows, from a first training run without these rows."""
     held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])
     if isinstance(estimator, BayesianClassifier):
@@ -190,8 +190,8 @@ def _hold_out(
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
-    """A frame whose columns accept any kind of cell in new rows. Estimators treat a frame of finite numbers as an array, and new
-    rows with an empty cell would not fit this array.
+    """The frame, changed so that new rows may have empty cells. Otherwise estimators treat a frame of finite numbers as an array,
+    and refuse new rows with an empty cell.
     """
     from pandas.api import types
 
@@ -221,7 +221,7 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
 
 
 def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
-    """A hash of rows and target. Equal hashes mean that models were made from the same data; 1 and 1.0 count as the same."""
+    """A hash of the rows and the target. Equal hashes mean that models were trained on the same data; 1 and 1.0 count as equal."""
     from pandas.api import types
     from pandas.util import hash_pandas_object
 

@@ -1,4 +1,4 @@
-"""A trained estimator in a folder: its file, facts about it, and its model card."""
+"""A folder with a trained estimator, the facts about it, and its model card."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.json.gz"
-"""Names of the files: the estimator with preparation and recalibration, the facts about the model, the model card, its figures, and
-the training rows, if they are kept."""
+"""Names of the files: the estimator with its preparation and recalibration, the facts about the model, the model card, the
+figures of the card, and the training rows if they are kept."""
 OLD_ROWS = "rows.csv.gz"
 """Name of the file of training rows that earlier versions wrote."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
-"""Keys of two checksums: of the facts, in `model.safetensors`; and of `model.safetensors`, in `model.json`."""
+"""Keys of two checksums. The checksum of the facts is stored in `model.safetensors`, and the checksum of `model.safetensors` is
+stored in `model.json`."""
 
 T = TypeVar("T")
 
@@ -41,9 +42,9 @@ class ModelFolder:
     Args:
         estimator: Estimator that was trained on a data frame.
         about: Facts about the model.
-        remarks: Warnings about a folder that was read, as sentences.
-        figure: Figures of the model card, as SVG; empty for none, and in a folder that was read.
-        rows: Training rows to store in the folder; `None` for none, and in a folder that was read.
+        remarks: Sentences that warn about a folder that was read.
+        figure: Figures of the model card, as SVG; empty if there are none, or if the folder was read.
+        rows: Training rows to store in the folder; `None` if no rows are stored, or if the folder was read.
     """
 
     estimator: BayesianRegressor | BayesianClassifier
@@ -53,13 +54,13 @@ class ModelFolder:
     rows: DataFrame | None = None
 
     def write(self, folder: Path) -> None:
-        """Write all files or none: see `write_together`.
+        """Write all files or none; see `write_together`.
 
         `model.safetensors` holds the checksum of the facts, and `model.json` holds the facts and the checksum of
         `model.safetensors`. The checksums prevent files of two models from being mixed up.
 
         Raises:
-            OSError: If the folder cannot be written; its old contents are then still there.
+            OSError: If the folder cannot be written. Its old contents are kept in this case.
         """
         rows = b"" if self.rows is None else pack_rows(self.rows)
         about = replace(self.about, rows_sha256=hashlib.sha256(rows).hexdigest() if rows else "")
@@ -77,14 +78,15 @@ class ModelFolder:
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         for name, content in {**extra, OLD_ROWS: b""}.items():
             if not content:
-                (folder / name).unlink(missing_ok=True)  # a file of an earlier model
+                (folder / name).unlink(missing_ok=True)  # the file belongs to an earlier model
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a folder that `write` has written.
 
         Raises:
-            InputError: If this is not a model folder, or its files are damaged, changed, from two models, or of another format.
+            InputError: If this is not a model folder, or if its files are damaged, were changed, belong to two models, or have
+                another format.
         """
 
         def read(about: Path, model: Path) -> tuple[dict[str, Any], About, Any, Any]:
@@ -99,7 +101,7 @@ class ModelFolder:
         try:
             estimator = restore(folder / MODEL, header, tensors)
         except (ValueError, TypeError, OSError) as error:
-            raise InputError(f"{folder / MODEL}: cannot be read: {error}") from error
+            raise InputError(f"{folder / MODEL}: the file cannot be read: {error}") from error
         expected = BayesianClassifier if about.task == "classification" else BayesianRegressor
         if not isinstance(estimator, expected):
             raise InputError(
@@ -119,18 +121,19 @@ class ModelFolder:
 
 
 def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str, ...]:
-    """The table's columns that an estimator predicts from, in order; empty if it was trained on an array."""
+    """The columns of the table from which an estimator predicts, in order; empty if the estimator was trained on an array."""
     columns = estimator.fitted_.columns
     return () if columns is None else columns.used
 
 
 def read_about(folder: Path) -> About:
-    """The facts in a folder, without its model; raises the same errors as `ModelFolder.read`."""
+    """Read the facts in a folder but not its model; raises the same errors as `ModelFolder.read`."""
     return _read_together(folder, lambda about, model: _read_facts(folder, about)[1])
 
 
 def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
-    """The training rows of a folder with these facts; `None` if it stores no rows. Rows of another model raise `InputError`."""
+    """The training rows of a folder with these facts; `None` if the folder stores no rows. Raises `InputError` for rows of
+    another model."""
     if not about.rows_sha256:
         return None
 
@@ -149,9 +152,9 @@ def _read_old_rows(path: Path, about: About) -> DataFrame:
 
 
 def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
-    """The result of a function that reads `model.json` and `model.safetensors`, which must belong to the same model."""
+    """Call a function that reads `model.json` and `model.safetensors`, so that both files belong to the same model."""
     if not folder.is_dir():
-        what = "this is a file; give the folder that bayesify fit wrote"
+        what = "this path is a file; give the folder that bayesify fit wrote"
         raise InputError(f"{folder}: {what if folder.exists() else 'there is no such folder'}")
 
     def checked(*paths: Path) -> T:
@@ -163,7 +166,7 @@ def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
     try:
         return read_together(folder, (ABOUT, MODEL), checked)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{folder}: the folder cannot be read: {error.strerror or error}") from error
 
 
 def _read_facts(folder: Path, path: Path) -> tuple[dict[str, Any], About]:
@@ -172,11 +175,12 @@ def _read_facts(folder: Path, path: Path) -> tuple[dict[str, Any], About]:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT_VERSION:
             raise InputError(
-                f"{folder}: the folder was written by bayesify {found['version']} in format {found['format']}, and bayesify "
-                f"{__version__} reads format {FORMAT_VERSION}; train again with this version, or use bayesify {found['version']}"
+                f"{folder}: the folder was written by bayesify {found['version']} in format {found['format']}, but "
+                f"bayesify {__version__} reads format {FORMAT_VERSION}; train again with this version, or use bayesify "
+                f"{found['version']}"
             )
         if found.pop("sha256") != _digest(found):
-            raise ValueError("contents do not match the checksum")
+            raise ValueError("the contents do not match the checksum")
         return found, About.restore(found)
     except InputError:
         raise
@@ -189,7 +193,7 @@ def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, A
         return tensor_files.read(path, "model")
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")
-        raise InputError(f"{folder / MODEL}: cannot be read: {reason}") from error
+        raise InputError(f"{folder / MODEL}: the file cannot be read: {reason}") from error
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

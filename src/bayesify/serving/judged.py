@@ -1,4 +1,4 @@
-"""Predictions of rows that a model had not seen: by group, class by class, and in figures."""
+"""Evaluation of predictions of unseen rows: by group, class by class, and in figures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIN_GROUP_ROWS = 20
-"""Minimum number of rows of a group that is listed."""
+"""Groups with fewer rows are not listed."""
 MAX_GROUPS, MAX_GROUP_COLUMNS = 8, 5
-"""Maximum number of listed groups of one column, and of text columns with groups."""
+"""Maximum number of groups that are listed for one column, and maximum number of text columns with groups."""
 MAX_CONFUSED_CLASSES = 10
 MAX_POINTS = 500
 """Maximum number of rows in the figure of predictions against the truth."""
@@ -33,9 +33,9 @@ class Group(Plain):
     """Rows that have something in common.
 
     Args:
-        name: What the rows have in common.
+        name: Words for what the rows have in common.
         num_rows: Number of rows.
-        coverage: Share of rows inside their 90 % interval, or whose class is in their 90 % set.
+        coverage: Share of rows whose target is inside the 90 % interval, or whose class is in the 90 % set.
         size: Mean width of the intervals, or share of rows with the right class.
     """
 
@@ -46,14 +46,14 @@ class Group(Plain):
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage. One row is added inside and one outside, so that the error is never 0."""
+        """Standard error of the coverage. One row inside and one row outside are added, so that the error is never 0."""
         share = (self.coverage * self.num_rows + 1) / (self.num_rows + 2)
         return float(np.sqrt(share * (1 - share) / self.num_rows))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Predictions of rows by models that had not seen them.
+    """Predictions of rows that the predicting models had not seen.
 
     Args:
         held_out: The predictions.
@@ -66,7 +66,7 @@ class Judged:
     classes: Sequence[str] = ()
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
-        """Groups by thirds of the prediction, or by predicted class, and by the texts of the columns `texts`."""
+        """Groups by third of the predictions or by predicted class, and groups by text in the columns `texts`."""
         held = self.held_out
         if len(held.probs):
             values, guess = held.values.astype(int), held.probs.argmax(1)
@@ -95,7 +95,8 @@ class Judged:
         ]
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Number of rows by true and by predicted class, in the order of `labels`; empty for numbers and for many classes."""
+        """Number of rows for each true and each predicted class, in the order of `labels`; empty for numbers and for many
+        classes."""
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:
             return ()
@@ -104,7 +105,8 @@ class Judged:
         return tuple(map(tuple, np.bincount(both, minlength=count * count).reshape(count, count).tolist()))
 
     def figure(self, target: str) -> str:
-        """Plots as SVG: predictions against the truth, and coverage against its level; or accuracy against confidence."""
+        """Plots as SVG. For numbers: the truth against predictions, and coverage against the stated level. For classes: accuracy
+        against confidence."""
         if len(self.held_out.probs):
             return side_by_side([self._reliability()])
         return side_by_side([self._against_truth(target), self._coverage()])

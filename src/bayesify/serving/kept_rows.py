@@ -1,4 +1,4 @@
-"""Training rows in a folder. Every cell is read back exactly, even a text that looks empty or like a number."""
+"""Storage of training rows in a folder. Every cell is read back exactly, even a text that looks empty or looks like a number."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def pack_rows(frame: DataFrame) -> bytes:
-    """Rows as compressed JSON, one list per line: the column names, and then the cells of each row.
+    """Rows as compressed JSON with one list per line: first the column names, then the cells of each row.
 
-    Numbers are exact and empty cells are `null`. Dates and other objects are texts.
+    Numbers are stored exactly, and empty cells as `null`. Dates and other objects are stored as texts.
     """
     columns = [_cells(frame[name]) for name in frame.columns]
     lines = [list(map(str, frame.columns)), *zip(*columns, strict=True)]
@@ -27,7 +27,9 @@ def unpack_rows(content: bytes) -> DataFrame:
 
     names, *rows = (json.loads(line) for line in gzip.decompress(content).decode().split("\n")[:-1])
     cells = zip(*rows, strict=True) if rows else ([] for _ in names)
-    filled = [[math.nan if cell is None else cell for cell in column] for column in cells]  # as in other tables
+    filled = [
+        [math.nan if cell is None else cell for cell in column] for column in cells
+    ]  # as in tables that are read from files
     return pandas.DataFrame({name: pandas.Series(column) for name, column in zip(names, filled, strict=True)})
 
 

@@ -1,4 +1,4 @@
-"""Small figures as SVG with lines, points and axes; they scale with the page and print sharply."""
+"""Small SVG figures with lines, points and axes, which scale with the page and print sharply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Plot:
         x_label: Label of the horizontal axis.
         y_label: Label of the vertical axis.
         title: Description of the figure, also for screen readers.
-        percent: Axes that are shares, shown as percentages: `"x"`, `"y"`, `"xy"` or `""`.
+        percent: Axes whose values are shares and are shown as percentages: `"x"`, `"y"`, `"xy"` or `""`.
     """
 
     x: tuple[float, float]
@@ -71,7 +71,7 @@ class Plot:
         return self
 
     def svg(self, **attributes: Any) -> str:
-        """The figure as an SVG element, with more attributes of the element."""
+        """The figure as an SVG element; `attributes` are added to the element."""
         across = [(self._across(tick), _label(tick, "x" in self.percent)) for tick in ticks(*self.x)]
         up = [(self._up(tick), _label(tick, "y" in self.percent)) for tick in ticks(*self.y)]
         center = (TOP + HEIGHT - BOTTOM) / 2
@@ -90,7 +90,7 @@ class Plot:
 
 
 def side_by_side(plots: Sequence[Plot]) -> str:
-    """Figures next to each other under their titles, as a file."""
+    """The contents of an SVG file with figures next to each other, each under its title."""
     width, height = WIDTH * len(plots), HEIGHT + 24
     parts = [tag("rect", width=width, height=height, fill="#fff")]
     for place, plot in enumerate(plots):
@@ -151,15 +151,16 @@ def _label(value: float, percent: bool) -> str:
 
 
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:
-    """Means and standard errors of many methods in a column, best on top, as an SVG element.
+    """An SVG element that shows means and standard errors of many methods, one below the other, with the best on top.
 
-    A row is a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is a dashed line.
+    A row holds a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is drawn as a dashed
+    line.
     """
     row_height, left, right, bottom = 22, 174, 26, 42
     height, width = row_height * len(rows) + bottom + 8, 440
     means = sorted(mean for _, mean, _, _ in rows)
     spread = sorted(error for _, _, error, _ in rows)[len(rows) // 2]
-    # Cut outliers at this limit and mark them with an arrow, so that one bad method does not squeeze the others together.
+    # Cut off outliers at this limit and mark them with an arrow, so that one bad method does not squeeze the others together.
     limit = means[0] + max(4 * (means[len(means) // 2] - means[0]), 6 * spread, 1e-9)
     shown = [(mean - error, mean + error) for _, mean, error, _ in rows if mean <= limit]
     low, high = _widened((min(pair[0] for pair in shown), max(pair[1] for pair in shown)))

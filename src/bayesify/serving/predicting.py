@@ -1,4 +1,4 @@
-"""Predictions for the rows of a table, part by part, as CSV."""
+"""Predictions for the rows of a table, computed part by part and written as CSV."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""Characters that begin a cell which a spreadsheet would run as a formula."""
+"""A spreadsheet would run a cell that begins with one of these characters as a formula."""
 UNUSUAL_SHARE = 0.01
-"""Share of the training rows that would be marked as unusual."""
+"""About this share of rows like the training rows is marked as unusual."""
 MAX_TYPICAL_CELLS = 10
-"""Maximum number of cells of the typical row that are printed."""
+"""Maximum number of cells that are printed of the typical row."""
 _Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
 
 
@@ -49,9 +49,9 @@ class Outcome:
         num_rows: Number of rows in the file.
         num_unusual: Number of rows unlike the training rows.
         scores: Scores of the rows with a target; empty if the table has no target column.
-        notes: Sentences about assumptions and about how columns were read.
-        moved: Sentences about columns that differ from training, largest difference first.
-        warnings: Sentences about what makes the predictions worse than the model's scores.
+        notes: Sentences that name assumptions and say how columns were read.
+        moved: Sentences about columns that differ from training; the largest difference comes first.
+        warnings: Sentences that say why the predictions are worse than the model's scores suggest.
     """
 
     num_rows: int
@@ -74,24 +74,26 @@ def predict_table(
 ) -> Outcome:
     """Predict the rows of a table and write them, in order, as CSV.
 
-    A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification has `prediction`, one
-    `probability_CLASS` for each class, and `unusual`. Columns that `asked` adds follow. The first columns are the identifiers of
-    the table, such as customer numbers, or otherwise `row`, which counts from 1. The file has the separator and the decimal mark of
-    the table. Texts that a spreadsheet would run as a formula begin with an apostrophe. Memory holds one part of the table at a
-    time. The file gets its name only when it is complete.
+    The first columns of the file identify the row: they are the table's identifiers, such as customer numbers, or otherwise
+    `row`, which counts from 1. For a regression, the columns `prediction`, `lower`, `upper`, `std` and `unusual` follow; for a
+    classification, `prediction`, one `probability_CLASS` for each class, and `unusual`. The columns that `asked` requests come
+    last. The file has the separator and the decimal mark of the table. If a spreadsheet would run a text as a formula, an
+    apostrophe is put before the text. Memory holds one part of the table at a time. The file gets its final name only when it is
+    complete.
 
     Args:
         model: The model, from `ModelFolder.read`.
-        new: The table. Columns are found by name, other columns are ignored. If the table has the target, predictions are scored.
+        new: The table. The model's columns are found by their names, and all other columns are ignored. If the table has the
+            target, predictions are scored.
         out: File to write.
         level: Level of the intervals.
-        rows: Number of rows of a part.
-        reading: How to read the file.
-        asked: More questions about each row.
+        rows: Number of rows per part.
+        reading: Options for reading the file.
+        asked: Further questions about each row.
 
     Raises:
-        InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty
-            cell in training, or holds other kinds of cells than the training rows. The message does not depend on `rows`.
+        InputError: If the model cannot answer a question, if the table cannot be read, if it lacks a column that had no empty
+            cells in training, or if its kinds of cells differ from training. The message does not depend on `rows`.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
@@ -102,7 +104,7 @@ def predict_table(
     if out.parent.is_dir():
         remove_leftovers(out)
     elif not out.parent.exists():
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {out.parent}; make it first")
+        raise FileNotFoundError(errno.ENOENT, f"the folder {out.parent} does not exist; create it first")
     parts = read_parts(new, rows, like_training(model.about, reading or Reading()))
     found = _Predicted(model, level, asked)
     with _told_of(model, new):
@@ -124,7 +126,7 @@ def predict_table(
 
 @contextmanager
 def _told_of(model: ModelFolder, new: Path) -> Iterator[None]:
-    """Context that rewords errors about a table for the command line."""
+    """Context manager that rewords errors about a table for the command line."""
     try:
         yield
     except ValueError as error:
@@ -158,7 +160,7 @@ class _Predicted:
         self._drift = Drift(model.about, day_first(model))
 
     def add(self, frame: DataFrame, remarks: Sequence[str]) -> dict[str, Sequence[Any]]:
-        """Predict one more part, and return its columns of the file."""
+        """Predict one more part, and return the file's columns for this part."""
         self.notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
         inputs, found = _fitting(self._model, frame)
         self._warnings |= dict.fromkeys(found)
@@ -188,9 +190,9 @@ class _Predicted:
         return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self.notes), moved, warnings)
 
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
-        """Columns of the file, and scores of the rows with a target."""
+        """The columns of the file, and the scores of the rows with a target."""
         estimator = self._model.estimator
-        # In a small table, a single training row is already more than this share.
+        # In a small table, a single training row already exceeds `UNUSUAL_SHARE`.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
         flags = {"unusual": estimator.unusual(inputs, share).tolist()}
         classes = isinstance(estimator, BayesianClassifier)
@@ -246,14 +248,14 @@ class _Predicted:
         return columns, extra, Scores.of_numbers(some, values[known], (self._level,))
 
     def _note_tails(self, extra: Mapping[str, Sequence[float]]) -> None:
-        """Add a note if a probability is closer to 0 or 1 than the training rows can show."""
+        """Add a note if a probability is so close to 0 or 1 that the training rows cannot support it."""
         rows = self._model.about.num_rows
         least = float(f"{1 / (rows + 1):.2g}")
         found = [value for name in extra if not name.startswith("quantile_") for value in extra[name]]
         if found and (min(found) < least or max(found) > 1 - least):
             self.notes[
-                f"Read probabilities below {least:.2g} as less than {least:.2g}, and probabilities above {1 - least:.6g} as more "
-                f"than {1 - least:.6g}: {rows:,} training rows cannot show more."
+                f"Read probabilities below {least:.2g} as less than {least:.2g}, and probabilities above {1 - least:.6g} "
+                f"as more than {1 - least:.6g}: {rows:,} training rows cannot support more extreme probabilities."
             ] = None
 
 
@@ -262,7 +264,7 @@ def _labels(estimator: Any) -> list[str]:
 
 
 def _typical(found: Explanation, classes: bool) -> str:
-    """A sentence about the typical row with which reasons compare each row."""
+    """A sentence that describes the typical row with which each row is compared."""
     cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
     more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
     told = f"Reasons compare each row with a typical row ({cells}{more})"
@@ -273,15 +275,16 @@ def _typical(found: Explanation, classes: bool) -> str:
 
 
 def day_first(model: ModelFolder) -> tuple[str, ...]:
-    """Date columns that write the day before the month in the training rows."""
+    """Date columns in which the day comes before the month in the training rows."""
     columns = model.estimator.fitted_.columns
     return () if columns is None else columns.schema.day_first
 
 
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:
-    """The model's columns of a table, and warnings about missing columns.
+    """The table's columns that the model needs, and warnings about missing columns.
 
-    A missing column is filled with empty cells if it had empty cells in training, and refused otherwise.
+    If a column is missing, it is filled with empty cells, provided that it had empty cells in training. Otherwise `InputError` is
+    raised.
     """
     from pandas import DataFrame, Series
 
@@ -289,7 +292,8 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
     if not any(name in frame.columns for name in names):
         found = ", ".join(map(str, frame.columns[:5])) + (", ..." if len(frame.columns) > 5 else "")
         raise InputError(
-            f"has none of the columns that the model needs ({', '.join(names[:5])}); its columns are {found}"
+            f"the table has none of the columns that the model needs ({', '.join(names[:5])}); the columns of the table "
+            f"are {found}"
         )
     columns, warnings = {}, []
     for column in model.about.columns:
@@ -300,10 +304,10 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
         else:
             if not column.num_missing:
                 near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
-                hint = f"; the table has {near[0]!r}, so rename it" if near else ""
+                hint = f"; the table has a column {near[0]!r}, which you may want to rename" if near else ""
                 raise InputError(
-                    f"column {column.name!r} is missing, and the model cannot predict without it, because it had no empty cell "
-                    f"in training; add the column, with empty cells where the value is unknown{hint}"
+                    f"column {column.name!r} is missing, and the model needs it, because the column had no empty cells "
+                    f"in training; add the column, and leave cells empty if their values are unknown{hint}"
                 )
             cells = Series(np.nan, index=frame.index)
             warnings.append(
@@ -311,13 +315,13 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
                 "model's scores."
             )
         if column.kind == "date" and not cells.notna().any():
-            cells = cells.astype("datetime64[ns]")  # a column without values has lost its type
+            cells = cells.astype("datetime64[ns]")  # a column without values has no date type
         columns[column.name] = cells
     return DataFrame(columns), warnings
 
 
 def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
-    """For each column, the number of cells whose text did not occur in training, with one of these texts."""
+    """For each column, the number of cells whose text did not occur in training, and one of these texts."""
     found, columns = {}, model.estimator.fitted_.columns
     for name, levels in () if columns is None else zip(columns.schema.code_names, columns.schema.levels, strict=True):
         if name in frame.columns:
@@ -334,7 +338,7 @@ def _others(model: ModelFolder, frame: DataFrame) -> list[str]:
 
 
 def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Columns that identify the row of a prediction: the identifiers of the table, or otherwise the row number."""
+    """Columns that identify the row of a prediction: the table's identifiers if there are any, otherwise the row number."""
     names = [name for name in about.identifiers if name in frame.columns and _cell(name) not in columns]
     found: dict[str, Sequence[Any]] = {
         _cell(name): [_cell("" if cell is None else label_of(cell)) for cell in cells_of(frame[name])] for name in names
@@ -343,18 +347,19 @@ def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) 
 
 
 def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
-    """Separator and decimal mark of the file, as in the table; a comma if the table and the training target have decimal commas."""
+    """Separator and decimal mark of the file. Both are those of the table; the decimal mark is a comma if the table and the
+    training target use decimal commas."""
     separator, decimal = frame.attrs.get(DIALECT, (",", "."))
     written_alike = DIALECT in frame.attrs and frame.attrs.get(DECIMAL_COMMAS) and about.target in about.commas
     return separator, "," if written_alike else decimal
 
 
 def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
-    """Cells as the file holds them: numbers have six digits."""
+    """Cells in the form in which they are written; numbers have six digits."""
     return [f"{cell:.6g}".replace(".", decimal) if isinstance(cell, float) else cell for cell in cells]
 
 
 def _cell(text: object) -> str:
-    """A text as a cell of the file; a formula gets an apostrophe in front, so that a spreadsheet does not run it."""
+    """A text as a cell of the file. An apostrophe is put before a formula, so that a spreadsheet does not run it."""
     found = str(text)
     return f"'{found}" if found.startswith(FORMULA_STARTS) and not is_number(found) else found

@@ -1,4 +1,4 @@
-"""More questions about a prediction: quantiles, probabilities of exceeding limits, decisions, reasons."""
+"""Further questions about a prediction: quantiles, probabilities of exceeding limits, decisions, and reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 MIN_PROBABILITY = 1e-6
-"""Smallest probability that is written, and smallest distance of a probability from 1; the file has six digits."""
+"""Smallest probability that is written; the largest is 1 minus this value. Numbers in the file have six digits."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Costs:
 
     @classmethod
     def of(cls, text: str, classes: Sequence[str]) -> Costs:
-        """Read costs from a file, or from a text such as `sick:healthy=100,healthy:sick=5`: truth, decision, cost.
+        """Read costs from a file, or from a text such as `sick:healthy=100,healthy:sick=5` with entries TRUTH:DECISION=COST.
 
         In a text, the decisions are the classes. Right decisions cost 0, and wrong decisions that are not listed cost 1. In a
-        file, the first column holds the classes, and the other columns are decisions with any name.
+        file, the first column holds the true classes. Each other column is a decision, which may have any name.
 
         Args:
             text: Costs, or the path of a file.
@@ -74,7 +74,8 @@ class Costs:
     def _of_file(cls, path: Path, classes: Sequence[str]) -> Costs:
         if not path.is_file():
             raise InputError(
-                f"--costs {path}: this is neither a file nor a cost such as {classes[0]}:{classes[-1]}=10 (truth, decision, cost)"
+                f"--costs {path}: this is neither a file nor a cost such as {classes[0]}:{classes[-1]}=10, which means "
+                "TRUTH:DECISION=COST"
             )
         frame, _ = read_table(path)
         names, decisions = [label_of(cell) for cell in frame.iloc[:, 0]], tuple(map(str, frame.columns[1:]))
@@ -93,7 +94,7 @@ class Costs:
         return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
 
     def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
-        """The decisions of least expected cost for probabilities [N, C], and their expected costs, [N]."""
+        """The decisions with the lowest expected costs, given probabilities [N, C], and these expected costs, [N]."""
         expected = probs @ self.table
         return [self.decisions[best] for best in expected.argmin(1)], expected.min(1)
 
@@ -103,10 +104,10 @@ class Questions:
     """Questions about each row.
 
     Args:
-        quantiles: Probabilities whose quantiles are written, for a regression.
-        above: Limits; the probability that the target exceeds each limit is written.
-        below: Limits; the probability that the target stays below each limit is written.
-        costs: Costs of decisions about classes, in the form that `Costs.of` takes; empty for none.
+        quantiles: Probabilities whose quantiles are written; only for a regression.
+        above: Limits. For each limit, the probability that the target exceeds it is written.
+        below: Limits. For each limit, the probability that the target stays below it is written.
+        costs: Costs of decisions about classes, as a text that `Costs.of` accepts; empty if there are no costs.
         explain: Whether to write which columns move a prediction and widen its interval, and why a row is unusual.
     """
 
@@ -129,12 +130,12 @@ class Questions:
                 needed, held = ("classes", "numbers") if about.task == "regression" else ("numbers", "classes")
                 hint = "--above or --quantiles" if about.task == "regression" else "--costs"
                 raise InputError(
-                    f"{option}: this option is for models that predict {needed}, but {about.target!r} holds {held}; "
-                    f"leave it out, or use {hint}"
+                    f"{option}: this option is for models that predict {needed}, but {about.target!r} holds {held}; omit "
+                    f"the option, or use {hint}"
                 )
 
     def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
-        """Quantiles and probabilities of the rows of a regression, [N] each, by column name."""
+        """Mapping from column names to quantiles and probabilities of the rows of a regression, each [N]."""
         columns: dict[str, Tensor] = {}
         if self.quantiles:
             every = found.quantile([float(level) for level in self.quantiles])
@@ -147,24 +148,24 @@ class Questions:
 
 
 def _possible(probability: Tensor) -> Tensor:
-    """Probabilities kept away from 0 and 1, because a model cannot be certain far from the data."""
+    """Clamp probabilities away from 0 and 1, because a model cannot be certain far from the data."""
     return probability.double().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 
 def reasons_of(found: Explanation, classes: bool) -> dict[str, Sequence[str]]:
-    """Reasons for the predictions of rows, by column name."""
+    """Mapping from column names to the reasons for the predictions of all rows."""
     widened = "unsure_by" if classes else "widened_by"
     return {"moved_by": found.told("moves"), widened: found.told("widens"), "why_unusual": found.unusual}
 
 
 def number_of(option: str, text: str) -> float:
-    """The finite number in the text of an option; `InputError` for any other text."""
+    """The finite number that an option's text states. Raises `InputError` for any other text."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{option} {text.strip()}: not a number; write it like 500000 or 0.5")
+        raise InputError(f"{option} {text.strip()}: this is not a number; write a number such as 500000 or 0.5")
     return value
 
 

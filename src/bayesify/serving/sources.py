@@ -1,4 +1,4 @@
-"""Tables by path or by name: files, standard input, and data sets with a known target."""
+"""Tables from files, from standard input, and from named data sets with a known target."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Source:
     Args:
         frame: Rows of the table.
         name: Short name of the table, see `short_name`.
-        where: Name of the table in messages.
-        notes: Sentences about how the table was read.
-        target: Target column, if the table is a data set that was given by name; `None` for a file.
-        task: Task, if the table is a data set that was given by name; `None` for a file.
-        standard: Training and test rows of the data set's own splits.
+        where: Name by which messages call the table.
+        notes: Sentences that say how the table was read.
+        target: Target column of a named data set; `None` for a file.
+        task: Task of a named data set; `None` for a file.
+        standard: Training and test rows of the splits that a data set defines.
     """
 
     frame: DataFrame
@@ -59,11 +59,12 @@ class Source:
 
 
 def read_source(data: str, reading: Reading | None = None) -> Source:
-    """Read a table by path, from standard input (`-`), or by name: a data set of UCI or of scikit-learn.
+    """Read a table from the file with this path, from standard input (`-`), or from the UCI or scikit-learn data set with this
+    name.
 
     Raises:
-        InputError: If there is no such file or name, or the table cannot be read.
-        FileNotFoundError: If a data set by name is not on disk and cannot be downloaded.
+        InputError: If there is no file or data set with this name, or if the table cannot be read.
+        FileNotFoundError: If a data set that is given by its name is not on disk and cannot be downloaded.
     """
     if not is_path(data):
         return _named(data)
@@ -72,7 +73,7 @@ def read_source(data: str, reading: Reading | None = None) -> Source:
 
 
 def short_name(data: str) -> str:
-    """The name for folders of a table's results: the file name without its extensions, in characters that are safe in names."""
+    """The file name without its extensions, reduced to characters that are safe in names; used to name folders of results."""
     if data == STDIN:
         return "table"
     path = Path(data)
@@ -98,7 +99,7 @@ def _named(name: str) -> Source:
     short = {file: key for key, file in uci.REGRESSION.items()}.get(name, name)
     known = (*uci.REGRESSION, *uci.CLASSIFICATION, *SCIKIT_LEARN)
     if short not in known:
-        raise InputError(f"{name}: neither a file nor a known data set; {suggest(name, known)}")
+        raise InputError(f"{name}: this is neither a file nor a known data set; {suggest(name, known)}")
     table = uci.load(short)
     frame = DataFrame(table.X, columns=[f"x{index + 1}" for index in range(table.X.shape[1])])
     frame["y"] = table.y.reshape(-1)

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: safe printing, refusals, and options that several commands have."""
+"""Parts that several commands share: safe printing, error exits, and common options."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Console
 from bayesify.arguments.installing import how_to_install
 
 INTERRUPTED_EXIT_CODE = 130
-"""Exit status after Ctrl-C, as is usual in shells."""
+"""Exit status after Ctrl-C, following the convention of shells."""
 TaskName = Annotated[
-    Literal["regression", "classification"] | None, typer.Option(help="Kind of target (default: detected).")
+    Literal["regression", "classification"] | None, typer.Option(help="Kind of target (default: detect it).")
 ]
 Target = Annotated[str, typer.Option(help="The column to predict.")]
 Ignore = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
 Sheet = Annotated[str, typer.Option(help="Sheet of a spreadsheet (default: the first that is not empty).")]
-Encoding = Annotated[str, typer.Option(help="Encoding of a text file, such as latin-1 (default: detected).")]
+Encoding = Annotated[str, typer.Option(help="Encoding of a text file, such as latin-1 (default: detect it).")]
 Missing = Annotated[str, typer.Option(help="Texts that stand for empty cells, separated by commas.")]
 
 
 def plain(text: object) -> str:
-    """Text in which control and hidden characters, such as escapes and direction marks, are written as `\\x1b` etc."""
+    """The text with control and hidden characters, such as escapes and direction marks, written as `\\x1b` etc."""
     shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in str(text))
     return "".join(shown)
 
 
 def say(console: Console, text: object, **options: Any) -> None:
-    """Print a sentence verbatim: no markup, no colored numbers, no control characters. Options are those of `Console.print`."""
+    """Print a sentence verbatim, without markup, colored numbers or control characters. `options` are passed to `Console.print`."""
     console.print(plain(text), markup=False, highlight=False, **options)
 
 

@@ -1,4 +1,4 @@
-"""Updating a model in a folder. A new model, trained on the old and the new rows together, replaces the old model."""
+"""Update of a model in a folder: a new model, trained on the old and the new rows, replaces the old model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
-"""Parameters of the estimator that are passed separately."""
+"""Parameters of the estimator that an update passes separately."""
 
 
 def like_training(about: About, reading: Reading) -> Reading:
-    """How to read a second table: ambiguous cells are read as in the training table."""
+    """Options for reading a second table such that ambiguous cells are read as in the training table."""
     texts = [*about.identifiers, *(column.name for column in about.columns if column.kind == "text")]
     if about.task == "classification" and any(map(_only_text, about.target_column.texts)):
         texts.append(about.target)
@@ -47,24 +47,24 @@ def update_table(
     keep_rows: bool = False,
     verbose: bool = False,
 ) -> ModelFolder:
-    """Train the method of a folder again, on its rows and the rows of a table, with the folder's target, columns and seed.
+    """Train a folder's method again on the old rows and new rows from a table, with the folder's target, columns and seed.
 
-    The result equals the model from `fit_table` on all rows. New texts and new classes are allowed. The folder itself is not
-    changed: `ModelFolder.write` replaces it once the new model is complete.
+    The result is equal to the model that `fit_table` trains on all rows. New texts and new classes are allowed. The folder itself
+    is not changed; `ModelFolder.write` replaces its contents later.
 
     Args:
-        folder: Folder that `bayesify fit` wrote. If it stores its rows (`--keep-rows`), the table holds only new rows.
-            Otherwise the table begins with the rows that the model was trained on.
+        folder: Folder that `bayesify fit` wrote. If it stores its training rows (`--keep-rows`), the table must hold only new
+            rows. Otherwise the table must begin with the training rows.
         frame: The table, read with the result of `like_training`.
         name: Name of the table.
-        notes: Sentences about how the table was read.
-        missing: More texts that stand for empty cells.
+        notes: Sentences that say how the table was read.
+        missing: Further texts that stand for empty cells.
         keep_rows: Whether the folder stores its rows from now on. A folder that already stores its rows continues to do so.
         verbose: Whether to show progress.
 
     Raises:
-        InputError: If the folder cannot be read, or if the table lacks the folder's rows, target or a column, or holds other
-            kinds of cells.
+        InputError: If the folder cannot be read, if the table lacks the folder's rows, its target or a column, or if its kinds of
+            cells differ from training.
     """
     model = ModelFolder.read(folder)
     about, kept = model.about, read_kept_rows(folder, model.about)
@@ -90,10 +90,12 @@ def update_table(
 
 
 def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:
-    """Refuse a table with a missing column or another kind of cells."""
+    """Raise `InputError` if a column of the table is missing or holds another kind of cells than in training."""
     for column in (*(column.name for column in about.columns), about.target):
         if column not in frame.columns:
-            raise InputError(f"{name}: column {column!r} of {folder} is missing; give the columns of its training rows")
+            raise InputError(
+                f"{name}: column {column!r}, which {folder} needs, is missing; give all columns of the training rows"
+            )
     for known in about.columns:
         if known.kind != "text" and frame[known.name].notna().any():
             kind = kind_of(known.name, frame[known.name])
@@ -111,7 +113,7 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: str) -> None:
-    """Refuse a table that does not begin with the rows that the model was trained on."""
+    """Raise `InputError` if the table does not begin with the model's training rows."""
     used = [column.name for column in about.columns]
     values, inputs = read_rows(frame, about.target, name, task, ())[1:]
     count = about.num_rows
