@@ -1,4 +1,4 @@
-"""Predictions: mixtures over draws, reduced to means, spreads, probabilities and scores."""
+"""Predictions: mixtures over draws, from which means, spreads, probabilities and scores are computed."""
 
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive

@@ -1,4 +1,4 @@
-"""The base class of predictions: mixtures over draws, reduced to means, spreads, probabilities and scores."""
+"""The base class of predictions: mixtures over draws, from which means, spreads, probabilities and scores are computed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 MAX_ELEMENTS_PER_CHUNK = 2**22
-"""Largest number of entries of an [S, rows, O] array that a reduction processes at a time."""
+"""A reduction processes arrays [S, rows, O] with at most this many entries at a time."""
 
 Result = TypeVar("Result")
 """A tensor, or a tuple of tensors."""
 
 
 class Outputs:
-    """The network's outputs of each draw, [S, B, ...]: kept in memory, or computed again chunk by chunk.
+    """The network's outputs for each draw, [S, B, ...]. They are kept in memory, or computed again chunk by chunk.
 
     Args:
         kept: All outputs, or `None`.
-        chunks: If outputs are not kept, a function that yields the same outputs at each call, in order, in pieces [S, rows, ...].
+        chunks: Needed if outputs are not kept. A function that yields the outputs in order, in pieces [S, rows, ...]; every call
+            yields the same outputs.
     """
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:
         if (kept is None) == (chunks is None):
-            raise ValueError("Outputs: give either kept or chunks")
+            raise ValueError("Outputs: give exactly one of kept and chunks")
         self.kept = kept
         self._chunks = chunks
 
@@ -42,9 +43,9 @@ class Outputs:
         yield from self.kept.split(max(1, MAX_ELEMENTS_PER_CHUNK // per_row), dim=1)
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
-        """Outputs after a function that acts on each draw and row separately.
+        """Apply a function that acts on each draw and row separately.
 
-        The result is kept in memory if these outputs are.
+        The result is kept in memory if these outputs are kept.
         """
         if self.kept is not None:
             return Outputs(kept=function(self.kept))
@@ -53,13 +54,13 @@ class Outputs:
     def __getstate__(self) -> dict[str, Any]:
         if self.kept is None:
             raise RuntimeError(
-                "Predictive: cannot be pickled or copied, because its outputs are computed chunk by chunk from the network; "
-                "call materialize() first, or predict(..., keep_outputs=True)"
+                "Predictive: this prediction cannot be pickled or copied, because its outputs are computed chunk by "
+                "chunk from the network; call materialize() first, or predict with keep_outputs=True"
             )
         return vars(self)
 
     def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
-        """Apply a function to each chunk and join the results along their first axis, the examples.
+        """Apply a function to each chunk and join the results along the first axis, which holds the examples.
 
         Args:
             function: Function of outputs [S, rows, ...] and of the same rows of each further tensor. It returns a tensor, or a
@@ -73,7 +74,10 @@ class Outputs:
             start = rows.stop
         for tensor in rowwise:
             if tensor.shape[0] != start:
-                raise ValueError(f"Predictive: {tensor.shape[0]} targets for {start} predictions; give one per example")
+                raise ValueError(
+                    f"Predictive: there are {tensor.shape[0]} targets for {start} predictions; give one "
+                    "target per example"
+                )
         if isinstance(results[0], tuple):
             return cast(Result, tuple(torch.cat(parts) for parts in zip(*results, strict=True)))
         return cast(Result, torch.cat(cast(list[Tensor], results)))
@@ -90,7 +94,7 @@ class Predictive:
     A prediction can be pickled if its outputs are kept.
 
     Args:
-        outputs: The network's outputs of each draw.
+        outputs: The network's outputs for each draw.
     """
 
     is_mixture: ClassVar[bool] = True
@@ -99,7 +103,7 @@ class Predictive:
     def __init__(self, outputs: Outputs) -> None:
         self._source = outputs
 
-    if not TYPE_CHECKING:  # a type checker reports wrong names by itself
+    if not TYPE_CHECKING:  # a type checker reports wrong names without this method
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
@@ -112,7 +116,7 @@ class Predictive:
             raise AttributeError(f"{kind}: {name} is {words}; to change the kind, give the model another likelihood")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
-        """The same mixture over other outputs of the draws, [S, B, ...]. This prediction does not change.
+        """The same kind of mixture with different outputs of the draws, [S, B, ...]. This prediction does not change.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -122,7 +126,8 @@ class Predictive:
         return made
 
     def map_outputs(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same mixture after a function of each draw's outputs, such as division of logits by a temperature.
+        """The same kind of mixture after a function is applied to each draw's outputs, such as a division of logits by a
+        temperature.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -130,7 +135,7 @@ class Predictive:
         return self.with_outputs(self._source.transform(function))
 
     def materialize(self) -> Self:
-        """The same prediction with its outputs kept regardless of their size, so that it can be pickled."""
+        """The same prediction with all outputs in memory, whatever their size, so that it can be pickled."""
         return self if self._source.kept is not None else self.with_outputs(torch.cat(list(self._source), dim=1))
 
     def _check_mixture(self) -> None:
@@ -152,24 +157,25 @@ class Predictive:
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs of each draw: [S, B, ...].
+        """The network's outputs for each draw: [S, B, ...].
 
         Raises:
             RuntimeError: If the prediction exceeded the memory budget and was reduced chunk by chunk.
         """
         if self._source.kept is None:
             raise RuntimeError(
-                "Predictive: outputs were not kept, because they exceed the memory budget; "
-                "call predict(..., keep_outputs=True), or predict fewer rows at a time"
+                "Predictive: the outputs were not kept, because they exceed the memory budget; predict with "
+                "keep_outputs=True, or predict fewer rows at a time"
             )
         return self._source.kept
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log predictive density (or probability) of targets, one number per example: [B]."""
+        """Log predictive density (or log-probability) of the targets, one number per example: [B]."""
 
     def nll_per_element(self, y: Tensor) -> Tensor:
-        """Negative log predictive density of each example divided by its number of targets, for segmentations and sequences: [B].
+        """For each example, the negative log predictive density divided by the number of targets, for segmentations and
+        sequences: [B].
 
         Targets of one example are scored together, as in `log_prob`. Labels that mean "no label here" do not count.
         """
@@ -193,7 +199,7 @@ class Predictive:
 
 
 def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """Targets in a given shape, with a last axis of one entry added or dropped, or `None` if they do not fit.
+    """The targets in a given shape, after a last axis of one entry is added or dropped if necessary; `None` if they do not fit.
 
     Nothing is broadcast.
     """
@@ -205,10 +211,10 @@ def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise `ValueError` if a tensor holds NaN or infinity, and name the first place.
+    """Raise `ValueError` if a tensor holds NaN or infinity; the message names the first place.
 
-    A finite sum proves that all entries are finite, without a temporary tensor. Large finite numbers can also overflow the sum,
-    so a sum that is not finite is checked row by row.
+    A finite sum proves that all entries are finite, and needs no temporary tensor. Large finite numbers can overflow the sum, so
+    if the sum is not finite, the entries are checked row by row.
     """
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return
@@ -217,5 +223,5 @@ def check_finite(tensor: Tensor, what: str) -> None:
         if bool(wrong.any()):
             place = [index, *wrong.nonzero()[0].tolist()] if tensor.ndim else []
             raise ValueError(
-                f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute such rows first"
+                f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute these rows first"
             )

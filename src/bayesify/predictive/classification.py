@@ -18,10 +18,10 @@ class ClassificationPredictive(Predictive):
     r"""A mixture over draws of categorical distributions: $p(y) = \frac1S \sum_s p_s(y)$.
 
     Args:
-        outputs: The network's outputs of each draw.
+        outputs: The network's outputs for each draw.
         log_probs: Function that maps outputs to log-probabilities [S, rows, ..., C], with classes last. By default, outputs are
-            log-probabilities. The function must be at module level (or a partial of one), so that predictions can be pickled.
-        binary: Whether each entry is a separate yes or no. In this case C = 2, and `probs` is the probability of yes.
+            log-probabilities. It must be a function at module level, or a partial of one, so that predictions can be pickled.
+        binary: Whether each output is a separate yes-or-no decision. If so, C = 2, and `probs` is the probability of yes.
         ignore_index: A label that means "no label here" and contributes nothing to `log_prob`.
     """
 
@@ -51,7 +51,7 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def class_probs(self) -> Tensor:
-        """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
+        """Probability of each class, with classes on the last axis: [B, ..., C], or [B, ..., 2] for binary outputs."""
         if self._source.kept is None or "_summary" in vars(self):
             return self._summary[0]
         return self._source.map(
@@ -60,7 +60,7 @@ class ClassificationPredictive(Predictive):
 
     @property
     def probs(self) -> Tensor:
-        """Probability of each class [B, C], or of yes for each binary output [B, O]."""
+        """Probability of each class, [B, C], or the probability of yes for each binary output, [B, O]."""
         return self.class_probs[..., 1] if self._binary else self.class_probs
 
     @property
@@ -75,23 +75,24 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the mixture in nats, the total uncertainty: [B], or [B, O] for binary outputs."""
+        """Entropy of the mixture in nats, which measures the total uncertainty: [B], or [B, O] for binary outputs."""
         # Avoid `special.entr`, because torch 2.11 cannot export it to ONNX.
         return -torch.xlogy(self.class_probs, self.class_probs).sum(-1)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """Mean over draws of each draw's entropy in nats, the noise in the data: [B], or [B, O]."""
+        """Mean entropy of the draws in nats, which measures the noise in the data: [B], or [B, O] for binary outputs."""
         return self._summary[1]
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy minus aleatoric entropy in nats, the disagreement between draws: [B], or [B, O]; never negative."""
+        """Entropy minus aleatoric entropy in nats, which measures the disagreement between draws: [B], or [B, O]. It is never
+        negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
     @property
     def draw_log_probs(self) -> Tensor:
-        """Log-probabilities of each draw, classes last: [S, B, ..., C].
+        """Log-probabilities of each draw, with classes on the last axis: [S, B, ..., C].
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.

@@ -27,11 +27,11 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """Findings of a training run, printed in plain words. The list is empty if there are no problems.
+    """The findings of a training run, which print as sentences. The list is empty if there are no problems.
 
     Args:
         found: The findings.
-        scope: The subject of the check, printed if there are no findings.
+        scope: Words for what was checked, printed if there are no findings.
     """
 
     def __init__(self, found: Iterable[Finding] = (), scope: str = "") -> None:

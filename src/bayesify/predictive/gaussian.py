@@ -19,16 +19,16 @@ from bayesify.predictive.regression import RegressionPredictive, match_targets, 
 from bayesify.predictive.spreads import DenseSpread, LowRank, SharedBasis, Spread
 
 Link = Literal["mc", "probit", "bridge"]
-"""The rule that gives class probabilities from a Gaussian over logits; see `GaussianClassPredictive`."""
+"""The rule that computes class probabilities from a Gaussian over logits; see `GaussianClassPredictive`."""
 
 LINK_DRAWS = 256
-"""Number of draws of the link `"mc"`, in pairs of opposite sign."""
+"""Number of draws that the link `"mc"` uses, in pairs of opposite sign."""
 
 ORTHANT_NODES, HALF_LOG_TAU = 4096, 0.5 * math.log(2 * math.pi)
-"""Number of nodes of the integral over several censored outputs, and minus the log of the standard normal density at 0."""
+"""Number of nodes of the integral over several censored outputs, and the negative log of the standard normal density at 0."""
 
 NUM_OUTPUT_DRAWS = 32
-"""Number of draws in `outputs`, from the Gaussian over outputs."""
+"""Number of draws from the Gaussian that `outputs` holds."""
 
 
 class OutputGaussian:
@@ -36,14 +36,15 @@ class OutputGaussian:
 
     Args:
         mean: The network's outputs at the point estimate, [B, ...].
-        covariance: $C_b$ over an example's O outputs, [B, O, O]. If the whole matrix is too large, give only its diagonal, [B, O],
-            or its blocks over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). A `Spread` over the K
-            outputs at each position is also possible, where the K outputs are on an axis of the mean.
+        covariance: Covariance $C_b$ of an example's O outputs, [B, O, O]. If the whole matrix is too large, give only its
+            diagonal, [B, O], or its blocks over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). The
+            covariance may also be a `Spread` over the K outputs at each position; `axis` then says on which axis of the mean the
+            K outputs are.
         seed: Seed of the draws.
-        axis: Axis of the K outputs of a `Spread`, counted from the end. With `None`, all O outputs of an example are one row of
-            the spread.
-        same_noise: Whether all examples use the same noise, from a Latin hypercube. The draws of an example then do not depend on
-            the other examples, so a row of weight 2 gives the same result as the row given twice.
+        axis: Axis of the K outputs of a `Spread`, counted from the end. If it is `None`, all O outputs of an example form one row
+            of the spread.
+        same_noise: Whether all examples use the same noise, from a Latin hypercube. If so, the draws of an example do not depend
+            on the other examples, and a row of weight 2 gives the same result as two copies of the row.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class OutputGaussian:
         return rows.reshape(len(rows), *last).movedim(-1, self._axis)
 
     def logits(self, axis: int | None) -> tuple[Tensor, Spread]:
-        """Means [B, ..., K] and the spread over the classes, with B P rows for the P positions of each example.
+        """The means [B, ..., K] and a spread over the classes. The spread has B P rows, one for each of an example's P positions.
 
-        The axis of the classes is counted from the end. Without an axis, each output is the difference of two logits.
+        The axis of the classes is counted from the end. If it is `None`, each output is the difference of two logits.
         """
         if axis is None:
             halves = 0.5 * torch.stack((-self.mean, self.mean), -1)
@@ -107,15 +108,15 @@ class OutputGaussian:
 
     @cached_property
     def draws(self) -> Tensor:
-        """Draws of the outputs, the same at each access: [S, B, ...]."""
+        """Draws of the outputs, [S, B, ...]. Every access gives the same draws."""
         batch, spread = len(self.mean), self.spread
         if spread is not None and (self.is_joint or spread.is_joint):
             noise = self._noise(spread.num_noise, self.mean)
             return self.mean + self._in_shape(spread.move(noise.repeat_interleave(len(spread) // batch, 1)))
         if not self.is_joint:
             raise RuntimeError(
-                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; predict fewer rows at a "
-                "time, raise memory=, or use method='linearized_mc'"
+                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; predict fewer "
+                "rows at a time, raise the argument memory, or use method='linearized_mc'"
             )
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
@@ -136,7 +137,7 @@ class OutputGaussian:
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
-    """The parts of covariances that predictions need if the whole matrix is too large: variances, [B, O], or `class_blocks`."""
+    """The parts of covariances that predictions use if the whole matrix is too large: variances, [B, O], or `class_blocks`."""
     return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
 
 
@@ -152,10 +153,11 @@ class GaussianRegressionPredictive(RegressionPredictive):
 
     Args:
         outputs: The Gaussian over outputs.
-        mean: f, the outputs that are means, [B, O].
+        mean: The outputs f, which are the means, [B, O].
         variance: Variance of f, [B, O].
         noise: Noise variance, [B, O].
-        correlated: Whether to score targets jointly over outputs by the covariance C. Otherwise each output has its own variance.
+        correlated: Whether to score targets jointly over outputs, with the covariance C. Otherwise outputs are scored
+            independently, each with its own variance.
     """
 
     is_mixture = False
@@ -164,7 +166,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
         self, outputs: OutputGaussian, mean: Tensor, variance: Tensor, noise: Tensor, *, correlated: bool
     ) -> None:
         self._gaussian = outputs
-        sampled = isinstance(outputs.spread, LowRank)  # correlations from few draws are mostly random
+        sampled = isinstance(outputs.spread, LowRank)  # correlations estimated from few draws are mostly random
         self._correlated = correlated and mean[0].numel() > 1 and outputs.is_joint and not sampled
         self._parts = (mean, variance, noise)
         super().__init__(Outputs(kept=torch.stack((mean, variance + noise), -1).unsqueeze(0)), pair)
@@ -179,11 +181,11 @@ class GaussianRegressionPredictive(RegressionPredictive):
         return self._parts
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of targets, jointly over correlated outputs: [B].
+        """Log-density of the targets, with correlated outputs scored jointly: [B].
 
-        The result is exact with at most one censored output. The probability of several censored outputs is an integral over all
-        censored outputs but the last, by Genz's (1992) rule with `ORTHANT_NODES` nodes. The error is about 0.001 nats for two
-        outputs, 0.01 nats for five, and larger for more.
+        The result is exact if at most one output is censored. The probability of several censored outputs is an integral over all
+        of them except the last, computed by Genz's (1992) rule with `ORTHANT_NODES` nodes. The error is about 0.001 nats for two
+        censored outputs, 0.01 nats for five, and larger for more.
         """
         if not self._correlated:
             return super().censored_log_prob(y, censored)
@@ -214,22 +216,22 @@ class GaussianRegressionPredictive(RegressionPredictive):
 class GaussianClassPredictive(ClassificationPredictive):
     r"""Class probabilities $\mathbb{E}\,\operatorname{softmax}(f)$ under a Gaussian $\mathcal{N}(m, C)$ over logits.
 
-    No closed form is known, so `link` chooses an approximation. The softmax ignores a constant that is added to all logits, and
-    the data do not constrain this constant. Every link therefore works on $m' = P m$ and $C' = P C P$ with
+    No closed form is known, so `link` chooses an approximation. The softmax does not change if a constant is added to all logits,
+    so the data do not constrain this constant. Every link therefore works on $m' = P m$ and $C' = P C P$ with
     $P = I - 1 1^\top / K$.
 
     - `"mc"`: the mean over `LINK_DRAWS` draws. Every example and every call uses the same noise, as in a quadrature rule.
-    - `"probit"`: $\operatorname{softmax}(m' / \sqrt{1 + \tfrac{\pi}{8} v'})$, where v' is the diagonal of C' (Gibbs 1998). For two
-      classes v' is the variance of their difference.
+    - `"probit"`: $\operatorname{softmax}(m' / \sqrt{1 + \tfrac{\pi}{8} v'})$, where v' is the diagonal of C' (Gibbs 1998). For
+      two classes, v' is the variance of the difference of the logits.
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    With every link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. `outputs` holds
-    separate draws.
+    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. The draws in `outputs`
+    are different ones.
 
     Args:
         outputs: The Gaussian over outputs.
-        axis: Axis of the classes in the outputs, counted from the end. With `None`, each output is a yes or no.
+        axis: Axis of the classes in the outputs, counted from the end. If it is `None`, each output is a yes-or-no decision.
         link: The approximation; see above.
         ignore_index: A label that means "no label here".
     """
@@ -251,7 +253,7 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     @cached_property
     def _integrals(self) -> tuple[Tensor, Tensor]:
-        """Log of the mean probabilities, [B, ..., K], and mean entropy, [B, ...]."""
+        """The log of the mean probabilities, [B, ..., K], and the mean entropy, [B, ...]."""
         mean, spread = self._logits
         noise = _link_noise(spread.num_noise, mean.dtype, mean.device).unsqueeze(1)  # [S, 1, n]
         rows = max(1, MAX_ELEMENTS_PER_CHUNK // (len(noise) * mean.shape[-1]))
@@ -266,25 +268,29 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """Mean entropy of the classes given the outputs: [B], or [B, O]."""
+        """Mean entropy of the classes, given the outputs, in nats: [B], or [B, O] if each output is a yes-or-no decision."""
         return self._integrals[1]
 
     @property
     def mutual_information(self) -> Tensor:
-        """The part of the entropy that comes from the outputs' uncertainty, in nats: [B], or [B, O]; never negative."""
+        """The part of the entropy that comes from the uncertainty of the outputs, in nats: [B], or [B, O]. It is never negative."""
         log_probs, entropy = self._integrals
         whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
         return (whole - entropy).clamp_min(0.0)
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
-    """Log of the joint density of some Gaussian variables and probability that the censored variables are at most `residual`: [B].
+    """Log of the joint density of Gaussian variables; each censored one contributes the probability of being at most `residual`:
+    [B].
 
-    Each variable is conditional on the variables before it. A censored variable before the last one is integrated over `nodes`
-    quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the covariances' lower Cholesky factor [B, O, O].
+    Each variable is conditioned on the variables before it. Every censored variable except the last is integrated over `nodes`
+    quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the lower Cholesky factor of the covariances, [B,
+    O, O].
     """
     step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
-    ratio = 2.0  # iterates to the root of x^(O + 1) = x + 1 for Kronecker's sequence (the golden ratio for O = 1)
+    ratio = (
+        2.0  # iterates to the root of x^(O + 1) = x + 1, which Kronecker's sequence needs (the golden ratio for O = 1)
+    )
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / (residual.shape[1] + 1))
     white, total = factor.new_zeros(nodes, *residual.shape), factor.new_zeros(nodes, len(residual))

@@ -21,7 +21,7 @@ class RegressionPredictive(Predictive):
     r"""A mixture over draws of distributions from one family, independent over outputs: $p(y) = \frac1S \sum_s p(y; \theta_s)$.
 
     Args:
-        outputs: The network's outputs of each draw.
+        outputs: The network's outputs for each draw.
         components: Function that maps outputs [S, rows, ...] to the family's parameters [S, rows, O], such as means and variances
             of Gaussians. It must be at module level (or a partial of one), so that predictions can be pickled.
         family: Family of the distributions.
@@ -37,7 +37,7 @@ class RegressionPredictive(Predictive):
         self.family = family
 
     def map_components(self, function: Callable[..., tuple[Tensor, ...]]) -> Self:
-        """The same draws with other distributions of the family, by a function of their parameters [S, rows, O].
+        """The same draws with different distributions of the family. A function maps the old parameters [S, rows, O] to new ones.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -61,12 +61,12 @@ class RegressionPredictive(Predictive):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance over draws of the distributions' means, the part of the variance that more data would remove: [B, O]."""
+        """Variance of the draws' means, which is the part of the variance that more data would remove: [B, O]."""
         return self._moments[1]
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean over draws of the distributions' variances, the noise in the data: [B, O]."""
+        """Mean of the draws' variances, which measures the noise in the data: [B, O]."""
         return self._moments[2]
 
     @property
@@ -95,14 +95,14 @@ class RegressionPredictive(Predictive):
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
-        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a log-probability if y is a count: [B].
+        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`: [B]. It is a log-probability if y is a count.
 
-        An output may have an atom, a value of positive probability such as a floor. At the atom, the output's factor is the
-        atom's probability. Other outputs keep their densities. The result is a density that integrates to 1 with respect to a
-        product measure over outputs. Each factor of the measure is the length plus a point of mass 1 at the atom.
+        An output may have an atom, which is a value of positive probability such as a floor. At the atom, the output contributes
+        the atom's probability instead of a density. The result is a density that integrates to 1 with respect to a product
+        measure over outputs; each factor of the measure is the length plus a point mass of 1 at the atom.
 
         Raises:
-            ValueError: If targets do not fit, or are not possible values of the family.
+            ValueError: If the shape of the targets does not fit, or if targets are not possible values of the family.
         """
         self.family.check_targets(y)
         return self.censored_log_prob(y)
@@ -114,7 +114,7 @@ class RegressionPredictive(Predictive):
 
         Args:
             y: Targets, [B, O].
-            censored: Truth values [B, O]; none by default.
+            censored: Whether each output is censored, [B, O]. By default, no output is censored.
         """
         return self._log_mean(y, censored, lambda found: found.flatten(2).sum(-1) if found.ndim > 2 else found)
 
@@ -123,7 +123,8 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logarithm of the mean over draws, after `joined` combines log-densities and log-probabilities [S, rows, O]."""
+        """Logarithm of the mean over draws. First, `joined` combines the log-densities and log-probabilities [S, rows, O] of the
+        outputs."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -157,11 +158,11 @@ class RegressionPredictive(Predictive):
     def quantile(self, q: Level | Sequence[Level]) -> Tensor:
         """The q-quantile of y, exact for the mixture and monotone in q.
 
-        The equation is solved in float64 by Newton steps on the mixture's distribution function, inside a bracket that shrinks at
-        each step. For counts, the quantile is the smallest count k with P(Y <= k) of at least q.
+        The quantile is found in float64 by Newton steps on the mixture's distribution function, inside a bracket that shrinks
+        with each step. For counts, it is the smallest count k for which P(Y <= k) is at least q.
 
         Args:
-            q: Probability between 0 and 1, or several.
+            q: A probability between 0 and 1, or a sequence of probabilities.
 
         Returns:
             [B, O], or [Q, B, O] for Q probabilities.
@@ -178,7 +179,7 @@ class RegressionPredictive(Predictive):
             order = sorted(range(len(levels)), key=levels.__getitem__)
             found = self.family.quantiles([levels[place] for place in order], *parameters).movedim(0, 1)
             ranks = torch.tensor(order, device=found.device).argsort()
-            return found.cummax(1).values[:, ranks]  # keeps the order of values that differ only by rounding
+            return found.cummax(1).values[:, ranks]  # quantiles that differ only by rounding must stay in order
 
         result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
@@ -190,7 +191,8 @@ class RegressionPredictive(Predictive):
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ... up to a tail of 1e-9, [K, B, O]; `None` if values are not counts or are too large."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail probability of 1e-9, [K, B, O]; `None` if the values are not counts or are too
+        large."""
         family = self.family
         if not isinstance(family, CountFamily):
             return None
@@ -213,7 +215,7 @@ class RegressionPredictive(Predictive):
         return self._rowwise(self.family.crps, y)
 
     def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
-        """A function of targets and the family's parameters, [rows, O] and [S, rows, O] each, applied chunk by chunk."""
+        """Apply, chunk by chunk, a function of targets [rows, O] and of the family's parameters, each [S, rows, O]."""
         values = match_targets(y, self.mean)
         return self._source.map(lambda outputs, y: function(y, *self._components(outputs)), values)
 
@@ -225,7 +227,7 @@ def _composed(
 
 
 def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and variances of Gaussians: the network's outputs as means, and a given variance."""
+    """Means and variances of Gaussians. The means are the network's outputs, and the variance is given."""
     return mean, variance.to(mean)
 
 
@@ -236,10 +238,10 @@ def pair(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:
-    """Targets with the shape of predictions. A last axis of one entry is added or dropped; nothing else is broadcast.
+    """The targets in the shape of the predictions. A last axis of one entry is added or dropped if necessary; nothing is broadcast.
 
     Raises:
-        ValueError: If the shapes differ in another way, or a target is not finite.
+        ValueError: If the shapes differ in any other way, or if a target is not finite.
     """
     check_finite(y, "targets")
     found = with_column(y, mean.shape)

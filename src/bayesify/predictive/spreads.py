@@ -1,4 +1,4 @@
-"""Covariances over the outputs of many rows in several forms, with the operations that predictions need."""
+"""Several forms of covariances over the outputs of many rows, with the operations that predictions need."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bayesify.maths.eigen import stable_eigh
 
 
 class Spread(ABC):
-    """A covariance over K outputs for each of N rows, such as the positions of examples, stored as one tensor [N, ..., n]."""
+    """A covariance over K outputs for each of N rows, stored as one tensor [N, ..., n]. Rows may be the positions of examples."""
 
     is_joint = False
-    """Whether shared noise moves all positions of an example with their true joint distribution."""
+    """Whether all positions of an example get their true joint distribution if they share the noise."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
 
     @property
     def num_noise(self) -> int:
-        """Count n of standard normal numbers for one draw of a row."""
+        """Number n of standard normal numbers that one draw of a row needs."""
         return self._rows.shape[-1]
 
     def _like(self, rows: Tensor) -> Self:
@@ -38,12 +38,12 @@ class Spread(ABC):
         return self._like(self._rows[rows])
 
     def scaled(self, factor: float) -> Self:
-        """The covariances times a factor."""
+        """The spread with all covariances multiplied by a factor."""
         return self._like(factor * self._rows)
 
     @staticmethod
     def joined(parts: Sequence[Spread]) -> Spread:
-        """The rows of several spreads of one kind. Spreads with a basis must have the same basis."""
+        """Concatenate the rows of several spreads of one kind. Spreads with a basis must have the same basis."""
         return parts[0]._like(torch.cat([part._rows for part in parts]))
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Spread(ABC):
 
     @abstractmethod
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations from the mean, [S, N, K], from standard normal noise [S, N, n], or [S, 1, n] if all rows share the noise."""
+        """Turn standard normal noise, [S, N, n], or [S, 1, n] if all rows share it, into deviations from the mean, [S, N, K]."""
 
     @abstractmethod
     def dense(self) -> Tensor:

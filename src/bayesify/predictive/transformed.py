@@ -1,4 +1,4 @@
-"""Targets on another scale: transforms with at most one parameter, and predictions mapped back to targets."""
+"""Targets on another scale: transforms with at most one parameter, and predictions that are mapped back to the targets' scale."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"
 SMALL_POWER = 1e-6
 """Powers below this value are treated as logarithms."""
 KNOT_STEP, PIECES_PER_STEP = 0.25, 8
-"""Distance between the normal quantiles at which the predictive's quantiles are computed, and the number of pieces per step."""
+"""Distance (the step) between the normal quantiles at which the predictive's quantiles are computed, and number of pieces per
+step."""
 MAX_STEP_RATIO, GAP_CUTS = 3.0, (1.0, 2.5, 5.0)
-"""A step is a gap between modes if it is longer than a neighboring step by more than this factor. A gap is cut in the middle, and
-at these multiples of the neighboring step from either end."""
+"""A step counts as a gap between modes if it is longer than a neighboring step by more than this factor. A gap is cut in the
+middle, and at these multiples of the neighboring step, measured from either end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +40,13 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    Values of $z$ without a target (below $g(0)$ for targets of at least 0) map back to 0.
+    If targets are at least 0, no target has a z below that of $g(0)$. Such values of z are mapped back to 0.
 
     Args:
         name: Name of the transform; see above.
         shift: Shift, [O].
         scale: Scale, [O], positive.
-        power: $\lambda$, [O]; used by `box_cox` and `yeo_johnson`.
+        power: Power $\lambda$, [O]; used by `box_cox` and `yeo_johnson`.
         unit: Unit, [O], positive; used by `yeo_johnson`.
     """
 
@@ -67,7 +68,7 @@ class TargetTransform:
             y: Targets, [N, O]. Constant targets are not scaled.
 
         Raises:
-            ValueError: If targets are not finite or do not fit the transform.
+            ValueError: If targets are not finite, or if the transform does not accept them.
         """
         if y.ndim != 2 or not len(y):
             raise ValueError(f"TargetTransform.fit: y has shape {tuple(y.shape)}; give targets [N, O]")
@@ -102,7 +103,7 @@ class TargetTransform:
 
     @classmethod
     def scaled(cls, name: str, shift: Tensor, scale: Tensor) -> Self:
-        """The transform with a given shift and scale, [O] each, and without a power."""
+        """The transform with a given shift and scale, each [O], and without a power."""
         return cls(cast(TransformName, name), shift, scale, torch.ones_like(shift), torch.ones_like(shift))
 
     def config(self) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class TargetTransform:
         return tuple(part.to(like) for part in (self.shift, self.scale, self.power, self.unit))
 
     def forward(self, y: Tensor) -> Tensor:
-        """z of targets [..., O]; minus infinity for values below all possible targets."""
+        """The values z of targets [..., O]; minus infinity for values below all possible targets."""
         shift, scale, power, unit = self._numbers(y)
         if self.name == "log":
             found = y.clamp_min(0).log()
@@ -148,7 +149,7 @@ class TargetTransform:
         return (found - shift) / scale
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Targets from z, [..., O]; monotone in z."""
+        """The targets of values z, [..., O]; monotone in z."""
         shift, scale, power, unit = self._numbers(z)
         value = shift + scale * z
         if self.name == "log":
@@ -183,19 +184,19 @@ class TargetTransform:
 
     @property
     def least(self) -> Tensor:
-        """The smallest target, to which every z without a target maps: [O]; minus infinity if every z has a target."""
+        """The smallest target, [O], to which every z without a target is mapped; minus infinity if every z has a target."""
         bounded = self.power > SMALL_POWER if self.name == "box_cox" else self.name in ("log1p", "sqrt")
         return torch.where(
             torch.as_tensor(bounded, device=self.shift.device), 0.0, torch.full_like(self.shift, -math.inf)
         )
 
     def predictive(self, inner: RegressionPredictive) -> TransformedPredictive:
-        """The predictive of y from the predictive of z."""
+        """The predictive of y, computed from the predictive of z."""
         return TransformedPredictive(inner, self)
 
 
 def _power(log: Tensor, power: Tensor) -> Tensor:
-    """(exp(log)^power - 1) / power; for a power of 0 the logarithm itself."""
+    """(exp(log)^power - 1) / power, or the logarithm itself for a power of 0."""
     small = power.abs() < SMALL_POWER
     return torch.where(small, log, torch.expm1(power * log) / torch.where(small, 1.0, power))
 
@@ -209,13 +210,14 @@ def _unpower(value: Tensor, power: Tensor) -> Tensor:
 class TransformedPredictive(RegressionPredictive):
     r"""The distribution of y, given a transform z of y and the predictive of z.
 
-    Quantiles, intervals and the distribution function are mapped back from z and exact. The log-density is the log-density of z
-    plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
-    $|u| < 6$, with cubic interpolation of z between some of the quantiles. Their error is about 1e-3 for mixtures of Gaussians.
-    Other families may have tails without a mean on the scale of y. For these families, unless the transform is `none`, mean and
-    variance describe the middle 99.9 %. Under a transform the mean always lies inside the middle 99.9 %. Without this limit, for a
-    wide Gaussian of log y, tails that no data support would determine the mean. The CRPS uses the same quantiles. The epistemic
-    share of the variance is the same as for z. If the transform is only a shift and a scale, everything is exact.
+    Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
+    z plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
+    $|u| < 6$. Between a number of computed quantiles, z is interpolated by cubics. For mixtures of Gaussians, the error of mean
+    and variance is about 1e-3. Other families may have tails without a mean on the scale of y. For these families, unless the
+    transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any transform, the mean is limited
+    to the middle 99.9 %, because otherwise the mean of a wide Gaussian of log y would be determined by tails that no data
+    support. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z. If the transform is only
+    a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -236,7 +238,7 @@ class TransformedPredictive(RegressionPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs of each draw, on the scale of z: [S, B, ...]."""
+        """The network's outputs for each draw, on the scale of z: [S, B, ...]."""
         return self.inner.outputs
 
     @property
@@ -245,9 +247,9 @@ class TransformedPredictive(RegressionPredictive):
 
     @cached_property
     def _knots(self) -> tuple[Tensor, Tensor]:
-        """Increasing probabilities and quantiles of y, [K, B, O] each. Between two quantiles y is uniform."""
+        """Increasing probabilities and quantiles of y, each [K, B, O]. Between two quantiles, y is uniformly distributed."""
         steps = self.inner.steps()
-        if steps is not None:  # each count has two probabilities: below it, and up to it
+        if steps is not None:  # each count has two probabilities: P(Y < k) and P(Y <= k)
             z = torch.arange(len(steps), dtype=steps.dtype, device=steps.device).view(-1, *(1,) * (steps.ndim - 1))
             both = torch.stack((torch.cat((torch.zeros_like(steps[:1]), steps[:-1])), steps), 1).flatten(0, 1)
             return self._recalibrated(both), self._to_targets(z.expand_as(steps)).repeat_interleave(2, 0)
@@ -262,7 +264,7 @@ class TransformedPredictive(RegressionPredictive):
         gap = width > MAX_STEP_RATIO * beside
         gap = (
             gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))
-        )  # a cubic also depends on the neighboring steps
+        )  # a cubic also depends on the steps next to it
         for step in gap.flatten(1).any(1).nonzero().flatten().tolist():
             before, after = (width[max(0, min(step + move, len(width) - 1))] for move in (-1, 1))
             before, after = (torch.minimum(part, width[step] / 12) for part in (before, after))
@@ -273,7 +275,8 @@ class TransformedPredictive(RegressionPredictive):
                 p[place] = torch.where(
                     gap[step], self._recalibrated(self.inner.cdf(at.to(self.inner.mean))).to(p), p[place]
                 )
-        # Recalibration causes kinks in the quantile function. A cubic through a kink may decrease, but quantiles must not.
+        # Recalibration causes kinks in the quantile function. A cubic through a kink may decrease, but quantiles must not
+        # decrease.
         y, least = self._to_targets(smooth.cummax(0).values), self._least.to(z).expand_as(z[0])
         last = (y[:-1] == least) & (y[1:] > least)  # the atom ends at the last quantile that equals the smallest target
         p[:-1] = torch.where(last, self.cdf(least.nan_to_num(0, 0, 0)).to(p), p[:-1])
@@ -289,7 +292,7 @@ class TransformedPredictive(RegressionPredictive):
         y = self._limited(p, y)
         half = 0.5 * p.diff(dim=0) / (p[-1] - p[0])
         weights = torch.cat((half[:1], half[1:] + half[:-1], half[-1:]))
-        if not self.family.discrete:  # a more accurate rule if y is smooth in the normal quantiles
+        if not self.family.discrete:  # a more accurate rule, for y that is smooth in the normal quantiles
             fine = torch.special.ndtri(p.double())
             density = (-0.5 * fine.square()).exp()
             even = (fine.diff(dim=0).diff(dim=0).abs().amax(0) < 1e-3) & (y[0] > self._least.to(y))
@@ -302,11 +305,12 @@ class TransformedPredictive(RegressionPredictive):
         return mean, variance * share, variance * (1 - share)
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
-        """Quantiles for the moments, from quantiles y at probabilities p, [K, B, O] each. Subclasses may limit them."""
+        """The quantiles y at probabilities p, each [K, B, O], from which the moments are computed. Subclasses may limit these
+        quantiles."""
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
-        """The probability of targets below y, from the probability of values below z."""
+        """The probability that the target is at most y, given the probability p that the value is at most z."""
         return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
@@ -318,7 +322,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:
-        """z of targets, computed in float64. The target of an atom gives exactly the atom's z."""
+        """The values z of targets, computed in float64. The target of an atom gives exactly the atom's z."""
         at = match_targets(y, self.inner.mean).double()
         z = self.transform.forward(at)
         if self.family.least is not None:
@@ -338,7 +342,7 @@ class TransformedPredictive(RegressionPredictive):
         return torch.maximum(self.transform.least, self._family_least)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, jointly with the probabilities of targets that are atoms: [B].
+        """Log-density of the targets, [B]. A target that is an atom contributes the atom's log-probability.
 
         See `RegressionPredictive.log_prob`. The result is minus infinity for targets that have no z.
         """
@@ -356,7 +360,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 
     def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """z of targets, a mask of atoms and censored targets, and the log-density's extra term: log dz/dy, or minus infinity."""
+        """The values z of targets, a mask of atoms and censored targets, and the term log dz/dy of the log-density (or minus
+        infinity)."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)
@@ -400,13 +405,14 @@ class TransformedPredictive(RegressionPredictive):
 
 
 def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
-    """The first quantile in y [K, B, O] whose probability reaches a level: [B, O]."""
+    """The first of the quantiles y [K, B, O] whose probability p reaches a level: [B, O]."""
     place = (p < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
     return y.gather(0, place)[0]
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:
-    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, with four coarse places each: [F, C]."""
+    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, [F, C]. Each fine place depends on four
+    coarse places."""
     count = len(coarse)
     place = (fine - coarse[0]) / (coarse[1] - coarse[0])
     first = (place.floor() - 1).clamp(0, count - 4).long()

@@ -1,4 +1,4 @@
-"""Distributions of one number. Regression predictions are mixtures of them."""
+"""Distributions of one number. Regression predictions are mixtures of these distributions."""
 
 from bayesify.predictive.families.base import Family
 

@@ -1,4 +1,4 @@
-"""The base class of families of distributions of one number, and of their mixtures."""
+"""The base class of families of distributions of one number, with the operations on their mixtures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bayesify.maths.gamma import widened
 from bayesify.predictive.base import check_finite
 
 MAX_INTEGRATION_PLACES = 193
-"""Largest number of points that divide the integral of a mixture's score into pieces."""
+"""Maximum number of points that divide the integral in a mixture's score into pieces."""
 _INNER, _OUTER = (math.sqrt(5 + sign * 2 * math.sqrt(10 / 7)) / 3 for sign in (-1, 1))
 _HEAVY, _LIGHT = ((322 + sign * 13 * math.sqrt(70)) / 900 for sign in (1, -1))
 LEGENDRE_NODES, LEGENDRE_WEIGHTS = (-_OUTER, -_INNER, 0.0, _INNER, _OUTER), (_LIGHT, _HEAVY, 128 / 225, _HEAVY, _LIGHT)
 """Nodes and weights of the five-point Gauss-Legendre rule on [-1, 1]."""
 MAX_CDF_VALUES_PER_CHUNK = 2**18
-"""Largest number of values of distribution functions that are computed together."""
+"""Maximum number of values of distribution functions that are computed together."""
 
 
 class Family(ABC):
@@ -33,7 +33,7 @@ class Family(ABC):
     discrete: ClassVar[bool] = False
     """Whether all values are whole numbers."""
     least: ClassVar[float | None] = None
-    """The smallest value, if it is an atom and all other values lie above it."""
+    """The smallest value, if it is an atom; otherwise `None`. All other values lie above it."""
     light_tailed: ClassVar[bool] = False
     """Whether exp(Y) has all moments."""
 
@@ -67,7 +67,7 @@ class Family(ABC):
 
     @abstractmethod
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Parameters of the distribution with the same center and with its variance multiplied by a factor.
+        """Parameters of the distribution that has the same center and whose variance is multiplied by a factor.
 
         Raises:
             TypeError: If the mean determines the variance.
@@ -82,7 +82,7 @@ class Family(ABC):
         return self.cdf(y, *parameters)
 
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles of the mixture, in float64 by Newton steps inside shrinking brackets: [Q, B, O]."""
+        """Quantiles of the mixture, [Q, B, O], found in float64 by Newton steps inside shrinking brackets."""
         wide = tuple(widened(part) for part in parameters)  # round only once, to keep quantiles in order
         each = self.component_quantiles(levels, *wide)
         if each.shape[1] == 1:
@@ -110,14 +110,14 @@ class Family(ABC):
         return found.clamp_min(0).to(parameters[0].dtype)
 
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y), or a smooth interpolation of it between whole numbers."""
+        """P(Y <= y); for whole numbers, a smooth interpolation between them."""
         return self.cdf(y, *parameters)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
         r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, with a relative error of 1e-6: [B, O].
 
-        The Gauss-Legendre rule is applied between the sorted quantiles of all components, so that nodes lie where a component
-        varies.
+        The Gauss-Legendre rule is applied between the sorted quantiles of all components, so that nodes lie in regions where the
+        distribution function of a component varies.
         """
         places = self.places(*parameters)
         total, step = torch.zeros_like(places[0]), self._rows_at_once(places, *parameters)
@@ -128,16 +128,16 @@ class Family(ABC):
         return total
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Values and weights, [J, B, O] each, of each node of an integral over pieces that start at `left`."""
+        """For each node of an integral over pieces that start at `left`, the values and the weights, each [J, B, O]."""
         for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
             yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Sorted quantiles of the components, which divide an integral over the mixture: [J, B, O]."""
+        """Sorted quantiles of the components, which divide an integral over the mixture into pieces: [J, B, O]."""
         return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:
-        """Probabilities whose quantiles divide the integral of `half_spread`."""
+        """Probabilities of the quantiles that divide the integral of `half_spread` into pieces."""
         return torch.linspace(-30, 30, 41, dtype=torch.float64).sigmoid().tolist()
 
     @staticmethod
@@ -146,7 +146,7 @@ class Family(ABC):
 
 
 def in_order(found: list[Tensor]) -> Tensor:
-    """Sorted values [J, B, O] from values [S, B, O] of several levels, at most `MAX_INTEGRATION_PLACES`."""
+    """Sort the values [S, B, O] of several levels into one tensor [J, B, O], with J at most `MAX_INTEGRATION_PLACES`."""
     values = torch.cat(found).sort(0).values
     if len(values) > MAX_INTEGRATION_PLACES:
         values = values[torch.linspace(0, len(values) - 1, MAX_INTEGRATION_PLACES, device=values.device).round().long()]
@@ -163,7 +163,7 @@ def solve_quantile(
     scale: Tensor,
     steps: int = 60,
 ) -> Tensor:
-    """The value at which a distribution function equals q, entry by entry, up to rounding.
+    """For each entry, the value at which a distribution function equals q, up to rounding.
 
     The solution lies between `lower` and `upper`. The rounding error is relative to the value's size plus `scale`.
     """
@@ -175,8 +175,8 @@ def solve_quantile(
         newton = value - excess / density(value)
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, 0.5 * (lower + upper))
-        # An entry that is accurate up to rounding cannot improve. A converged entry stays fixed, so that the result for one
-        # entry does not depend on its neighbors.
+        # An entry that is accurate up to rounding cannot improve. It stays fixed, so that the result for one entry does not
+        # depend on the other entries.
         done = done | (excess.abs() <= tolerance)
         close = (step - value).abs() <= tolerance * (step.abs() + scale)
         value = torch.where(done, value, step)

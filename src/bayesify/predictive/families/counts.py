@@ -1,4 +1,4 @@
-"""Distributions of counts, by the logarithm of the mean and, for the negative binomial, the dispersion."""
+"""Distributions of counts. Their parameters are the logarithm of the mean and, for the negative binomial, the dispersion."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from bayesify.predictive.families.base import LEGENDRE_NODES, Family, in_order
 from bayesify.predictive.families.gaussian import normal_quantile
 
 TAIL_PROBABILITY = 1e-12
-"""Tail probability at which a sum over a distribution's terms stops."""
+"""A sum over the terms of a distribution stops at this tail probability."""
 MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
-"""Largest number of terms of a sum over counts, and largest mean for which the sum can start at the probability of 0."""
+"""Maximum number of terms in a sum over counts, and maximum mean for which the sum can start at the probability of 0."""
 
 
 class CountFamily(Family):
-    """Whole numbers of at least 0. Sums and searches interpolate the distribution function between them."""
+    """Distributions of whole numbers of at least 0. Between whole numbers, sums and searches interpolate the distribution
+    function."""
 
     discrete = True
 
     @abstractmethod
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y) at whole numbers, and a smooth interpolation between them."""
+        """P(Y <= y), smoothly interpolated between whole numbers."""
 
     def check_targets(self, y: Tensor) -> None:
         """Raise `ValueError` for a target that is not a count."""
@@ -55,7 +56,7 @@ class CountFamily(Family):
         """P(Y = k + 1) / P(Y = k)."""
 
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """The smallest counts k with P(Y <= k) of at least each level: [Q, B, O]."""
+        """For each level, the smallest count k for which P(Y <= k) is at least this level: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)
         found = torch.zeros(len(levels), *wide[0].shape[1:], dtype=wide[0].dtype, device=wide[0].device)
         if not self._few(*wide):
@@ -69,10 +70,11 @@ class CountFamily(Family):
         return found.to(parameters[0].dtype)
 
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\sum_k (F(k) - [k \ge y])^2$ of the mixture, up to a tail of 1e-12, if all means are below 500: [B, O].
+        r"""Continuous ranked probability score of the mixture: [B, O]. If all means are below 500, it is the sum
+        $\sum_k (F(k) - [k \ge y])^2$ up to a tail probability of 1e-12.
 
         For larger means, the score is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of
-        this sum, and long pieces are integrated, with a relative error of 1e-4.
+        this sum into pieces, and long pieces are integrated instead of summed, with a relative error of 1e-4.
         """
         wide, y = tuple(widened(part) for part in parameters), widened(y)
         if not self._few(*wide):
@@ -91,7 +93,7 @@ class CountFamily(Family):
         return torch.stack(list(islice(self._cumulated(*wide), most + 1)), 1).clamp_max(1)
 
     def _few(self, *parameters: Tensor) -> bool:
-        """Whether counts are small enough to sum one by one from 0."""
+        """Whether the counts are so small that a sum can run over all of them, starting at 0."""
         mean, variance = self.moments(*parameters)
         return bool((mean <= MAX_SUMMED_MEAN).all() & (mean + 40 * variance.sqrt() <= MAX_SUMMED_TERMS).all())
 
@@ -105,7 +107,7 @@ class CountFamily(Family):
             total = total + term.mean(0)
 
     def _bisected(self, q: float, *parameters: Tensor) -> Tensor:
-        """The q-quantile, by bisection between Cantelli's bounds."""
+        """The q-quantile, found by bisection between Cantelli's bounds."""
         mean, variance = self.moments(*parameters)
         center, std = mean.mean(0), (mean.var(0, unbiased=False) + variance.expand_as(mean).mean(0)).sqrt()
         lower = ((center - std * math.sqrt((1 - q) / q)).floor() - 1).clamp_min(-1)
@@ -117,13 +119,13 @@ class CountFamily(Family):
         return upper
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every count of a short piece between `places`, with weight 1, and the nodes of an integral over a long piece."""
+        """For a short piece between `places`, every count with weight 1. For a long piece, the nodes of an integral."""
         short = width <= len(LEGENDRE_NODES)
         for index, (at, share) in enumerate(super()._nodes(left - 0.5, width)):
             yield torch.where(short, left + index, at), torch.where(short, (index < width).to(width), share)
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Counts from 0 at growing distances, and quantiles of gamma distributions with the components' moments."""
+        """Counts at growing distances, starting from 0, and quantiles of gamma distributions with the components' moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931
@@ -141,7 +143,7 @@ class CountFamily(Family):
 
 
 class PoissonFamily(CountFamily):
-    """Poisson distributions, by the logarithm of the mean."""
+    """Poisson distributions; the parameter is the logarithm of the mean."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         """The mean, which is also the variance."""
@@ -170,7 +172,8 @@ class PoissonFamily(CountFamily):
 
 
 class NegativeBinomialFamily(CountFamily):
-    r"""Negative binomial distributions, by the logarithm of the mean $\mu$ and the dispersion $\alpha$, $r = 1 / \alpha$."""
+    r"""Negative binomial distributions with parameters $\log \mu$ and $\alpha$: mean $\mu$, dispersion $\alpha$, and
+    $r = 1 / \alpha$."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         r"""$\mu$ and $\mu + \alpha \mu^2$."""
@@ -181,7 +184,7 @@ class NegativeBinomialFamily(CountFamily):
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\log \frac{\Gamma(y + r)}{\Gamma(r)\,y!} - r \log(1 + \alpha \mu) + y (\log \alpha \mu - \log(1 + \alpha \mu))$.
 
-        Computed in float64, because the difference of the gamma functions loses digits.
+        The result is computed in float64, because the difference of the gamma functions loses digits.
         """
         log_mean, dispersion = (widened(part) for part in parameters)
         y, number = widened(y), 1 / dispersion

@@ -1,4 +1,4 @@
-"""Gaussians, by mean and variance."""
+"""Gaussian distributions, with mean and variance as parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bayesify.predictive.families.base import Family
 
 
 class GaussianFamily(Family):
-    r"""$\mathcal{N}(\mu, v)$: means and variances."""
+    r"""Gaussians $\mathcal{N}(\mu, v)$; the parameters are means $\mu$ and variances v."""
 
     light_tailed = True
 
@@ -49,7 +49,7 @@ class GaussianFamily(Family):
         r"""$\frac{1}{2S^2} \sum_{s,t} \mathbb{E}|Y_s - Y_t|$ in closed form (Grimit et al. 2006, eq. 5): [B, O]."""
         mean, variance = parameters[0], parameters[1].expand_as(parameters[0])
         total = torch.zeros_like(mean[0])
-        for m, v in zip(mean, variance, strict=True):  # one draw at a time against all draws, to limit memory
+        for m, v in zip(mean, variance, strict=True):  # compare one draw at a time with all draws, to limit memory
             total += _absolute_gaussian(mean - m, variance + v).mean(0)
         return 0.5 * total / mean.shape[0]
 

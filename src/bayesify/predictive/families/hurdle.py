@@ -15,7 +15,8 @@ from bayesify.predictive.families.gaussian import gaussian_log_density, normal_c
 
 
 class HurdleFamily(Family):
-    r"""$Y = 0$ with probability $\pi$, otherwise $\log Y \sim \mathcal{N}(\mu, v)$: $\mu$, v, and the logit of $\pi$."""
+    r"""$Y = 0$ with probability $\pi$, otherwise $\log Y \sim \mathcal{N}(\mu, v)$. The parameters are $\mu$, v, and the logit of
+    $\pi$."""
 
     least = 0.0
 
@@ -59,9 +60,9 @@ class HurdleFamily(Family):
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         r"""Quantiles of the mixture, [Q, B, O].
 
-        Let $\bar\pi$ be the mean probability of 0. A level $q > \bar\pi$ corresponds to the level
-        $(q - \bar\pi) / (1 - \bar\pi)$ of a mixture of Gaussians of log Y with weights $(1 - \pi_s) / \sum_t (1 - \pi_t)$. The
-        mixture's quantile lies between the quantiles of its components.
+        Let $\bar\pi$ be the mean probability of 0. Given $Y > 0$, log Y is a mixture of Gaussians with weights
+        $(1 - \pi_s) / \sum_t (1 - \pi_t)$. The quantile at a level $q > \bar\pi$ is the exponential of this mixture's quantile at
+        the level $(q - \bar\pi) / (1 - \bar\pi)$, which lies between the quantiles of the components.
         """
         location, variance, logit = torch.broadcast_tensors(*(widened(part) for part in parameters))
         std, positive = variance.sqrt(), torch.sigmoid(-logit)
@@ -92,7 +93,7 @@ class HurdleFamily(Family):
         return torch.sigmoid(logit) * y.abs() + torch.sigmoid(-logit) * above
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Zero, and quantiles of the positive amounts."""
+        """Zero and the quantiles of the positive amounts."""
         location, std = torch.broadcast_tensors(parameters[0], parameters[1].sqrt())
         above = [(location + normal_quantile(level) * std).exp() for level in self.node_levels()]
         return torch.cat((torch.zeros_like(location[:1]), in_order(above)))

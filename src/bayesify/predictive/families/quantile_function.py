@@ -1,4 +1,4 @@
-"""Distributions given by some of their quantiles."""
+"""Distributions that are defined by some of their quantiles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class QuantileFunction(Family):
         """The logarithm of the piecewise density."""
         (knots,) = parameters
         left, right = self._tails(knots)
-        place = (y.unsqueeze(-1) >= knots).sum(-1)  # quantiles at or below y
+        place = (y.unsqueeze(-1) >= knots).sum(-1)  # number of quantiles at or below y
         inside = (self._levels(knots).diff().log() - _widths(knots).log()).expand(*place.shape, -1)
         between = inside.gather(-1, (place - 1).clamp(0, inside.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         low = math.log(self.levels[0]) - left.log() + (y - knots[..., 0]).clamp_max(0) / left
@@ -120,7 +120,7 @@ class QuantileFunction(Family):
         return [*(low * step for step in steps), *self.levels, *(1 - high * step for step in steps)]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Quantiles moved away from the mean, or towards it."""
+        """The quantiles, moved away from the mean or toward it."""
         (knots,) = parameters
         mean = self.moments(knots)[0].unsqueeze(-1)
         return (mean + factor**0.5 * (knots - mean),)
@@ -132,7 +132,7 @@ def _widths(knots: Tensor) -> Tensor:
 
 
 def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:
-    """E|X - y| for an exponential tail that starts at a distance `gap` from y and leads away from y.
+    """E|X - y| for an exponential tail that starts at a distance `gap` from y and extends away from y.
 
     The gap is negative if y lies inside the tail.
     """

@@ -1,4 +1,4 @@
-"""Student-t distributions, by location, squared scale and degrees of freedom."""
+"""Student-t distributions, with location, squared scale and degrees of freedom as parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from bayesify.predictive.families.base import Family, in_order, solve_quantile
 from bayesify.predictive.families.gaussian import normal_quantile
 
 TABLE_SIZE, TABLE_REACH = 8193, 36.0
-"""Number of entries of the table of a distribution function, and its largest asinh t."""
+"""Number of entries in the table of a distribution function, and the largest asinh t in the table."""
 
 
 class StudentTFamily(Family):
-    r"""$\mu + s\,t_\nu$: locations $\mu$, squared scales $s^2$ and degrees of freedom $\nu > 2$."""
+    r"""Distributions of $\mu + s\,t_\nu$; the parameters are locations $\mu$, squared scales $s^2$ and degrees of freedom
+    $\nu > 2$."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         r"""$\mu$ and $s^2 \nu / (\nu - 2)$."""
@@ -35,20 +36,21 @@ class StudentTFamily(Family):
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, to the left of the location.
 
-        For many values at once, the function is read from a table, with an error of 1e-10.
+        For many values at once, the function is interpolated from a table, with an error of 1e-10.
         """
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), never read from the table, because the table's error is absolute."""
+        """log P(Y <= y). The table is not used, because its error is absolute, and small probabilities would be inaccurate."""
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles at several probabilities, [Q, S, B, O], between the quantiles for infinite and for two degrees of freedom."""
+        """Quantiles at several probabilities, [Q, S, B, O], searched between the quantiles for infinite and for two degrees of
+        freedom."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
         ends = torch.stack(
@@ -134,7 +136,7 @@ def _near_quantile(q: float, degrees: Tensor) -> Tensor:
 
 
 def _two_degrees(q: float) -> float:
-    """Quantile of the t distribution with two degrees of freedom, which is further out than with more degrees."""
+    """Quantile of the t distribution with two degrees of freedom; with more degrees, the quantile is closer to 0."""
     return (2 * q - 1) / math.sqrt(2 * q * (1 - q))
 
 
