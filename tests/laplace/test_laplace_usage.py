@@ -244,7 +244,7 @@ def test_the_last_layer_is_the_outputs_own() -> None:
         "2.weight",
         "2.bias",
     )
-    with pytest.raises(ValueError, match=r"head\.weight is used without a call"):
+    with pytest.raises(ValueError, match=r"head\.weight is used outside of a call"):
         Laplace(Hidden(), CATEGORICAL, "last_layer").fit(data())
 
 

@@ -472,7 +472,7 @@ def test_a_last_linear_map_without_a_layer_is_refused(name: str) -> None:
     net, x = HIDDEN_USES[name]().double(), torch.arange(N) % 4
     laplace = bayesify.Laplace(net, likelihoods.Gaussian(0.3), "last_layer")
     with pytest.raises(
-        ValueError, match=r"is used without a call of its layer.*subset=\['(w|table.weight|body.weight)'"
+        ValueError, match=r"is used outside of a call of its layer.*subset=\['(w|table.weight|body.weight)'"
     ):
         laplace.fit([(x, torch.randn_like(net(x)))])
 

@@ -82,7 +82,7 @@ def test_a_network_that_cannot_take_a_part_of_the_batch_says_so() -> None:
 def test_inputs_of_different_lengths_say_so() -> None:
     bnn = bayesify.bayesianize(Graph(), "mean_field", likelihood=likelihoods.Gaussian(0.1))
     x = (torch.randn(B, D), torch.rand(5, B))
-    with pytest.raises(ValueError, match=r"first axes of 12 and 5 entries.*split_batch=False"):
+    with pytest.raises(ValueError, match=r"first axes of the inputs have 12 and 5 entries.*split_batch=False"):
         bnn.predict(x)
     assert bnn.predict(x, 2, split_batch=False).mean.shape == (5, 2)
 

@@ -236,7 +236,7 @@ def test_which_output_the_likelihood_is_about() -> None:
     hidden = bayesify.bayesianize(case.network(), "mean_field", likelihood="gaussian", output="hidden")
     assert hidden.predict(x, 2).mean.shape == (3, 4)  # type: ignore[attr-defined]
     wrong = bayesify.bayesianize(case.network(), "mean_field", likelihood="gaussian", output="logit")
-    with pytest.raises(ValueError, match=r"output has no entry 'logit'; it has \['logits', 'hidden'\]"):
+    with pytest.raises(ValueError, match=r"output has no entry 'logit'; its entries are \['logits', 'hidden'\]"):
         wrong.predict(x, 2)
 
     class Two(nn.Module):

@@ -1,4 +1,4 @@
-"""Cached results of a module, computed once per state of its parameters."""
+"""Cached results of a module, which are computed once for each state of its parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayesify.weights.named_parameters import first_parameter, tensors_in
 Computed = TypeVar("Computed")
 
 MAX_COMPARED_NUMBERS = 2**24
-"""A module with more parameters than this caches nothing, because detecting a change needs a copy of the parameters."""
+"""A module with more parameters than this caches nothing, because a copy of the parameters is needed to detect changes."""
 
 MAX_RECENT_RESULTS = 4
 """Number of most recently used results that `Results.recent` keeps."""
@@ -36,7 +36,7 @@ _SCOPE = _Scope()
 
 
 class _State(NamedTuple):
-    """Parameters and buffers of a module at one moment, and the results computed from them."""
+    """The parameters and buffers of a module at one moment, and the results computed from them."""
 
     number: int
     tensors: list[Tensor]
@@ -46,9 +46,9 @@ class _State(NamedTuple):
 class Results:
     """Cached results of one module, which owns this object.
 
-    A result is valid while the parameters equal a stored copy of them, so every change is detected.
-    A tensor's version counter would miss changes through `parameter.data`, by fused optimizers, or in inference mode. Copies and
-    pickles of this object are empty.
+    A result is valid as long as the parameters are equal to a stored copy, so every change is detected. A tensor's version
+    counter would miss changes through `parameter.data`, by fused optimizers, or in inference mode. Copies and pickles of this
+    object are empty.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ class Results:
         return Results, ()
 
     def cached(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation on the owner's parameters; cached per state of the parameters if gradients and `vmap` are off."""
+        """Result of a computation on the owner's parameters. If gradients and `vmap` are off, it is cached for this state of the
+        parameters."""
         if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _SCOPE.anew:
             return compute()
         state = self._state_of(owner)
@@ -74,11 +75,11 @@ class Results:
         return found
 
     def values(self) -> list[Any]:
-        """All currently cached results of the parameters, for callers that must keep them alive."""
+        """All results that are currently cached for the parameters, for callers that must keep these results alive."""
         return list(self._state.values.values()) if self._state is not None else []
 
     def constant(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation that depends only on its key; computed once."""
+        """Result of a computation that depends only on `key`; it is computed once."""
         if transforming():
             return compute()
         if key not in self._constants:
@@ -87,7 +88,7 @@ class Results:
         return found
 
     def recent(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation that depends only on its key; the last few are kept.
+        """Result of a computation that depends only on `key`; the last few results are kept.
 
         A result requested during the capture of a CUDA graph is kept forever, because the graph reads its memory in every replay.
         """
@@ -103,7 +104,7 @@ class Results:
         return result
 
     def state(self, owner: nn.Module) -> int | None:
-        """A number that changes with the owner's parameters and buffers; `None` if changes cannot be detected cheaply."""
+        """A number that changes when the owner's parameters or buffers change; `None` if changes cannot be detected cheaply."""
         state = self._state_of(owner)
         return None if state is None else state.number
 
@@ -128,9 +129,10 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run a function on the owner's GPU; return its result, and whether the parameters were in state `number` when it began.
+        """Run a function on the owner's GPU; return its result and whether the parameters were in state `number` when the
+        function began.
 
-        The comparison runs on its own stream, so that the device has work while the host waits for the outcome.
+        The parameters are compared on a separate stream, so that the device has work while the host waits for the outcome.
         """
         tensors = tensors_in(owner)
         with self._lock:
@@ -149,13 +151,13 @@ class Results:
 
 def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
     device = first_parameter(owner).device.type
-    # Leave the caller's modes, because the result outlives them.
+    # Leave the caller's inference mode and autocast, because the result outlives them.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
         return compute()
 
 
 def _noted(tensors: Sequence[Tensor]) -> _State | None:
-    """A new state with a copy of the tensors; `None` if comparing them again would not be cheap."""
+    """A new state with a copy of the tensors; `None` if a later comparison would not be cheap."""
     if sum(map(Tensor.numel, tensors)) > MAX_COMPARED_NUMBERS or any(tensor.is_meta for tensor in tensors):
         return None
     if any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing():
@@ -166,7 +168,7 @@ def _noted(tensors: Sequence[Tensor]) -> _State | None:
 
 @torch.no_grad()
 def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Whether tensors have the same form and values; waits for a GPU once."""
+    """Whether the tensors have the same form and the same values. The host waits for a GPU once."""
     if len(now) != len(before):
         return False
     try:
@@ -186,7 +188,7 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
 
 @contextmanager
 def computed_anew() -> Iterator[None]:
-    """Context in which `Results.cached` always computes; needed for a CUDA graph that must follow the parameters."""
+    """Context in which `Results.cached` always computes its result. A CUDA graph that must follow the parameters needs this."""
     before, _SCOPE.anew = _SCOPE.anew, True
     try:
         yield
@@ -196,7 +198,7 @@ def computed_anew() -> Iterator[None]:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Context in which this thread does not change parameters, so that they are compared once per module."""
+    """Context in which this thread does not change parameters, so that the parameters of each module are compared only once."""
     outer = _SCOPE.settled
     _SCOPE.settled = {} if outer is None else outer
     try:

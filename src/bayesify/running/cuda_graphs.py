@@ -1,4 +1,4 @@
-"""CUDA graphs, which replay many kernel launches as one on fixed memory, for draws, training steps and function-space KLs."""
+"""CUDA graphs for draws, training steps and function-space KLs. A graph replays many kernel launches as one, on fixed memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 WARMUP_CALLS = 3
-"""Number of plain calls before a capture: a capture costs many calls, and libraries choose their kernels in the first calls."""
+"""Number of plain calls before a capture, because a capture costs as much as many calls, and libraries choose their kernels in
+the first calls."""
 
 CAPTURE_LOCK = threading.RLock()
-"""Held during a capture, because garbage collection is then off for the whole process."""
+"""Lock held during a capture, because garbage collection is then off for the whole process."""
 
 Result = TypeVar("Result")
 Made = TypeVar("Made")
@@ -25,10 +26,11 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call: the state of its last call, the number of calls, and its capture, or whether the capture was refused.
+    """One kind of call: the state of its last call, the number of calls, and its capture if there is one, or whether the capture
+    failed.
 
-    The capture depends on the kind and on the state, such as the addresses of the tensors that the capture reads. `held` is
-    kept alive as long as the kind is known, for example a generator whose id is part of the kind.
+    The capture depends on the kind and on the state, for example on the addresses of the tensors that the capture reads. `held`
+    is an object that is kept alive as long as the kind is known, for example a generator whose id is part of the kind.
     """
 
     state: Any
@@ -39,17 +41,17 @@ class Kind(Generic[Made]):
 
 
 class Captures(Generic[Made]):
-    """The captures of one owner, by kind of call.
+    """The captures of one owner, one for each kind of call.
 
-    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. A changed state restarts the count and drops the
-    old graph. A failed capture is not tried again in that state: calls run without a graph, and `reason` says why. Graphs belong to
-    a process and to the memory of their owner, so copies and pickles of this object are empty.
+    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. If the state changes, the count starts again and
+    the old graph is dropped. A failed capture is not tried again in the same state: calls run without a graph, and `reason` says
+    why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
 
     Args:
-        limit: Maximum number of kinds, of which the most recently used are kept; unlimited by default.
+        limit: Maximum number of kinds; the most recently used ones are kept. By default, there is no limit.
 
     Attributes:
-        reason: Reason for the first failed capture; empty if none failed.
+        reason: Reason why the first failed capture failed; empty if no capture failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -58,7 +60,7 @@ class Captures(Generic[Made]):
         self.reason = ""
 
     def known(self, kind: Hashable) -> Kind[Made] | None:
-        """Entry of a kind, which becomes the most recently used kind."""
+        """The entry of a kind; this kind becomes the most recently used one."""
         found = self._kinds.pop(kind, None)
         if found is not None:
             self._kinds[kind] = found
@@ -69,13 +71,13 @@ class Captures(Generic[Made]):
         return self._kinds[kind].calls if kind in self._kinds else 0
 
     def find(self, kind: Hashable, state: Any, make: Callable[[], Made], held: object = None) -> Made | None:
-        """The capture for a call; `None` if the call must run without one.
+        """The capture for a call; `None` if the call must run without a capture.
 
         Args:
             kind: Kind of the call.
             state: State of the call; see `Kind`.
-            make: Function that captures the call. A `RuntimeError`, `ValueError` or `NotImplementedError` means that it cannot be
-                captured.
+            make: Function that captures the call. It raises `RuntimeError`, `ValueError` or `NotImplementedError` if the call
+                cannot be captured.
             held: See `Kind`.
         """
         with CAPTURE_LOCK:
@@ -102,13 +104,14 @@ class Captures(Generic[Made]):
 
 
 class Captured(Generic[Result]):
-    """A captured function: the memory that its graph reads, and the memory that every replay writes.
+    """A captured function, with the memory that its graph reads and the memory that every replay writes.
 
     Args:
-        run: Function of fixed memory that has already run on a `side_stream`; the capture records it without running it.
+        run: Function that reads and writes fixed memory and has already run on a `side_stream`. The capture records it without
+            running it.
         inputs: Tensors that the function reads and that `replay` fills.
-        generators: Generators that the function draws from, in addition to torch's generator of the device. If the capture
-            fails, they are restored.
+        generators: Generators from which the function draws, in addition to torch's generator of the device. If the capture
+            fails, their states are restored.
         pool: Memory pool shared by graphs that never run at the same time.
 
     Attributes:
@@ -127,7 +130,7 @@ class Captured(Generic[Result]):
 
     @torch.no_grad()
     def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
-        """Results for the given inputs, where `None` means zeros; valid until the next replay."""
+        """Results for the given inputs; an input of `None` means zeros. The results are valid until the next replay."""
         pairs = [(mine, one) for mine, one in zip(self._inputs, given, strict=True) if one is not None]
         if pairs:
             torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs], non_blocking=True)
@@ -144,7 +147,7 @@ class Captured(Generic[Result]):
 
 @contextmanager
 def side_stream() -> Iterator[None]:
-    """Context that runs calls on a separate stream, which is required before a capture."""
+    """Context that runs calls on a separate stream, as is required before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -154,7 +157,7 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """Yield a list that is filled, at the end, with the places where the code inside waited for the device."""
+    """Yield a list. At the end of the context, it names the places at which the code inside waited for the device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
@@ -189,14 +192,15 @@ def _capture(
             result = run()
     except BaseException:
         for generator, state in zip(drawn, before, strict=True):
-            fresh = torch.Generator(generator.device)  # the state that was being captured is no longer usable
+            fresh = torch.Generator(generator.device)  # the failed capture has made the generator's state unusable
             fresh.set_state(state)
             generator.graphsafe_set_state(fresh)
         raise
     finally:
         if enabled:
             gc.enable()
-    # Before a capture, torch sets the generators' offsets on the device to zero, on the capture's stream. A replay sets them too,
-    # on its own stream. Without this wait, zero could come last on a busy device, and the first replay would repeat old numbers.
+    # Before a capture, torch sets the generators' offsets on the device to zero, on the capture's stream. A replay sets the
+    # offsets on its own stream. Without this wait, a busy device could set them to zero last, and the first replay would repeat
+    # old random numbers.
     torch.cuda.current_stream().wait_stream(stream)
     return graph, result

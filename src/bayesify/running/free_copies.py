@@ -1,4 +1,4 @@
-"""Light copies of a network that are reused by later passes."""
+"""Light copies of a network that later passes can reuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from bayesify.running.light_copies import KnownModules, LightCopy
 
 MAX_FREE_COPIES = 8
-"""Maximum number of free copies of a kind, and so the number of threads that can reuse one at the same time."""
+"""Maximum number of free copies of each kind, and so the number of threads that can reuse a copy at the same time."""
 
 MAX_MISSED_COPIES = 8
 """After this many consecutive copies that could not be reused, no copy is kept, because the network changes in every pass."""
@@ -19,14 +19,14 @@ class FreeCopies:
     """Light copies of one network that no pass is using, for single passes in the network's own mode.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
-    written back. Checking both costs less than another copy. Other code may still hold a module of the copy, for example as the
-    key of a dictionary. Reuse is correct even then, because with a plain network the key would also be the same in every call.
-    Predictions keep nothing of a pass, and each gets a new copy. Copies and pickles of this object contain no light copies.
+    written back. Checking both costs less than another copy. Other code may still hold a module of the copy, for example as a
+    dictionary key. Even then a reuse is correct, because with a plain network the key would also be the same in every call. Each
+    prediction gets a new copy and keeps nothing of its passes. Copies and pickles of this object contain no light copies.
     """
 
     def __init__(self) -> None:
         self._free: dict[tuple[bool, bool], list[LightCopy]] = {}
-        self._missed = -1  # -1, because the first pass may be the only one and keeps no copy
+        self._missed = -1  # -1, because the first pass, which may be the only one, keeps no copy
         self.known = KnownModules()
 
     def __reduce__(self) -> tuple[type[FreeCopies], tuple[()]]:
@@ -38,7 +38,7 @@ class FreeCopies:
         while free:
             try:
                 copied = free.pop()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last copy
                 break
             if copied.is_current():
                 return copied

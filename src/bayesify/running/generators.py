@@ -14,13 +14,13 @@ _OWNED = threading.local()
 
 @contextmanager
 def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | None = None) -> Iterator[None]:
-    """Reserve torch's global generators for this thread and restore them at the end; other threads that need them wait.
+    """Reserve torch's global generators for this thread, and restore them at the end. Other threads that need the generators wait.
 
-    Otherwise two simultaneous training runs would consume each other's random numbers. Predictions that have their own generator
-    never need this.
+    Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
+    not need this.
 
     Args:
-        devices: Devices whose generators are restored, in addition to the CPU's.
+        devices: Devices whose generators are restored, in addition to the generator of the CPU.
         seed: Seed of the generators; by default they continue from their current state.
     """
     devices = list(devices)
@@ -37,18 +37,19 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
 
 
 def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) -> int:
-    """Seed for a later draw, from a generator on any device; torch's global generator by default."""
+    """Seed for a later draw, taken from a generator on any device; by default from torch's global generator."""
     device = generator.device if generator is not None else None
     return int(torch.randint(below, (), generator=generator, device=device))
 
 
 def owned_generators() -> list[torch.Generator]:
-    """torch's global generators that this thread has reserved by `own_generators`, and may set."""
+    """torch's global generators that this thread has reserved with `own_generators` and therefore may set."""
     return getattr(_OWNED, "now", [])
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of torch's global generators for tensors on a device: the state of the CPU and, for a GPU, of this GPU."""
+    """States of torch's global generators for tensors on a device: the CPU's generator and, for a GPU, the generator of this
+    GPU."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a network: draws by name, inputs in any form, outputs of any type."""
+"""Inputs and outputs of a network: dictionaries of drawn weights, inputs in any form, and outputs of any type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def checked_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`as_inputs` with checks: raises for arrays of another library, and for inputs that contain NaN or infinity."""
+    """`as_inputs` with checks: raise an error for arrays of another library and for inputs that contain NaN or infinity."""
     args, kwargs = as_inputs(x)
     for key, value in [*enumerate(args), *kwargs.items()]:
         if len(args) > 1 and isinstance(value, (int, float)) and not isinstance(value, bool) and key == 0:
@@ -51,22 +51,22 @@ def _refuse_array(value: Any) -> None:
 
 
 def _input_remedy(tensors: list[Tensor], reason: str) -> str:
-    """What to change in inputs that the network refuses."""
+    """Advice on how to change inputs that the network refuses."""
     if any(x.dtype == torch.float64 for x in tensors) and "type" in reason:
         return "give the inputs in the network's type, for example x.float()"
     if any(x.ndim == 1 and x.is_floating_point() for x in tensors):
         return (
-            "give a batch [B, ...] in the shape and type that it expects: x.unsqueeze(0) for one example, "
-            "DataLoader(dataset, batch_size=...) for a dataset"
+            "give a batch [B, ...] in the shape and type that the network expects, for example x.unsqueeze(0) for one "
+            "example, or DataLoader(dataset, batch_size=...) for a dataset"
         )
-    return "give inputs of the shape and type that it expects"
+    return "give inputs of the shape and type that the network expects"
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Number and form of inputs, as text, for inputs other than one tensor."""
+    """Words for the number and form of the inputs, for inputs other than one tensor."""
     if kwargs:
         return f"keyword inputs {', '.join(kwargs)}"
-    return f"{len(args)} positional inputs (a tuple or list is unpacked into several inputs: stack a batch into one tensor)"
+    return f"{len(args)} positional inputs (a tuple or list counts as several inputs; stack a batch into one tensor)"
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     except TypeError as error:
         if "argument" not in str(error) or (len(args) == 1 and not kwargs):
             raise
-        raise TypeError(f"the network does not take {_in_words(args, kwargs)}: {error}") from error
+        raise TypeError(f"the network does not accept {_in_words(args, kwargs)}: {error}") from error
     except (RuntimeError, IndexError) as error:
         words = ("shape", "size", "dim", "type", "channel", "index out of range")
         if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in words):
@@ -109,7 +109,7 @@ _PLAIN_INPUTS = (bool, int, float, str, type(None))
 
 
 def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Key of an example's cost in a cache: tensor types, shapes without the first axis, and values of plain inputs."""
+    """Key under which the cost of an example is cached: types and shapes of tensors without the first axis, and plain inputs."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -120,20 +120,20 @@ def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if inputs have different first lengths, so that the batch size is ambiguous."""
+    """Raise `ValueError` if the first axes of the inputs have different lengths, so that the batch size is ambiguous."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
     if len(lengths) > 1:
         raise ValueError(
-            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be split by "
-            "examples; give split_batch=False to pass the whole batch to the network at once"
+            f"predict: the first axes of the inputs have {' and '.join(map(str, lengths))} entries, so the batch cannot "
+            "be split by examples; give split_batch=False to pass the whole batch to the network at once"
         )
 
 
 def map_rows(
     function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Inputs after applying a function to each tensor with an entry per example; other inputs stay as they are."""
+    """Apply a function to each input tensor that has one entry per example; other inputs do not change."""
     total = batch_size(args, kwargs)
 
     def change(leaf: Any) -> Any:
@@ -144,13 +144,13 @@ def map_rows(
 
 
 def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Split a batch into pieces of `rows` examples; inputs of another length are passed whole to every piece."""
+    """Split a batch into pieces of `rows` examples. Inputs of another length are passed whole to every piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
-    """At most `rows` examples, taken alternately from the two halves of the batch; inputs of another length stay whole."""
+    """At most `rows` examples, taken alternately from the two halves of the batch. Inputs of another length are not cut."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -160,7 +160,7 @@ def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> 
 
 
 class Untouched:
-    """Inputs for several passes of a network that may change its inputs in place; each pass sees the same values.
+    """Inputs for several passes of a network that may change its inputs in place. Each pass sees the same values.
 
     The caller's tensors stay unchanged. One copy is reused until the versions of its tensors change.
     """
@@ -190,14 +190,14 @@ class Untouched:
 
 
 def stack(*leaves: Any) -> Any:
-    """Stack tensors along a new first axis; other values must be equal in every draw, and the first is returned."""
+    """Stack tensors along a new first axis. Other values must be equal in every draw; the first of them is returned."""
     return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
 def each(values: WeightDict) -> Iterator[WeightDict]:
     """The draws one by one, without the draws axis.
 
-    All draws come from one `unbind`, because the gradient of indexing a single draw has the size of all draws.
+    All draws come from one `unbind`, because the gradient of indexing would have the size of all draws for every single draw.
     """
     if count_draws(values) == 1 or isinstance(values, PlacedWeights):
         yield from (at(values, index) for index in range(count_draws(values)))
@@ -228,7 +228,7 @@ def count_draws(values: WeightDict) -> int:
 
 
 def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A network's output as nested dicts, lists and tensors, and a function that converts it back to its own type.
+    """A network's output as nested dicts, lists and tensors, and a function that converts this form back to the output's own type.
 
     `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models.
     """
@@ -249,7 +249,7 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
 
     Args:
         output: A tensor, or a tuple, dict or dataclass of tensors.
-        key: Key of the entry; `None` selects the only tensor, or the one called `logits`.
+        key: Key of the entry; `None` selects the only tensor, or the tensor called `logits`.
 
     Raises:
         ValueError: If the choice is ambiguous, or there is no tensor.
@@ -264,7 +264,7 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
         raise ValueError(f"the network returns {type(output).__name__}; it must return tensors")
     if key is not None:
         if key not in entries:
-            raise ValueError(f"the network's output has no entry {key!r}; it has {list(entries)}")
+            raise ValueError(f"the network's output has no entry {key!r}; its entries are {list(entries)}")
         chosen = entries[key]
         if not isinstance(chosen, Tensor):
             raise ValueError(f"the network's output {key!r} is {type(chosen).__name__}; name an entry that is a tensor")
@@ -275,5 +275,5 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
     if "logits" in tensors:
         return tensors["logits"]
     raise ValueError(
-        f"the network returns {list(entries)}; say which entry the likelihood uses: bayesianize(..., output=...)"
+        f"the network returns {list(entries)}; say which entry the likelihood uses, with bayesianize(..., output=...)"
     )

@@ -1,4 +1,4 @@
-"""Choice of torch's kernels by process-wide settings. The first thread that needs a setting makes it; the last thread resets it."""
+"""Choice of torch's kernels by process-wide settings. The first thread that needs a setting turns it on; the last one resets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class SharedSetting:
-    """Process-wide setting that several threads may need at the same time."""
+    """A process-wide setting that several threads may need at the same time."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
@@ -55,7 +55,9 @@ def _without_tf32() -> Iterator[None]:
         for setting in settings:
             before.append(setting.allow_tf32)
             setting.allow_tf32 = False
-    except RuntimeError:  # the user set precisions through torch's newer settings, which exclude the older ones
+    except (
+        RuntimeError
+    ):  # the user has set precisions through torch's newer settings, which forbid the use of the older ones
         pass
     try:
         yield
@@ -65,14 +67,15 @@ def _without_tf32() -> Iterator[None]:
 
 
 plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Attention by its formula, because the fused kernels have no second derivative."""
+"""Compute attention by its formula, because the fused kernels have no second derivative."""
 
 without_cudnn = SharedSetting(_without_cudnn)
-"""Recurrent layers by torch's own kernels, because the cuDNN kernels have no derivative in evaluation mode."""
+"""Run recurrent layers with torch's own kernels, because the cuDNN kernels have no derivative in evaluation mode."""
 
 
 full_float32 = SharedSetting(_without_tf32)
-"""float32 products in full precision. With tf32, outputs of a deep network differ by several percent between batch sizes."""
+"""Compute float32 products in full precision. With tf32, outputs of a deep network differ by several percent between batch
+sizes."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from bayesify.weights.catalog import Weight
 LINEAR_MAPS = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Layers that can be the last layer. Attention runs as one layer, including its projections."""
 MATRIX_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addmv", "Mv", "Dot", "Linear", "Convolution")
-"""Autograd names of operations in which even a vector of weights is a linear map."""
+"""Autograd names of operations in which even a vector of weights acts as a linear map."""
 
 NUM_GAIN_EXAMPLES = 32
 """Number of examples over which `output_gain` averages."""
@@ -38,13 +38,13 @@ def last_layer(
 ) -> list[str]:
     """Weights of the last linear map on which the output depends, in the order of calls.
 
-    The result contains all weights of the layer, including a weight that it shares with another layer (tied embeddings) and the
-    parameters behind a computed weight (weight normalization).
+    The result contains all weights of the layer. They include a weight that the layer shares with another layer (tied embeddings)
+    and the parameters from which a weight is computed (weight normalization).
 
     Args:
-        runner: The network.
-        weights: Its trainable weights by name.
-        args: Positional inputs, of which two examples are run.
+        runner: Runner of the network.
+        weights: Mapping from names to the network's trainable weights.
+        args: Positional inputs. Only two examples are run.
         kwargs: Keyword inputs.
         output: Key of the output, if there are several.
         values: Values of the weights; the network's own by default.
@@ -52,14 +52,14 @@ def last_layer(
         seen: Function that is called with the outputs of the examples.
 
     Raises:
-        ValueError: If no linear map was called, or a later operation outside such a layer uses a weight.
+        ValueError: If no linear map was called, or if an operation after the last layer uses a weight outside of a layer's call.
     """
     network = runner.network
     maps = {name: _maps_of(network, weight) for name, weight in weights.items()}
     known = values or {}
     own = {name: known[name] if name in known else network.get_parameter(name) for name in weights}
     given = {name: value.detach().requires_grad_() for name, value in own.items()}  # new tensors with the same values
-    called: list[tuple[nn.Module, list[Any]]] = []  # each module with the graph nodes of its outputs
+    called: list[tuple[nn.Module, list[Any]]] = []  # each module with the autograd nodes of its outputs
 
     def note(module: nn.Module, made: Any) -> None:
         called.append((module, [leaf.grad_fn for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]))
@@ -94,15 +94,15 @@ def output_gain(
     kwargs: Mapping[str, Any],
     output: str | int | None,
 ) -> float:
-    r"""Mean over outputs of $\sum_j (\partial f_o / \partial a_j)^2$, where a is the output of a layer's last call.
+    r"""The mean of $\sum_j (\partial f_o / \partial a_j)^2$ over outputs o, where a is the output of a layer's last call.
 
-    The gain is 1 if the layer ends the network, and $s^2$ if the network's outputs are s times the layer's. It is 0 if the layer
-    does not return a tensor.
+    The gain is 1 if the layer is the end of the network, and $s^2$ if the network's outputs are s times the layer's outputs. It
+    is 0 if the layer does not return a tensor.
 
     Args:
         runner: The network.
         weights: The weights of the layer.
-        args: Positional inputs, of which some examples are run.
+        args: Positional inputs. Only some examples are run.
         kwargs: Keyword inputs.
         output: Key of the output, if there are several.
     """
@@ -127,7 +127,7 @@ def output_gain(
 
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
-    """The linear maps to which a weight belongs; a tied weight has several names."""
+    """The linear maps to which a weight belongs. A tied weight has several names and belongs to several maps."""
     found: list[nn.Module] = []
     for name in (weight.name, *weight.aliases):
         path, behind, _ = name.partition(".parametrizations.")  # a computed weight belongs to the layer above
@@ -140,17 +140,17 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
 
 
 def _check_layers(used: Iterable[tuple[Weight | None, bool]], owner: str) -> None:
-    """Raise `ValueError` for a matrix, or a weight in a product, that is used after the last call of a layer."""
+    """Raise `ValueError` if a matrix, or a weight in a product, is used after the last call of a layer."""
     for weight, is_product in used:
         if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
             raise ValueError(
-                f"{owner}: {weight.name} is used without a call of its layer, so the last layer is not known; name the weights "
-                f"with subset=[{weight.name!r}, ...]"
+                f"{owner}: {weight.name} is used outside of a call of its layer, so the last layer cannot be determined; "
+                f"name the weights with subset=[{weight.name!r}, ...]"
             )
 
 
 def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
-    """Names of the weights of each linear map, by the map's identity."""
+    """Mapping from the id of each linear map to the names of its weights."""
     found: dict[int, list[str]] = {}
     for name, own in maps.items():
         for key in {id(module) for module in own}:
@@ -159,12 +159,12 @@ def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Tensors that reach an operation after node `end` without a layer's call in between, and whether the operation is a product.
+    """Ids of tensors that an operation after node `end` uses outside of a layer's call, and whether the operation is a product.
 
     Args:
         node: Node of the outputs in the autograd graph.
         end: Sequence number of the last node to ignore.
-        made: Nodes of the outputs of layer calls.
+        made: Autograd nodes of the outputs of layer calls.
     """
     for after in _nodes(node):
         if hasattr(after, "variable") or after._sequence_nr() <= end:

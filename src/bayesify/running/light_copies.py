@@ -27,10 +27,10 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _REFUSING = operator.itemgetter(*HOOKS_OF_A_PASS, "_modules")
-"""Attributes that must be empty in a module that is shared instead of copied."""
+"""A module can be shared instead of copied only if these attributes are empty."""
 _STANDARD = frozenset(nn.Module().__dict__)
 _WATCHED = ("training", *SLOTS, "_modules", *HOOKS_OF_A_PASS)
-"""Standard module attributes on which a pass depends; the others concern storage and gradients."""
+"""Standard module attributes on which a pass depends. The other standard attributes concern storage and gradients."""
 _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
 _ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
@@ -38,13 +38,13 @@ _PLAIN = frozenset((*_ATOMIC, bool))
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 MAX_CONTAINER_ENTRIES = 1024
-"""Maximum number of entries, nested containers included, of a container that a pass may change in place. Larger containers are
+"""Maximum number of entries, including nested containers, of a container that a pass may change in place. Larger containers are
 tables, such as a vocabulary, which passes only read."""
 
 Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
-"""Names of parameters and buffers, and the location of each: a dict and a key."""
+"""Names of parameters and buffers, and the location of each, which is a dict and a key."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
-"""A module, its copy, and the initial attributes and children of the copy."""
+"""A tuple of a module, its copy, and the initial attributes and children of the copy."""
 
 
 class KnownModules:
@@ -58,17 +58,18 @@ class KnownModules:
         return KnownModules, ()
 
     def kind(self, kind: type) -> tuple[bool, bool, bool]:
-        """Whether modules of a type are torch's own, whether they keep nothing of a pass, and whether they are scripted."""
+        """For modules of one type: whether they are torch's own, whether they keep nothing of a pass, and whether they are
+        scripted."""
         own = is_torchs(kind)
         leaf = own and not issubclass(kind, nn.RNNBase)
         found = self.kinds[kind] = own, leaf, issubclass(kind, torch.jit.ScriptModule)
         return found
 
     def holders(self, module: nn.Module, state: dict[str, Any], own: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Attributes, other than children, that hold modules, and attributes that are containers which a pass may change.
+        """Names of attributes (other than children) that hold modules, and names of attributes whose containers a pass may change.
 
-        The search is repeated when an attribute is another object, or a container has another length. The cache key is the
-        module's id, because a weak reference as a key would take as long as copying a module.
+        The search is repeated if an attribute has become another object or a container has changed its length. The cache key is
+        the module's id, because creating a weak reference would take as long as copying a module.
         """
         place = id(module)
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
@@ -81,7 +82,8 @@ class KnownModules:
         return known[2]
 
     def serves_again(self, module: nn.Module) -> bool:
-        """Whether a module's dict shows everything that a pass can change in its copy, and only children hold modules."""
+        """Whether everything that a pass can change in a module's copy is visible in the module's dict, and only children hold
+        modules."""
         state, kind = module.__dict__, type(module)
         has_slots = kind.__basicsize__ > nn.Module.__basicsize__
         return not (
@@ -90,11 +92,11 @@ class KnownModules:
 
 
 class LightCopy:
-    """A copy of a module tree with the same tensors but its own slots and modes.
+    """A copy of a module tree that shares all tensors but has its own slots and modes.
 
-    Attributes that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead. Containers are copied
-    together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in total, except in torch's own modules. All other
-    attributes are shared, and so is the content of tuples and other objects. Copying takes microseconds per module.
+    Attributes that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead. Except in torch's own
+    modules, containers are copied together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in total. All other
+    attributes are shared, and so are the contents of tuples and other objects. Copying takes microseconds per module.
 
     Args:
         network: The network to copy.
@@ -106,8 +108,9 @@ class LightCopy:
 
     Attributes:
         root: The copy of the whole network.
-        owned: Copies of the modules whose slots will be filled, by path.
-        complete: Whether the copy can run by itself; code compiled for a module object runs only that object.
+        owned: Mapping from paths to the copies of the modules whose slots will be filled.
+        complete: Whether the copy can run by itself. It cannot if the network is compiled, because compiled code runs only the
+            original module object.
         places: The slots that the last pass filled.
     """
 
@@ -217,7 +220,7 @@ class LightCopy:
         return clone
 
     def _copy_container(self, container: Any) -> Any:
-        """Copy of a container and its nested containers, one per original; the container itself if they are too large."""
+        """A copy of a container and its nested containers, each copied once; the container itself if they are too large."""
         if id(container) in self._containers:
             return self._containers[id(container)][1]
         found = _nested(container)
@@ -236,8 +239,8 @@ class LightCopy:
     def remember(self) -> None:
         """Record the network and the copy, for `is_current` and `write_back`.
 
-        Nothing is recorded if the copy can serve only one pass: if objects other than modules hold modules, or if modules have
-        hooks, are scripted, or can keep state outside their dict.
+        Nothing is recorded if the copy can serve only one pass. This is the case if objects other than modules hold modules, or
+        if modules have hooks, are scripted, or can keep state outside their dict.
         """
         if self._scripted or not self.complete or not all(map(self._known.serves_again, self._copied)):
             return
@@ -247,7 +250,7 @@ class LightCopy:
         self._shared_kinds = list(map(type, self._shared.values()))
 
     def is_current(self) -> bool:
-        """Whether the network is unchanged since `remember`, so that a new copy would equal this one."""
+        """Whether the network is unchanged since `remember`, so that a new copy would be equal to this one."""
         states = [module.__dict__ for module in self._shared.values()]
         return (
             self._records is not None
@@ -258,7 +261,7 @@ class LightCopy:
         )
 
     def write_back(self) -> bool:
-        """Write back to the network what a pass stored in attributes, buffers, children and containers of the copies.
+        """Write to the network what a pass has stored in attributes, buffers, children and containers of the copies.
 
         Returns:
             Whether the copy is unchanged since `remember`, so that nothing was written back.
@@ -281,7 +284,7 @@ class LightCopy:
         return False
 
     def _originals(self) -> dict[int, Any]:
-        """Original modules and containers by the ids of their copies."""
+        """Mapping from the ids of copies to the original modules and containers."""
         originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
         originals |= {id(clone): module for module, clone in self._scripted}
         return originals | {id(own): container for container, own, _ in self._containers.values()}
@@ -335,7 +338,7 @@ class Record:
         states = [module.__dict__ for module in self._modules]
         try:
             held = self._held(states)
-        except KeyError:  # an attribute is gone
+        except KeyError:  # an attribute was deleted
             return False
         return (
             not any(self._empty)
@@ -367,7 +370,8 @@ def _is_container(value: Any) -> bool:
 
 
 def _nested(container: Any) -> dict[int, Any]:
-    """A container and all nested containers, by id; empty if they have more than `MAX_CONTAINER_ENTRIES` entries in total."""
+    """Mapping from ids to a container and all nested containers; empty if they have more than `MAX_CONTAINER_ENTRIES` entries in
+    total."""
     found, waiting, entries = {id(container): container}, [container], 0
     while waiting:
         one = waiting.pop()
@@ -383,14 +387,14 @@ def _nested(container: Any) -> dict[int, Any]:
 
 
 def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
-    """A value that a pass stored, with original modules and containers in place of their copies."""
+    """A value that a pass has stored, with copies of modules and containers replaced by the originals."""
     if id(value) in originals:
         return originals[id(value)]
     return _swap(value, lambda held: originals.get(id(held), held), {})
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:
-    """Key that changes when attributes that may hold modules change. It consists of names, ids, and lengths of containers."""
+    """A key that changes when attributes that may hold modules change. It consists of names, ids, and lengths of containers."""
     found: list[Any] = []
     for key, value in state.items():
         if key not in _STANDARD and type(value) not in _PLAIN:
@@ -399,7 +403,7 @@ def _attributes(state: dict[str, Any]) -> list[Any]:
 
 
 def _is_unhooked(state: dict[str, Any]) -> bool:
-    """Whether a module runs only its type's forward pass."""
+    """Whether a module runs only the forward pass of its type, without hooks."""
     return not (state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
 
 
@@ -421,7 +425,7 @@ def _holds_modules(value: Any, seen: set[int]) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Visible parts of an object."""
+    """The objects that an object visibly contains."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -434,7 +438,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _swap(value: Any, other: Callable[[nn.Module], nn.Module], done: dict[int, Any]) -> Any:
-    """The same value with its modules replaced by other modules."""
+    """The value with every module replaced by `other(module)`."""
     if isinstance(value, nn.Module):
         return other(value)
     if isinstance(value, _ATOMIC) or not _holds_modules(value, set()):

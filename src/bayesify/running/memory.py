@@ -1,4 +1,4 @@
-"""Memory budgets: parsing them, and measuring how many rows of a batch fit into a budget."""
+"""Memory budgets: how they are parsed, and how many rows of a batch fit into a budget."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ MEMORY_BUDGET = 256 * 2**20
 
 
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
-    """Warn if the outputs of the first rows depend on the other rows in the batch, so that a split batch gives wrong results."""
+    """Warn if the outputs of the first rows depend on the other rows of the batch, because a split batch then gives wrong
+    results."""
     rows = min(len(few), len(piece))
     if rows == len(piece) == len(few) or few.shape[1:] != piece.shape[1:] or not few.is_floating_point():
         return
@@ -49,8 +50,9 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
     alone, beside = few[:rows].float(), piece[:rows].float()
     if bool((alone - beside).abs().max() > tolerance * (1 + beside.abs().max())):
         warnings.warn(
-            "predict: the batch was split to stay within the memory budget, but the network's outputs for a row depend on the "
-            "other rows (or are random); give split_batch=False for such a network, or increase memory=",
+            "predict: the batch was split to stay within the memory budget, but the network's outputs for a row depend "
+            "on the other rows (or are random); give split_batch=False for such a network, or increase the argument "
+            "memory",
             stacklevel=2,
         )
 
@@ -70,7 +72,9 @@ def count_activation_bytes(
         with CountBytes() as counter:
             output = runner.call(values or {}, few_args, few_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        runner.call(values or {}, args, kwargs)  # inputs that do not fit the network raise here, with a plain message
+        runner.call(
+            values or {}, args, kwargs
+        )  # if inputs do not fit the network, this raises an error with a plain message
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"predict: the network accepts the whole batch of {batch_size(args, kwargs)} rows but not the first {probe} rows "
@@ -80,16 +84,16 @@ def count_activation_bytes(
 
 
 class CountBytes(TorchDispatchMode):
-    """Dispatch mode that sums the bytes of tensors that operations return.
+    """Dispatch mode that adds up the bytes of all tensors that operations return.
 
     Attributes:
-        bytes: Sum over all operations.
-        largest: Bytes of the largest result of one operation.
+        bytes: Number of bytes of all results, summed over operations.
+        largest: Number of bytes of the largest result of one operation.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Declared because otherwise torch imports its compiler in the first operation, which takes seconds."""
+        """Without this method, torch would import its compiler in the first operation, which takes seconds."""
         return False
 
     def __init__(self) -> None:
@@ -106,7 +110,7 @@ class CountBytes(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Tensors among an operation's arguments or results, also inside lists; faster than a general tree traversal."""
+    """Tensors among an operation's arguments or results, including those in lists. This is faster than a general tree traversal."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

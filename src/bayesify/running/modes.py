@@ -1,4 +1,4 @@
-"""torch modes that must not affect computations or tensors that outlive them."""
+"""Contexts that turn torch modes off for computations and tensors that outlive the modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context in which new tensors are trainable even if the caller is in inference mode; `grad_mode` is unchanged."""
+    """Context in which new tensors are trainable even if the caller is in inference mode. The gradient mode does not change."""
     with_grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         yield
@@ -18,7 +18,7 @@ def outside_inference_mode() -> Iterator[None]:
 
 @contextmanager
 def full_precision(device: str) -> Iterator[torch.dtype | None]:
-    """Turn autocast off and yield its type. Autocast suits the network, but a KL in bfloat16 would be wrong by several percent."""
+    """Turn autocast off and yield its dtype. Autocast suits the network, but a KL in bfloat16 would be wrong by several percent."""
     if not torch.is_autocast_enabled(device):
         yield None
         return

@@ -1,4 +1,4 @@
-"""Recurrent layers in plain operations, step by step, because torch's own kernels have no batching rule for `vmap`."""
+"""Recurrent layers, computed step by step with plain operations, because torch's own kernels have no batching rule for `vmap`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, States], States]
-"""Function from a step's gates, the hidden state's contribution to them, and the states, to the next states (hidden first)."""
+"""A function of a step's gates, the hidden state's contribution to the gates, and the states; it returns the next states, hidden
+first."""
 
 
 def _gru(inputs: Tensor, recurrent: Tensor, states: States) -> States:
@@ -57,7 +58,7 @@ def _run(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Outputs, and the last states of every layer and direction, in the form of torch's functions."""
+    """The outputs, and the last states of every layer and direction, in the form that torch's functions return."""
     firsts = (start,) if isinstance(start, Tensor) else tuple(start)
     ways = 2 if both_ways else 1
     each = len(weights) // (layers * ways)

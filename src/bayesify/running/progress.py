@@ -7,22 +7,22 @@ from time import monotonic
 from typing import Any, Self
 
 MIN_LINE_SECONDS = 10.0
-"""Seconds between lines if there is no terminal."""
+"""Number of seconds between lines if there is no terminal."""
 MIN_WORK_SHARE = 0.05
-"""Share of the work after which the remaining time is shown."""
+"""The remaining time is shown after this share of the work."""
 
 
 class Display:
-    """Context manager that shows a progress line on standard error; nothing is shown without a terminal or without `rich`.
+    """Context manager that shows a progress line on standard error. Without a terminal or without `rich`, nothing is shown.
 
     Args:
-        columns: Parts of the line in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or text with
-            `{task.description}` and `{task.fields[...]}` in it.
+        columns: Parts of the line in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or a text
+            that may contain `{task.description}` and `{task.fields[...]}`.
         show: Whether to show anything.
-        total: Total amount of work, `None` if unknown.
+        total: Total amount of work; `None` if it is unknown.
         console: Console of `rich` that replaces the one on standard error.
         transient: Whether the line disappears at the end.
-        fields: Initial values of the fields in texts: `description`, and others by any name.
+        fields: Initial values of the fields in texts: `description`, and fields with any other name.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Display:
 
 
 class TimeLeft:
-    """Progress with the remaining time, on standard error: a bar in a terminal, otherwise an occasional line.
+    """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
     Args:
         unit: Unit that is counted, for lines such as `3 of 10 runs finished`.
@@ -106,7 +106,7 @@ class TimeLeft:
             name: Name of the current work.
             done: Amount of finished work.
             total: Total amount of work.
-            share: Share of finished work, if parts differ in cost; `done / total` by default.
+            share: Share of the work that is finished, for parts that differ in cost; `done / total` by default.
         """
         now, share = monotonic(), done / max(total, 1) if share is None else share
         if not self._show:

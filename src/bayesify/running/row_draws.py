@@ -16,15 +16,15 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NotByRows(RuntimeError):
-    """A network uses a drawn weight or its batch in a way that does not keep the rows of draws apart."""
+    """Raised if a network uses a drawn weight or its batch in a way that does not keep the rows of different draws apart."""
 
 
 class RowWeight(StructuredWeight):
-    r"""S draws of a linear map's weight, where draw s applies to block s of the rows of a batch: $y_{sb} = W_s x_{sb}$.
+    r"""S draws of a linear map's weight. Draw s applies to block s of the rows of a batch, $y_{sb} = W_s x_{sb}$.
 
     Args:
         draws: Draws, [S, *shape]; the weight itself has the shape of one draw.
-        rows: S B, the length of the batch.
+        rows: Length S B of the batch.
     """
 
     def __new__(cls, draws: Tensor, rows: int) -> Self:
@@ -42,7 +42,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     given: Any = weight if weights is not None else bias
     if isinstance(x, RowWeight) or x.ndim < 2 or (x.shape[0],) != given.static_:
         raise NotByRows(
-            f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, not the batch's rows"
+            f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, which does not consist of the "
+            "rows of the batch"
         )
     parts = x.reshape(len(given.components_[0]), -1, x.shape[-1])  # [S, B ..., d_in]
     found = F.linear(parts, weight) if weights is None else torch.bmm(parts, weights.mT)
@@ -52,7 +53,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
-    """Whether all drawn weights belong to plain linear layers, the only layers that keep the rows of draws apart."""
+    """Whether all drawn weights belong to plain linear layers, which are the only layers that keep the rows of draws apart."""
     return all(type(owner_of(network, name)[0]).forward is nn.Linear.forward for name in weights)
 
 
@@ -62,8 +63,8 @@ def as_rows(
     """Weights and inputs for one pass over a batch that contains each example S times; the draws axis varies slowest.
 
     Args:
-        values: Weights by name, [S, *shape].
-        args: Positional inputs of B examples; tensors with another first length are shared by all draws.
+        values: Mapping from names to weights, [S, *shape].
+        args: Positional inputs of B examples. Tensors whose first axis has another length are shared by all draws.
         kwargs: Keyword inputs.
 
     Raises:
@@ -75,7 +76,7 @@ def as_rows(
         if isinstance(leaf, Tensor):
             return leaf.repeat(num_draws, *[1] * (leaf.ndim - 1)) if leaf.ndim and len(leaf) == examples else leaf
         if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
-            raise NotByRows(f"an input is {type(leaf).__name__}, which has no known rows")
+            raise NotByRows(f"an input has type {type(leaf).__name__}, which cannot be split into rows")
         return leaf
 
     own_args, own_kwargs = pytree.tree_map(repeat, (args, dict(kwargs)))

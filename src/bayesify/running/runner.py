@@ -1,4 +1,4 @@
-"""Ways to run draws through a network: one at a time, all at once by `vmap` or as rows of a batch, or in a loop."""
+"""Ways to run draws through a network: one at a time in a loop, all at once with `vmap`, or as rows of one batch."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAtt
 """Modules that `vmap` cannot run, or runs as a loop."""
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
-"""Held while a draw fills the slots of a network that cannot be copied, because compiled code runs one module object."""
+"""Lock held while a draw fills the slots of a network that cannot be copied, because compiled code runs one module object."""
 MIN_OPERATIONS_FOR_LOOP = 2**37
-"""A pass with this many operations keeps a GPU busy for longer than the host takes to launch it. For such passes a loop is faster
-than `vmap` (H200, GPT-2 in bfloat16, 8 x 512 tokens, five draws: `vmap` takes 1.14 passes per existing draw; a loop takes 1.09,
-including fresh draws)."""
+"""A pass with at least this many operations keeps a GPU busy for longer than the host takes to launch it. For such passes, a loop
+is faster than `vmap`. On an H200, with GPT-2 in bfloat16, 8 x 512 tokens and five draws, `vmap` takes as long as 1.14 passes for
+an existing draw, and a loop takes 1.09 passes even for a fresh draw."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
-"""Held while warnings are turned off or into errors, because this affects all threads."""
+"""Lock held while warnings are turned off or turned into errors, because this affects all threads."""
 
 
 class SlowVmap(Exception):
-    """`vmap` runs, but loops internally over an operation without a batching rule."""
+    """Raised if `vmap` runs but loops internally over an operation without a batching rule."""
 
 
 class Vmaps:
-    """Findings about `vmap` on the modules of one network, by purpose: draws, gradients, inducing inputs."""
+    """Records whether `vmap` works on the modules of one network, for each purpose: draws, gradients, inducing inputs."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
@@ -68,14 +68,14 @@ class Vmaps:
 
 
 class RowCost(NamedTuple):
-    """Bytes per example in a pass of one draw: of all activations together, and of the output."""
+    """Number of bytes per example in a pass of one draw: for all activations together, and for the output."""
 
     activations: float
     output: float
 
 
 class Decisions:
-    """Decisions about a network, valid as long as it has the same modules of the same types.
+    """Decisions about a network, which are valid as long as the network has the same modules of the same types.
 
     Args:
         modules: All modules of the network.
@@ -83,8 +83,8 @@ class Decisions:
 
     Attributes:
         recurrent: Whether a module is a recurrent layer.
-        vmaps: Findings about `vmap` on the network.
-        row_costs: Cost of an example, by kind of inputs.
+        vmaps: Records of whether `vmap` works on the network.
+        row_costs: Mapping from kinds of inputs to the cost of an example.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
@@ -93,7 +93,7 @@ class Decisions:
         kinds = set(self._kinds.values())
         self.recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
         self._loops = any(issubclass(kind, NO_BATCHING_RULE) for kind in kinds)
-        # With one kernel per draw, a convolution becomes a grouped convolution, which is slower than a loop on CPU and GPU.
+        # If each draw has its own kernel, a convolution becomes a grouped convolution, which is slower than a loop.
         self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
@@ -101,30 +101,32 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether the network still has these modules, of the same types; with `some`, the list may be incomplete."""
+        """Whether the network still has these modules with the same types. With `some`, the list may be incomplete."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """How to run several draws, given which BatchNorm layers are in training mode now; see `Runner.mode`.
+        """How to run several draws, depending on which BatchNorm layers are now in training mode; see `Runner.mode`.
 
-        With `evaluate`, all layers count as in evaluation mode.
+        If `evaluate` is true, all layers count as being in evaluation mode.
         """
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
             if (norm.training and not evaluate) or norm.running_mean is None:
                 return "loop"
-        for module in self._configured:  # Hugging Face models state here whether they return a key-value cache
+        for (
+            module
+        ) in self._configured:  # the config of a Hugging Face model says whether the model returns a key-value cache
             if getattr(module.__dict__.get("config"), "use_cache", False) is True:
                 return "rows"
         return "vmap"
 
 
 class RunState:
-    """State shared by the runners of one network: reusable copies, and decisions about its modules.
+    """State that the runners of one network share: reusable copies, and decisions about the network's modules.
 
-    Decisions are made again when the network has other modules, or modules of other types. Copies and pickles of this object are
+    Decisions are made again when the modules of the network, or their types, have changed. Copies and pickles of this object are
     empty, because its content refers to the module objects of one network.
 
     Args:
@@ -150,7 +152,7 @@ class RunState:
         return RunState, (self._weights,)
 
     def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """Decisions for a network with these modules; with `some`, the list may omit modules that attributes hold."""
+        """Decisions for a network with these modules. With `some`, the list may omit modules that are held by attributes."""
         known = self._decisions
         if known is None or not known.hold(modules, some=some):
             known = Decisions(modules, self._weights)
@@ -162,17 +164,17 @@ class RunState:
 class Runner:
     """A network with empty slots, and the ways to run draws through it.
 
-    A pass runs a light copy of the network (see `LightCopy`), so that several threads can use one network: each pass has its own
-    slots, modes and hooks. Values that the network's own code assigns to its attributes and buffers are written back after the
-    pass, except under `vmap` and in evaluation mode by `evaluating`.
+    A pass runs a light copy of the network (see `LightCopy`), which has its own slots, modes and hooks, so that several threads
+    can use one network. Values that the network's own code assigns to its attributes and buffers are written back after the pass,
+    except under `vmap` and in the evaluation mode of `evaluating`.
 
     Args:
         network: The network, with empty slots for the weights under the posterior.
         weights: Weights that were taken out of the network.
-        point_values: Values that replace the network's own parameters and buffers, by name; used for the snapshot of a
+        point_values: Mapping from names to values that replace the network's own parameters and buffers. It is the snapshot for a
             prediction that is evaluated later.
         evaluate: Whether passes run in evaluation mode, whatever the network's own mode is.
-        state: State shared by runners of the same network and weights; empty by default.
+        state: State shared with other runners of the same network and weights; by default a new, empty state.
     """
 
     def __init__(
@@ -207,8 +209,8 @@ class Runner:
 
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
-            share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
-            again: Whether the copy is for a single pass in the network's own mode; a reusable copy then suffices.
+            share: Whether only the slots of the weights will be filled, so that other leaf modules need no copy.
+            again: Whether the copy serves a single pass in the network's own mode, for which a reusable copy is sufficient.
         """
         if torch.compiler.is_compiling():
             with _modes(list(self.network.modules()), self.evaluate):
@@ -249,7 +251,7 @@ class Runner:
         """Run one forward pass with one draw.
 
         Args:
-            values: Weights and buffers by first name, without the draws axis.
+            values: Mapping from names to weights and buffers, without the draws axis. A tied weight goes by its first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             protect: Whether to pass copies of the inputs, because the network may change them in place.
@@ -265,12 +267,12 @@ class Runner:
     def mode(self, num_draws: int) -> Mode:
         """How to run `num_draws` draws.
 
-        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode have no
-        batching rule, or one that loops internally with a warning, so they run in a loop. `vmap` cannot return the key-value
-        cache of a transformer; the draws of such a transformer run as rows of one batch if they are weights of linear layers. A
-        convolution whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
-        Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` refuses, the
-        loop takes over.
+        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
+        loop, because they have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
+        key-value cache of a transformer. If such a transformer draws only weights of linear layers, its draws run as rows of one
+        batch. A convolution whose kernel differs between draws runs in a loop, because it would become a grouped convolution,
+        which is slower on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see
+        `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
         """
         if num_draws == 1:
             return "single"
@@ -290,12 +292,12 @@ class Runner:
         """Run all draws over the same inputs.
 
         Args:
-            values: Weights by first name, each with a leading axis of S draws.
+            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight goes by its first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             mode: How to run the draws; chosen automatically by default.
             chunk_size: Maximum number of draws that `vmap` runs at once.
-            buffers: Buffers of each draw, one dict per draw; in a loop, the network may update them in place.
+            buffers: Buffers of each draw, as one dict per draw. In a loop, the network may update them in place.
 
         Returns:
             The network's output with a leading axis of S in every tensor.
@@ -306,7 +308,7 @@ class Runner:
         return outputs
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Record that `vmap` cannot run the network, and warn, unless `vmap` is only slower."""
+        """Record that `vmap` cannot run the network. Warn about it unless `vmap` works but is slower."""
         self.decisions().vmaps.refused.add("draws")
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]
@@ -345,7 +347,7 @@ class Pass(Runner):
         yield self
 
     def decisions(self) -> Decisions:
-        """See `Runner`; looked up once, because nobody else can change the modules."""
+        """See `Runner`. The decisions are looked up once, because no other code can change the modules."""
         if self._known is None:
             self._known = super().decisions() if self._copy is None else self.state.decisions(self._copy.originals())
         return self._known
@@ -458,7 +460,7 @@ class Pass(Runner):
             return outputs
 
     def _work(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Approximate operations of a pass: two per weight for each row, or each token, of the largest input."""
+        """Approximate number of operations of a pass: two per weight for each row, or each token, of the largest input."""
         inputs = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor) and leaf.ndim]
         rows = [leaf.numel() // max(leaf.shape[-1], 1) if leaf.is_floating_point() else leaf.numel() for leaf in inputs]
         return 2 * max(rows, default=0) * self.state.numel
@@ -468,7 +470,9 @@ class Pass(Runner):
     ) -> Any:
         rebuild: list[Callable[[Any], Any]] = []
         inputs = Untouched(args, kwargs)
-        self._keeps_state = False  # tensors that the network stores on itself under `vmap` are invalid afterwards
+        self._keeps_state = (
+            False  # tensors that the network stores in its attributes under `vmap` are invalid afterwards
+        )
 
         def one(weights: dict[str, Tensor]) -> Any:
             tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
@@ -487,7 +491,7 @@ class Pass(Runner):
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
     ) -> Any:
         trees = []
-        # With a single draw, the network may change its inputs, as in a call of the network itself.
+        # With a single draw, the network may change its inputs in place, as in a call of the network itself.
         inputs = None if count_draws(values) == 1 and not self.evaluate else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
             given = inputs.take() if inputs is not None else (args, kwargs)
@@ -503,7 +507,7 @@ class Pass(Runner):
 
 @contextmanager
 def _modes(modules: Sequence[nn.Module], evaluate: bool) -> Iterator[None]:
-    """Switch to evaluation mode temporarily if `evaluate`; each module gets its own mode back."""
+    """If `evaluate` is true, switch to evaluation mode temporarily. At the end, each module gets its own mode back."""
     before = [module.training for module in modules]
     try:
         for module in modules:
