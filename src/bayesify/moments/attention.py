@@ -1,8 +1,9 @@
-r"""Attention by linearization.
+r"""Moments of attention, by linearization.
 
-Let A be the attention of the means, and $S_{ij} = q_i \cdot k_j / \sqrt d$ the scores. Outputs $o_i = \sum_j A_{ij} v_j$ change by
-$\sum_j A_{ij}\,\delta v_j$ and by $\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of
-later units, scores are treated as independent, and the values of a channel keep their correlation between positions.
+Let A be the attention that is computed from the means, and let $S_{ij} = q_i \cdot k_j / \sqrt d$ be the scores. The change of an
+output $o_i = \sum_j A_{ij} v_j$ is the sum of $\sum_j A_{ij}\,\delta v_j$ and
+$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of later units, scores are treated as
+independent, and the values of a channel keep their correlation between positions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bayesify.moments.responses import Node
 from bayesify.moments.tensors import ESTIMATED, Moments, NoRule, Value, in_pieces, meet, nonlinear, units, use, value_of
 
 MAX_SCORE_STD = 1.0
-"""Largest standard deviation of attention scores, weighted by the attention; above it, attention is too far from linear."""
+"""Maximum standard deviation of attention scores, weighted by the attention. Above this value, attention is too far from linear."""
 
 
 def attend(
@@ -35,15 +36,15 @@ def attend(
     """Moments of attention, from means and variances of queries, keys and values.
 
     Args:
-        query: Mean and variance of the queries, [B, ..., T, D] each.
-        key: Mean and variance of the keys, [B, ..., J, D] each.
-        value: Mean and variance of the values, [B, ..., J, D] each.
-        share: Correlation between positions of values, [B].
+        query: Mean and variance of the queries, each [B, ..., T, D].
+        key: Mean and variance of the keys, each [B, ..., J, D].
+        value: Mean and variance of the values, each [B, ..., J, D].
+        share: Correlation between the positions of the values, [B].
         mask: Tensor that is added to the scores.
         scale: Factor on the scores.
 
     Returns:
-        Means and variances of the outputs, [B, ..., T, D] each, the attention, [B, ..., T, J], and the variance of the scores,
+        Means and variances of the outputs, each [B, ..., T, D]; the attention, [B, ..., T, J]; and the variance of the scores,
         weighted by the attention, [B, ..., T, 1].
     """
     parts = (*query, *key, *value)
@@ -95,10 +96,10 @@ def _attend(
 
 
 def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tensor | None, key: Tensor) -> Tensor:
-    r"""Change of the mean attention by noise of the scores, to second order, [..., T, J].
+    r"""Change of the mean attention that is due to noise of the scores, to second order, [..., T, J].
 
     With the covariance $\Sigma$ of a query's scores, the change is $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k
-    \Sigma_{kk} + 2 A^\top \Sigma A)$. All keys share the noise of the query; the noise of each key is independent.
+    \Sigma_{kk} + 2 A^\top \Sigma A)$. The noise of the query is common to all keys; the noise of different keys is independent.
     """
     if query_spread is None:
         mixed = attention * variance  # Sigma A
@@ -111,18 +112,18 @@ def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tens
 
 
 class AttentionWeights(Moments):
-    """The second output of attention. Only its shape is known, so every function of this output is refused."""
+    """The second output of attention. Only its shape is known, so every function of this output raises `NoRule`."""
 
     rules: ClassVar[dict[Callable[..., Any], Any]] = {}
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Refuse every function."""
+        """Raise `NoRule` for every function."""
         raise NoRule("a function of the attention weights (the second output of attention) has no rule")
 
 
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
-    """Moments of the outputs, and the attention weights that follow from the means."""
+    """The moments of the outputs, and the attention weights that are computed from the means."""
     random = [
         nonlinear(value_of(part), "attention") if isinstance(part, Moments) else None for part in (query, key, value)
     ]
@@ -168,9 +169,9 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
 
 
 def _check_scores(variance: Tensor) -> None:
-    """Refuse attention whose scores have too large a variance: the mean or the maximum over queries. If queries, keys and values
-    share noise, the rules miss the mean of their products. The maximum is then used, because a single query can make the result
-    wrong.
+    """Raise `NoRule` if the scores have too large a variance. The argument is the mean or the maximum over queries. If queries,
+    keys and values share noise, the rules miss the mean of their products. The maximum is then used, because a single query can
+    make the result wrong.
     """
     if variance > MAX_SCORE_STD**2:
         raise NoRule(
@@ -180,7 +181,7 @@ def _check_scores(variance: Tensor) -> None:
 
 
 def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:
-    """Correlation between positions after attention, which mixes the positions."""
+    """Correlation between positions after attention, which mixes positions."""
     if value is None:
         return spread.new_ones(2, len(spread))
     share = value.together[1]
@@ -195,7 +196,8 @@ def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> T
 
 
 def _turned(keys: Tensor) -> Tensor:
-    """Keys [..., J, D] as contiguous [..., D, J]; on ARM, products with a transposed view are up to a hundred times slower."""
+    """Keys [..., J, D] as a contiguous tensor [..., D, J]. On ARM, products with a transposed view are up to a hundred times
+    slower."""
     return keys.mT.contiguous()
 
 
@@ -250,13 +252,15 @@ def _multi_head(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Multi-head attention with inputs and outputs [T, B, E], the order in which torch calls it."""
+    """Multi-head attention with inputs and outputs [T, B, E], which is the order of axes that torch passes."""
     if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
         raise NoRule("attention with extra keys, with separate projection weights, or without a batch axis has no rule")
     if dropout_p and training:
         raise NoRule("attention with dropout has no rule")
     same = query is key and key is value
-    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # the memory order of most networks
+    query, key, value = (
+        part.transpose(0, 1) for part in (query, key, value)
+    )  # [B, T, E] is the memory order of most networks
     if same:  # one matrix product instead of three
         projections = list(_projected(query, in_proj_weight, in_proj_bias).chunk(3, -1))
     else:
@@ -287,7 +291,7 @@ def _projected(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _thirds(value: Any) -> list[Any]:
-    """The three parts of a weight that torch stores as one."""
+    """The three parts of a weight that torch stores as one tensor."""
     if not isinstance(value, Moments):
         return list(value.chunk(3))
     pairs = zip(value.mean_.chunk(3), value.variance_.chunk(3), strict=True)

@@ -41,7 +41,7 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 
 def _known(x: Any, weight: Any) -> Any:
-    """A layer's input with known variances, because these variances multiply the noise of random weights."""
+    """A layer's input with known variances. They are needed because they multiply the noise of random weights."""
     if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt == EXACT:
         return x
     value = value_of(x)
@@ -56,7 +56,7 @@ def _own(
     bias: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    r"""Variance of the outputs due to the noise of weights and bias, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
+    r"""The part of the outputs' variance that comes from weights and bias, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
     if weight is not None:
         second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
         return layer(second, weight, bias)
@@ -66,7 +66,7 @@ def _own(
 
 
 def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Mean product of neighboring units, along the last of the given axes that is longer than 1."""
+    """Mean product of neighboring units along one axis, which is the last of the given axes that is longer than 1."""
     axis = next((axis for axis in reversed(axes) if value.shape[axis] > 1), None)
     if axis is None:
         return value.square().mean(axes)
@@ -77,8 +77,8 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation of the noise of shared weights at neighboring positions, and at any two positions. The correlation is $\sum_j
-    V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
+    r"""Correlation of the noise that shared weights cause, at neighboring positions and at any two positions. The correlation at
+    positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
 
     Args:
         x: The layer's input.
@@ -89,7 +89,7 @@ def _own_together(
         bias: Variance of the biases.
 
     Returns:
-        Both correlations, [2, B].
+        The two correlations, [2, B].
     """
     constant = mean.new_zeros(()) if bias is None else bias.sum()
     if weight is None:
@@ -121,7 +121,7 @@ def _mapped(
     products: float,
     doubt: int,
 ) -> Moments:
-    """Outputs of a layer that adds its own noise."""
+    """The outputs of a layer that adds its own noise."""
     value = value_of(x) if isinstance(x, Moments) else None
     node = Node(
         found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
@@ -136,14 +136,15 @@ def _mapped(
         together = together.clamp(0, 1)  # rounding
     sources = value.sources | stem if noise is not None else value.sources
     doubt = max(doubt, value.doubt)
-    if value.sources != value.stem:  # channels of the input share the noise of earlier layers
+    if value.sources != value.stem:  # the input's channels share the noise of earlier layers
         doubt = max(doubt, ESTIMATED)
     return units(Value(found, own + passed, channels, node, together, sources, stem, node.order, lanes, doubt))
 
 
 @Moments.rule(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
-    r"""$y = W h + b$, variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent channels."""
+    r"""$y = W h + b$ with variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent
+    channels."""
     use(weight)
     use(bias)
     given: Any = _known(x, weight)
@@ -203,7 +204,7 @@ def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tenso
 
 
 def _passed(value: Value, weight: Tensor) -> Tensor:
-    """Variance of a linear map of units whose positions, in blocks of the last axis, are correlated."""
+    """Variance of a linear map of units with correlated positions, which form blocks of the last axis."""
     variance, block = value.variance, value.channels[-1]
     apart = F.linear(variance, weight.square())
     if block == 1:
@@ -287,7 +288,7 @@ def _kernel(
     products: float,
     layer: Callable[..., Tensor],
 ) -> Noise:
-    """Noise of a convolution's kernel, which all positions share."""
+    """Noise of a convolution's kernel; all positions share the kernel."""
     stride, padding, dilation, groups = geometry
     spread = None if weight is None else weight.flatten(1).unflatten(0, (groups, -1))  # [G, O / G, J]
     value = value_of(x) if isinstance(x, Moments) else None
@@ -311,7 +312,7 @@ def _kernel(
 
 
 def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """Input patch of each position of a convolution: [B, P, C, K]."""
+    """The input patch at each position of a convolution: [B, P, C, K]."""
     dims = len(kernel)
     strides, dilations = per_axis(stride, dims), per_axis(dilation, dims)
     reach = [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
@@ -325,8 +326,8 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
-    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ over a kernel's K fully correlated positions, without a product per
-    channel.
+    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ for a kernel's K fully correlated positions, which avoids one product
+    per channel.
 
     In $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$, the terms of the last sum are treated as if they
     had random signs, which gives $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
@@ -371,15 +372,16 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 MAX_NOISE_SHARE = 0.4
-"""Largest share of noise in the squared scale by which units are normalized. For larger shares, normalization is too nonlinear."""
+"""Maximum share of noise in the squared scale by which units are normalized. For larger shares, normalization is too nonlinear."""
 
 
 def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
-    """Refuse units whose variance is too large a share of the squared scale by which they are normalized."""
+    """Raise `NoRule` if the variance of units is too large a share of the squared scale by which the units are normalized."""
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
-            f"{what} of units that are mostly noise has no rule (noise share {share:.2g}, at most {MAX_NOISE_SHARE:g} supported)"
+            f"{what} has no rule for units that are mostly noise (the noise share is {share:.2g}, but at most "
+            f"{MAX_NOISE_SHARE:g} is supported)"
         )
 
 
@@ -437,20 +439,21 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
 
 
 MAX_DENSE_CHANNELS = 16
-"""Up to this many channels, layer normalization uses the channels' covariance and second-order terms, which shrink as one over the
-number of channels."""
+"""With at most this many channels, layer normalization uses the channels' covariance and second-order terms. These terms shrink
+in proportion to one over the number of channels."""
 
 MAX_SCALE_VARIANCE = 0.45
-"""Largest relative variance of the squared scale by which channels are normalized; above it, second-order terms are inaccurate."""
+"""Maximum relative variance of the squared scale by which channels are normalized. Above this value, second-order terms are
+inaccurate."""
 
 
 def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Moments:
     r"""Layer normalization of units with covariance $\Sigma$ between the C channels of a position, to second order.
 
     With $q = \mathbb{E}\,|c|^2 / C + \epsilon$ for centered units c, $z = m / \sqrt q$ and $S = \Sigma / q$, the squared scale has
-    relative variance $\nu = (4 z^\top S z + 2 \operatorname{tr} S^2) / C^2$. The mean is $(1 + \frac38 \nu)\,z - S z / C$, the gain
-    $((1 + \frac38 \nu) I - (z z^\top + S) / C) / \sqrt q$, and $\frac12 \operatorname{tr}(H_i S H_i S)$ with the Hessian $H_i$ of
-    unit i is the variance of the nonlinear part.
+    relative variance $\nu = (4 z^\top S z + 2 \operatorname{tr} S^2) / C^2$. The mean is $(1 + \frac38 \nu)\,z - S z / C$, and
+    the gain is $((1 + \frac38 \nu) I - (z z^\top + S) / C) / \sqrt q$. The variance of the nonlinear part of unit i is
+    $\frac12 \operatorname{tr}(H_i S H_i S)$, where $H_i$ is the unit's Hessian.
 
     Args:
         value: Units with channels on the last axis.
@@ -489,7 +492,7 @@ def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias:
 
 
 def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and gain of normalized channels, and the covariance of their nonlinear part; see `_dense_layer_norm`.
+    """The mean and gain of normalized channels, and the covariance of the nonlinear part; see `_dense_layer_norm`.
 
     Args:
         z: Normalized means, [B, P, C].
@@ -501,8 +504,8 @@ def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     relative = (4 * both + 2 * squares) / count**2
     if relative.max() > MAX_SCALE_VARIANCE:
         raise NoRule(
-            f"layer normalization whose squared scale varies too much between draws has no rule (relative variance "
-            f"{float(relative.max()):.2g}, at most {MAX_SCALE_VARIANCE:g} supported)"
+            "layer normalization whose squared scale varies too much between draws has no rule (the relative variance "
+            f"is {float(relative.max()):.2g}, but at most {MAX_SCALE_VARIANCE:g} is supported)"
         )
     factor = 1 + 0.375 * relative
     gain = factor * torch.eye(count).to(z) - (column * row + s) / count
@@ -513,7 +516,8 @@ def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
-    """Change of normalized units z for a change of their inputs: the scaled input change without its mean and its part along z."""
+    """Change of normalized units z that follows from a change of their inputs: the scaled change, without its mean and its part
+    along z."""
     change = change - change.mean(axes, keepdim=True)
     change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
     return change if weight is None else change * weight
@@ -524,7 +528,7 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     _fixed("group normalization", weight, bias)
     value = nonlinear(value_of(x), "group normalization")
     if value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("group normalization of anything but maps [B, C, ...] with random channels has no rule")
+        raise NoRule("group normalization has a rule only for maps [B, C, ...] with random channels")
     shape = (len(value.mean), groups, x.shape[1] // groups, -1)
     z, spread, scale = _normalized(value.mean.reshape(shape), value.variance.reshape(shape), eps)
     _check_noise("group normalization", scale, value.variance.reshape(shape).mean((-2, -1), keepdim=True))
@@ -545,9 +549,9 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
 def _normalized_channels(
     weight: Tensor | None, bias: Tensor | None, eps: float, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of units [..., C] after normalization, scale and shift.
+    """The mean and variance of units [..., C] after normalization, scale and shift.
 
-    This is `_normalized` for one position per channel, which needs fewer steps and no square root of a variance.
+    This is `_normalized` for one position per channel. It needs fewer steps and no square root of a variance.
     """
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)
@@ -566,11 +570,12 @@ def _normalized_channels(
 
 
 def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Mean, variance and scale of units [..., C, P] after normalization to mean 0 and variance 1, linearized.
+    r"""Mean, variance and scale of units [..., C, P] after a linearized normalization to mean 0 and variance 1.
 
-    With z the result for the means, $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$
-    for independent channels, with $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$. $\sigma^2$ includes the
-    expected variance of the units.
+    If z is the result for the means and channels are independent,
+    $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$, where
+    $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$. $\sigma^2$ includes the expected variance of the
+    units.
     """
     channels, std = mean.shape[-2], variance.sqrt()
     centered = mean - mean.mean((-2, -1), keepdim=True)

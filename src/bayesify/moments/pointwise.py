@@ -1,8 +1,8 @@
 r"""Means and variances of elementwise functions of a Gaussian $x \sim \mathcal{N}(m, v)$.
 
 The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear response to changes of x. The rest of the
-variance becomes independent noise. Compositions of functions, and sums and products of several functions of the same units, are
-treated as one function of these units.
+variance is treated as independent noise. Compositions of functions, and sums and products of several functions of the same units,
+are treated as one function of these units.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ NUM_QUADRATURE_POINTS = 8
 """Number of points of the Gauss-Hermite rule for a smooth function."""
 
 NUM_POINTS_FOR_KINKS = 24
-"""Number of points of the rule for functions that may have kinks."""
+"""Number of points of the Gauss-Hermite rule for a function that may have kinks."""
 
 Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """The result of a function of units, given its mean, variance and gain."""
+    """The units that result from a function of other units, given the mean, variance and gain of the result."""
     mean, variance, gain = found
-    # If inputs at two positions have correlation r, their nonlinear parts have correlation about r^2 (second Hermite polynomial).
+    # If the inputs at two positions have correlation r, the nonlinear parts have a correlation of about r^2 (second Hermite
+    # polynomial).
     rest = Spread(
         (variance - gain.square() * root.variance).clamp_min(0), root.channels, root.together[1].square(), True
     )
@@ -49,14 +50,14 @@ def elementwise(
     count: int = NUM_QUADRATURE_POINTS,
     rises: bool = False,
 ) -> Moments:
-    """A function of each unit, by a closed form for Gaussian units or by quadrature.
+    """Apply an elementwise function to units, by a closed form for Gaussian units or by quadrature.
 
     Args:
         x: Units.
         function: The elementwise function.
         name: Name of the function.
-        closed_form: Function from the units' means and variances to mean, variance and gain; `None` for quadrature.
-        count: Number of points of the quadrature.
+        closed_form: Function from the units' means and variances to the result's mean, variance and gain; `None` for quadrature.
+        count: Number of quadrature points.
         rises: Whether the function is nondecreasing.
     """
     value = nonlinear(value_of(x), name)
@@ -107,14 +108,15 @@ def _leaky(mean: Tensor, variance: Tensor, slope: float) -> Found:
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$. The code uses $u = z / \sqrt 2$.
     """
     root = torch.add(mean.new_full((), 1e-30), variance, alpha=2).sqrt_()
-    # Above z = 6, the variance equals the variance of x to seven digits, and the formula loses precision by cancellation. Far
-    # below 0, all results are 0. In float32, z is clamped at -7, because at -10 squares of means would be slow denormals.
+    # Above z = 6, the variance is equal to the variance of x to seven digits, and the formula would lose precision by
+    # cancellation. Far below 0, all results are 0. In float32, z is clamped at -7, because at -10 the squares of means would be
+    # denormal numbers, which are slow.
     u = (mean / root).clamp_((-10 if mean.dtype == torch.float64 else -7) * math.sqrt(0.5), 6 * math.sqrt(0.5))
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(4 * math.pi)), u, u, value=-1).exp_()
     below = torch.add(mean.new_full((), 0.5), u.erf(), alpha=0.5)
     scaled = density.addcmul_(u, below)  # mean of max(u + e / sqrt 2, 0)
     share = torch.addcmul(below, u.sub_(scaled), scaled, value=2).clamp_(0, 1)
-    found = torch.maximum(scaled.mul_(root), mean)  # the mean is at least the mean of x, and equal to it above z = 6
+    found = torch.maximum(scaled.mul_(root), mean)  # the mean is at least the mean of x; above z = 6 they are equal
     if slope == 0:
         return found, share.mul_(variance), below
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
@@ -128,7 +130,8 @@ def _rule(count: int) -> list[tuple[float, float]]:
 
 
 def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tensor], count: int) -> Found:
-    """Mean, variance and gain by a Gauss-Hermite rule. For tiny variances, the points are wider apart, to avoid rounding errors."""
+    """Mean, variance and gain, computed by a Gauss-Hermite rule. For tiny variances, points are moved apart to avoid rounding
+    errors."""
     std = variance.sqrt()
     least = (1e-6 if mean.dtype == torch.float64 else 1e-3) * (1 + mean.abs())
     wide, is_narrow = torch.maximum(std, least), std < least
@@ -175,11 +178,11 @@ _RISING = {
     "hardsigmoid",
 }
 _NEARLY_RISING = {"gelu", "silu", "mish", "hardswish"}
-"""Functions that decrease only for negative inputs, and by less than 0.4."""
+"""Functions that decrease only for negative inputs and only by less than 0.4."""
 
 
 def _rises(name: str, *args: Any) -> bool:
-    """Whether a function is nondecreasing, or nearly nondecreasing, and the same for all units."""
+    """Whether a function is nondecreasing or nearly so, and is the same for all units."""
     if name in _BOUNDED:
         return not any(isinstance(part, Tensor) for part in args)
     return name in _RISING | _NEARLY_RISING and not any(isinstance(part, (int, float)) and part < 0 for part in args)

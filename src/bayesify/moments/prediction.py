@@ -1,4 +1,4 @@
-"""A predictive distribution from one pass of means and variances."""
+"""A predictive distribution, computed from one pass of means and variances."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ MIN_COST_BUDGET = 2e5
 """A covariance that needs at most this many products per example is always computed without an approximation."""
 
 MAX_CORRELATED_OUTPUTS = 64
-"""Above this many outputs per example, outputs count as independent."""
+"""If an example has more outputs than this, the outputs are treated as independent."""
 
 MAX_ESTIMATED_SHARE = 0.45
-"""Largest share of an output's variance that may depend on an estimated correlation between positions. The other 1 / 1.35^2 of
-the variance is exact, which keeps the standard deviation within a factor of 1.35."""
+"""Maximum share of an output's variance that may depend on an estimated correlation between positions. The rest of the variance,
+a share of 1 / 1.35^2, is exact, so the standard deviation is right up to a factor of 1.35."""
 
 NUM_COMPARED_ROWS, NUM_COMPARED_OUTPUTS = 8, 16
-"""Number of examples and outputs for which an approximation is compared with the exact linear responses."""
+"""An approximation is compared with the exact linear responses for this many examples and outputs."""
 
 MAX_APPROXIMATION_RATIO = 1.2
-"""Largest ratio of standard deviations at which the approximation is accepted."""
+"""The approximation is accepted if no standard deviation differs from the exact one by more than this factor."""
 
 
 def predict_moments(
@@ -58,7 +58,7 @@ def predict_moments(
     memory: int | str | None = None,
     split_batch: bool = True,
 ) -> Predictive:
-    """The predictive distribution from the moments of the outputs; see `BayesianNetwork.predict`.
+    """The predictive distribution, computed from the moments of the outputs; see `BayesianNetwork.predict`.
 
     Raises:
         ValueError: If a posterior does not have independent Gaussian weights, a layer has no rule, or the batch is empty.
@@ -84,7 +84,8 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """Mean and variance (`None` if it is 0) of each weight by name, and for each posterior a cache of decisions for its state."""
+    """For each weight name, the mean and the variance (`None` for 0). For each posterior, a cache of decisions for its current
+    state."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -115,7 +116,7 @@ def _weights(
 
 
 def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A matrix, stored by columns on a CPU, so that a product of units with the transposed matrix reads memory in order."""
+    """The matrix; on a CPU it is stored by columns, so that a product of units with the transposed matrix reads memory in order."""
     if value.ndim != 2 or value.device.type != "cpu" or isinstance(owner_of(network, name)[0], nn.Embedding):
         return value
     return value.mT.contiguous().mT
@@ -145,7 +146,7 @@ def _pieces(
 
 
 class _Network:
-    """A network that runs on moments of its weights.
+    """A network that runs with the means and variances of its weights.
 
     Args:
         runner: Runner of the network.
@@ -183,14 +184,14 @@ class _Network:
         return value
 
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O].
+        """Yield the means of the outputs, [B, ...], and the covariances, [B, O, O], or variances, [B, O], of the outputs.
 
-        Yields one result, or several results if the batch has to be split.
+        There is one result, or several results if the batch has to be split.
         """
         rows = batch_size(args, kwargs)
         try:
             found = self._run(args, kwargs)
-        except SameSizes as error:  # split the batch, so that it is shorter than the other axis
+        except SameSizes as error:  # split the batch, so that its length differs from the other axis
             if not split_batch or rows == 1:
                 reason = f"another axis has the same length as the batch ({rows}), so the axis of examples is ambiguous"
                 raise _refusal(_layer(self.runner.network, error), reason) from error
@@ -210,7 +211,7 @@ class _Network:
         yield found.mean, spread
 
     def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
-        """Covariance of an example's outputs, [B, O, O], or their variances, [B, O], if there are many outputs."""
+        """Covariances of each example's outputs, [B, O, O], or only the variances, [B, O], if there are many outputs."""
         flat = _rows(value.mean)
         size, budget = flat.shape[1], _budget(value)
         if size > MAX_CORRELATED_OUTPUTS:
@@ -234,7 +235,7 @@ class _Network:
         return found if value.mean.ndim == 2 else found.diagonal(dim1=1, dim2=2)
 
     def _serves(self, args: Any, kwargs: Any) -> bool:
-        """Whether the approximation is close to the exact result for the first examples in this state of the posteriors."""
+        """Whether the approximation is close to the exact result for the first examples, in the current state of the posteriors."""
         shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         first, *others = self.decisions
         known = first.get(shapes)
@@ -274,7 +275,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node of all outputs, or of the chosen outputs, as [B, O]."""
+    """Node of all outputs, or of the chosen outputs, with the shape [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)
@@ -290,7 +291,8 @@ def _refusal(place: str, reason: object) -> ValueError:
 
 
 def _check_recurrent(network: nn.Module) -> None:
-    """Refuse recurrent layers by name, because their kernels need plain weights and use the same weights at every step."""
+    """Refuse recurrent layers; their kernels need plain weights and use the same weights at every step. The message names the
+    layer."""
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"
@@ -311,10 +313,10 @@ def _layer(network: nn.Module, error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def _rule(size: int) -> Tensor:
-    r"""Points with the first three moments of a standard normal vector, [n, size].
+    r"""Points whose first three moments are those of a standard normal vector, [n, size].
 
-    The points are $\pm\sqrt{O}$ along the axes of a random rotation, the spherical cubature of degree 3. In fewer than 8
-    dimensions, they are 32 whitened points of a Sobol sequence.
+    The points are $\pm\sqrt{O}$ along the axes of a randomly rotated coordinate system, which is the spherical cubature of degree
+    3. In fewer than 8 dimensions, the points are 32 whitened points of a Sobol sequence.
     """
     generator = torch.Generator().manual_seed(0)
     if size >= 8:
@@ -328,7 +330,8 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]. Adds a relative 1e-6 to the covariance."""
+    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]. The covariance's diagonal is increased by a
+    relative 1e-6."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)

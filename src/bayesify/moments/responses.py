@@ -1,9 +1,9 @@
-r"""Linear responses of the outputs to each source of noise, and the covariance that follows from them.
+r"""Linear responses of the outputs to each source of noise, and the covariance that is computed from them.
 
-Every random value has a `Node`, which stores its small change $\delta y = \sum_k A_k\,\delta h_k + \xi$ as a linear map of the
-changes of its parent values, plus its own noise. The covariance of an example's outputs is $\sum_l J_l \Sigma_l J_l^\top$ over all
-noise sources, with J from reverse differentiation of these maps. This covariance is correct even if a value is combined with
-itself, positions share a kernel, or tokens share a row.
+Every random value y has a `Node`, which describes a small change of y as a linear map of the changes of its parent values plus
+its own noise, $\delta y = \sum_k A_k\,\delta h_k + \xi$. The covariance of an example's outputs is the sum
+$\sum_l J_l \Sigma_l J_l^\top$ over all noise sources, where the J are found by reverse differentiation of these maps. This
+covariance is correct even if a value is combined with itself, if positions share a kernel, or if tokens share a row.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _order = itertools.count()
 
 
 class Noise(Protocol):
-    """Noise that a node adds to its units."""
+    """The noise that a node adds to its units."""
 
     cost: float
-    """Number of products in `features` for one output, without elementwise products."""
+    """Number of multiplications in `features` for one output, without elementwise products."""
 
     @property
     def num_sure(self) -> int:
-        """Number of leading parts of `features` that do not depend on an estimated correlation between positions."""
+        """Number of parts, at the start of `features`, that do not depend on an estimated correlation between positions."""
 
     @property
     def is_rest(self) -> bool:
-        """Whether the noise is the non-Gaussian part of a nonlinear function that its linear response leaves out."""
+        """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Parts [B, F] whose squares add up to the variance of the sum over units of slope times noise.
+        """Parts [B, F] whose squares add up to the variance of the sum of slope times noise over the units.
 
         The slopes have the units' shape.
         """
@@ -50,11 +50,11 @@ class Node:
 
     Args:
         shape: Shape of the units.
-        parents: Nodes of the values from which this value was made.
+        parents: Nodes of the values from which this value was computed.
         push: Linear function from the parents' changes to the value's change.
-        noise: The value's own noise, if any.
+        noise: The value's own noise; `None` if it adds none.
         cost: Number of products in `push`.
-        total: All noise of the value, if it is known well enough to replace all previous nodes.
+        total: The total noise of the value, if it is known so well that it can replace all earlier nodes; otherwise `None`.
     """
 
     shape: torch.Size
@@ -68,13 +68,13 @@ class Node:
 
 @dataclass
 class Spread:
-    """Noise with a variance for each unit, and a correlation between the positions of a channel.
+    """Noise with a variance for each unit and a correlation between the positions of a channel.
 
     Args:
         variance: Variances, in the units' shape.
         channels: Kinds of the units' axes; see `Value`.
         share: Correlation between positions of a channel, [B]; `None` if all positions are independent.
-        is_rest: Whether the noise is the part of a nonlinear function that its linear response leaves out.
+        is_rest: Whether the noise is the part of a nonlinear function that the function's linear response leaves out.
     """
 
     variance: Tensor
@@ -85,7 +85,7 @@ class Spread:
 
     @property
     def num_sure(self) -> int:
-        """0 for a nonlinear part with several positions, otherwise the number of all parts."""
+        """0 for the nonlinear part of units with several positions, otherwise the number of all parts."""
         alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
         return 2 if alone or not self.is_rest else 0
 
@@ -95,7 +95,7 @@ class Spread:
         return self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Slopes times standard deviations of the units, and the sums of these products over positions."""
+        """The slopes times the standard deviations of the units, and the sums of these products over positions."""
         moved = slopes * self.std
         batch = self.channels.index(-1)
         flat = moved.movedim(batch, 0).flatten(1)
@@ -114,11 +114,11 @@ class Spread:
 
 @dataclass
 class Correlated:
-    """Nonlinear noise with a covariance between the channels of a position, and a correlation between positions.
+    """Nonlinear noise with a covariance between the channels of a position and a correlation between positions.
 
     Args:
         covariance: Covariances, [B, P, C, C].
-        batch: Axis of examples in the units' shape, whose last axis holds the channels.
+        batch: Axis of examples in the shape of the units. The last axis of this shape holds the channels.
         share: Correlation between positions, [B].
     """
 
@@ -141,7 +141,7 @@ class Correlated:
         return found
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Slopes times the columns of `factor` at each position, and the sums of these products over positions."""
+        """The slopes times the columns of `factor` at each position, and the sums of these products over positions."""
         rows, positions, count, _ = self.covariance.shape
         moved = slopes.movedim(self.batch, 0).reshape(rows, positions, 1, count) @ self.factor
         share = self.share.unsqueeze(1)
@@ -158,7 +158,7 @@ class SharedWeights:
         bias: Variance of $\beta$, [O]; `None` if the bias is fixed.
         arrange: Function that rearranges slopes from the units' shape to [B, P, O].
         cost: Number of products for one output.
-        second: Function that returns the noise due to the variance of $\varphi$; `None` if $\varphi$ is fixed.
+        second: Function that returns the noise that comes from the variance of $\varphi$; `None` if $\varphi$ is fixed.
     """
 
     inputs: Callable[[], Tensor]
@@ -184,7 +184,7 @@ class SharedWeights:
         return self.inputs(), self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Derivatives with respect to the weights, times the weights' deviations, and the noise of `second`."""
+        """The derivatives with respect to the weights, times the weights' standard deviations, and the noise of `second`."""
         rest = [] if self._rest is None else self._rest.features(slopes)
         parts: list[Tensor] = []
         slopes = self.arrange(slopes)
@@ -203,8 +203,8 @@ class SharedRows:
     """Noise of an embedding's rows, which positions with the same token share.
 
     Args:
-        std: Standard deviations of each position's row, [B, P, E].
-        first: First position with the same token, [B, P].
+        std: Standard deviations of the embedding row at each position, [B, P, E].
+        first: For each position, the first position with the same token, [B, P].
         arrange: Function that rearranges slopes from the units' shape to [B, P, E].
     """
 
@@ -216,14 +216,14 @@ class SharedRows:
     is_rest: bool = False
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Slopes times standard deviations, summed over the positions that hold the same token."""
+        """The slopes times the standard deviations, summed over the positions with the same token."""
         moved = self.arrange(slopes) * self.std
         place = self.first.unsqueeze(-1).expand_as(moved)
         return [torch.zeros_like(moved).scatter_add_(1, place, moved).flatten(1)]
 
 
 ELEMENTWISE_COST = 20.0
-"""Number of products that take as long as one elementwise step of a unit."""
+"""One elementwise operation on a unit takes as long as this many multiplications."""
 
 
 def _walk(node: Node) -> Iterator[Node]:
@@ -239,24 +239,24 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def plain_cost(node: Node) -> float:
-    """Approximate number of products in a pass of the plain network."""
+    """Approximate number of multiplications in a pass of the plain network."""
     return sum(at.cost + ELEMENTWISE_COST * at.shape.numel() for at in _walk(node))
 
 
 def _cost(node: Node) -> float:
-    """Approximate number of products for one output at a node."""
+    """Approximate number of multiplications at a node for one output."""
     own = 0.0 if node.noise is None else node.noise.cost
     return own + (node.cost if node.parents else 0.0) + ELEMENTWISE_COST * node.shape.numel()
 
 
 class Plan:
-    """The nodes to differentiate, from the last to the first, and the noise of each.
+    """The nodes that are differentiated, from the last to the first, and the noise of each node.
 
     Args:
         node: Node of the outputs.
         outputs: Number of outputs to differentiate.
-        budget: Largest number of products. The walk ends before it exceeds the budget. It ends at a value whose total noise is
-            known and through which all earlier noise passes.
+        budget: Maximum number of multiplications. The walk over the nodes ends before it exceeds the budget, at a value whose
+            total noise is known and through which all earlier noise passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -305,7 +305,7 @@ class Plan:
 
 
 def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance of each example's outputs, [B, O, O], by one reverse pass per output, and its exact part, [B, O, O].
+    """The covariance of each example's outputs, [B, O, O], and its exact part, [B, O, O], from one reverse pass per output.
 
     The exact part does not depend on an estimated correlation between positions.
 
@@ -328,16 +328,16 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Variance of each unit, [B, O], its nonlinear part, and covariances of pairs.
+    """The variance of each unit, the nonlinear part of the variance, and the covariances of pairs of units.
 
     Args:
         plan: Plan of the units.
         like: A tensor [B, O] with the type and the device of the result.
-        pairs: Distance of the two units of a pair; 0 for no covariances.
+        pairs: Distance between the two units of a pair; with 0, no covariances are computed.
 
     Returns:
-        Variances and their nonlinear parts, [B, O], and the covariance of each unit with the unit `pairs` places later,
-        [B, O - pairs].
+        The variances and their nonlinear parts, each [B, O], and the covariance of each unit with the unit that is `pairs` places
+        later, [B, O - pairs].
     """
     found, bent, crossed, first = [], [], [], []
     zero = like.new_zeros(len(like))

@@ -38,7 +38,7 @@ from bayesify.moments.tensors import (
 
 
 def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
-    """The units of two operands, one of which may be a weight."""
+    """The units of two operands. One of them may be a weight."""
     known = next((part.value_ for part in (x, y) if part.value_ is not None), None)
     if known is None:
         return value_of(x), value_of(y)
@@ -48,14 +48,14 @@ def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
 
 
 def _one(x: Moments, y: Any) -> Value:
-    """The units of an operand whose partner is a plain number or tensor."""
+    """The units of an operand; the other operand is a plain number or tensor."""
     if x.value_ is not None or not isinstance(y, Tensor) or y.ndim < x.ndim:
         return value_of(x)
     return value_of(x, y.ndim)
 
 
 def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
-    """Kinds of the axes of a result to which values are broadcast. An axis has channels if it has channels in any value."""
+    """Kinds of the axes of a result whose operands are broadcast. An axis holds channels if it holds channels in any operand."""
     found = [0] * len(shape)
     for value in values:
         for axis, (flag, size) in enumerate(
@@ -71,7 +71,7 @@ def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
 
 
 def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor], Tensor]) -> Moments:
-    """Units times a factor, repeated along new axes; their copies are fully correlated."""
+    """Units times a factor, repeated along new axes. The copies of a unit are fully correlated."""
     variance = (value.variance * factor**2).expand_as(mean)
     ones = torch.ones_like(value.together)
     doubt = value.doubt if value.num_positions() == 1 else max(ESTIMATED, value.doubt)
@@ -83,7 +83,8 @@ def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor],
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """A sum. Its variance treats outputs of different layers as independent, even in a residual connection."""
+    """The sum of two operands. Its variance treats the outputs of different layers as independent, even in a residual
+    connection."""
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _sum(*_both(x, y), alpha)
     if isinstance(x, Moments):
@@ -113,7 +114,7 @@ def _sum(x: Value, y: Value, alpha: float) -> Moments:
 def _joined(
     mean: Tensor, variance: Tensor, channels: tuple[int, ...], push: Callable[..., Tensor], *values: Value
 ) -> Value:
-    """Units made from several values. The values are treated as independent unless they come from the same layer."""
+    """Units computed from several values. The values are treated as independent unless they come from the same layer."""
     doubt = max(value.doubt for value in values)
     if any(value.channels != channels for value in values):
         doubt = max(doubt, ESTIMATED)
@@ -180,7 +181,7 @@ def _product(x: Value, y: Value) -> Moments:
 
 
 def _broadcast(value: Value, like: Tensor) -> Value:
-    """Units broadcast to the shape of a result."""
+    """The units, broadcast to the shape of a result."""
     if value.mean.shape == like.shape:
         return value
     shape = like.shape
@@ -203,10 +204,10 @@ def _negative(x: Moments) -> Moments:
 
 @Moments.rule(torch.mean, Tensor.mean)
 def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
-    """A mean over axes, with independent channels and correlated positions."""
+    """A mean over axes. Channels are independent, and positions are correlated."""
     value = value_of(x)
     if dim is None:
-        raise NoRule("a mean over all axes, the batch among them, has no rule")
+        raise NoRule("a mean over all axes, including the batch, has no rule")
     axes = sorted({axis % x.ndim for axis in ((dim,) if isinstance(dim, int) else dim)}, reverse=True)
     spread, layout, doubt, num_averaged = value.variance, list(value.channels), value.doubt, 1
     for axis in axes:
@@ -241,8 +242,8 @@ def _total(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) ->
 # -- pooling ---------------------------------------------------------------------------------------------------------
 
 MAX_NEIGHBORS = 9
-"""Windows of up to this many positions use the correlation of neighbors; larger windows use the correlation of any two
-positions."""
+"""Windows with at most this many positions use the correlation of neighboring positions; larger windows use the correlation of
+any two positions."""
 
 
 def _share(value: Value, window: float) -> Tensor:
@@ -269,7 +270,7 @@ def _average(pool: Callable[..., Tensor], is_adaptive: bool) -> None:
 def _maps(x: Moments) -> Value:
     value = value_of(x)
     if x.ndim < 3 or value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("pooling of anything but maps [B, C, ...] with random channels has no rule")
+        raise NoRule("pooling has a rule only for maps [B, C, ...] with random channels")
     return value
 
 
@@ -281,10 +282,10 @@ for _pools, _is_adaptive in ((_POOLS, False), (_ADAPTIVE, True)):
 
 
 MAX_WINDOW = 16
-"""Largest number of positions in a window of maximum pooling."""
+"""Maximum number of positions in a window of maximum pooling."""
 
 MAX_WINDOW_OF_ALIKE = 4
-"""Windows of a sequence of up to this many positions may use the average correlation of neighbors."""
+"""Windows of a sequence with at most this many positions may use the average correlation of neighboring positions."""
 
 
 def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> None:
@@ -345,7 +346,7 @@ def _largest_of(
     windows: Callable[..., list[Tensor]], lowest: float, mean: Tensor, variance: Tensor, share: Tensor
 ) -> tuple[Tensor, ...]:
     """Mean and variance of each window's maximum, the nonlinear part of the variance, and the gain of each position."""
-    spreads = [part.contiguous() for part in windows(variance)]  # strided parts would slow down every step
+    spreads = [part.contiguous() for part in windows(variance)]  # strided tensors would slow down every step
     means = [part.contiguous() for part in windows(mean, lowest)]
     if share.ndim > mean.ndim:
         return _most_alike_first(torch.stack(means, -1), torch.stack(spreads, -1).sqrt(), share)
@@ -359,10 +360,11 @@ def _largest_of(
 
 
 def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-    """`_largest_of` with a correlation for each pair of K positions.
+    """`_largest_of`, with a separate correlation for each pair of the K positions.
 
-    The two positions with the highest correlation are replaced by their maximum until one position is left. In another order,
-    equal numbers could be treated as different: the maximum of a and b, and the maximum of their copies.
+    Again and again, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
+    another order, equal numbers could be treated as different, for example the maximum of a and b and the maximum of copies of a
+    and b.
 
     Args:
         mean: Means, [..., K].
@@ -391,14 +393,15 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
         both[rows, one], both[rows, :, one] = mixed, mixed
         mean[rows, one], both[rows, one, one], left[rows, two] = found, variance, False
     moved = (gains[:, :1] @ first @ gains[:, :1].mT).flatten()
-    rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair's maximum replaces its earlier position, so 0 is left
+    rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair's maximum replaces the earlier position, so position 0 is left
     return *(part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest)), *gains[:, 0].view(*shape, count).unbind(
         -1
     )
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
-    """Correlations of all pairs of a window's K positions, [B, C, ..., K, K]; with too many pairs one correlation, [B, 1, ...]."""
+    """Correlations of all pairs of a window's K positions, [B, C, ..., K, K]; one common correlation, [B, 1, ...], if there are
+    too many pairs."""
     pairs = correlations(value.root) if window > 1 else None
     if pairs is not None:
         places = torch.arange(pairs.shape[1], device=pairs.device).view(1, 1, *value.mean.shape[2:])
@@ -412,7 +415,7 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
 
 
 def _linear_share(value: Value) -> Tensor:
-    """Share of each unit's variance that comes from its linear response to its root."""
+    """Share of each unit's variance that comes from the unit's linear response to its root."""
     rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
     if rest is None:
         return torch.ones_like(value.variance)
@@ -420,7 +423,7 @@ def _linear_share(value: Value) -> Tensor:
 
 
 def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
-    """Correlations of the positions of each window, [B, C, ..., K, K], from correlations r of the roots.
+    """Correlations of the positions of each window, [B, C, ..., K, K], computed from the correlations r of the roots.
 
     Linear parts have correlation r, and nonlinear parts have correlation r^2.
     """
@@ -450,7 +453,8 @@ def _larger(
 
 
 def _maximum(means: list[Tensor], variances: list[Tensor], share: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Mean and variance of the maximum of Gaussians with one common correlation, and their gains, computed pair by pair."""
+    """Mean and variance of the maximum of Gaussians with one common correlation, and the gain of each Gaussian, computed pair by
+    pair."""
     if len(means) == 1:
         return means[0], variances[0], [torch.ones_like(means[0])]
     half = len(means) // 2
@@ -475,7 +479,8 @@ _largest(2, True, F.adaptive_max_pool2d)
 def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
     """Kinds of the axes after a change of shape; see `Value`.
 
-    Channels followed by positions in one axis become blocks. Units of all other mixed axes are treated as independent.
+    If an axis merges channels with the positions that follow them, the positions become blocks. Units of all other merged axes
+    are treated as independent.
     """
     found: list[int] = []
     old_at = new_at = 0
@@ -525,7 +530,7 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
         if channels.count(-1) != 1:
             raise NoRule("a change of shape that merges examples with other axes has no rule")
         doubt, before, after = value.doubt, _kinds(value.channels, x.shape), _kinds(channels, mean.shape)
-        if before != after:  # positions become channels, as in a flattened sequence
+        if before != after:  # positions become channels, for example in a flattened sequence
             doubt = max(doubt, ESTIMATED)
         made = value.derived(
             mean,
@@ -544,7 +549,7 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
 def _viewed(lanes: Tensor | None, shape: torch.Size) -> Tensor | None:
     try:
         return None if lanes is None else lanes.view(shape)
-    except RuntimeError:  # channels and positions in one axis
+    except RuntimeError:  # one axis holds channels and positions
         return None
 
 
@@ -595,7 +600,7 @@ def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
 
 
 def _inside(value: Value, change: Callable[[Moments], Moments]) -> Any:
-    """`Value.before` after a change of shape: the reshaped units before the activation, and the activation."""
+    """`Value.before` after a change of shape: the units before the activation, reshaped, and the activation."""
     return value.before and (value_of(change(units(value.before[0]))), value.before[1])
 
 
@@ -638,7 +643,7 @@ def _index(x: Any, index: Any) -> Any:
 
 
 def _narrowed(value: Value) -> Value:
-    """Units whose sources in the last layer are narrowed to their own channels."""
+    """The units with their noise sources in the last layer restricted to their own channels."""
     own = value.own_lanes()
     if not own or not meet(own, value.sources):
         return value
@@ -681,10 +686,10 @@ def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
     random = [value_of(value) for value in values if isinstance(value, Moments)]
     layouts = {value.channels for value in random}
     if len(layouts) > 1:
-        raise NoRule("cat of units whose channels lie on different axes has no rule")
+        raise NoRule("torch.cat of units whose channels lie on different axes has no rule")
     channels = layouts.pop()
     if channels[dim] == -1:
-        raise NoRule("cat of examples has no rule")
+        raise NoRule("torch.cat along the axis of examples has no rule")
     means = [value_of(value).mean if isinstance(value, Moments) else value for value in values]
     spreads = [value_of(value).variance if isinstance(value, Moments) else torch.zeros_like(value) for value in values]
 

@@ -17,24 +17,26 @@ from bayesify.moments.responses import Node, Noise, Plan, Spread, covariance, va
 from bayesify.weights.structured import StructuredWeight
 
 Sources = frozenset[tuple[int, int, int]]
-"""Noise sources, each by the order of its node and a range of channels (first, end)."""
+"""Noise sources. Each source is given by the order of its node and a range of channels (first, end)."""
 
 EXACT, ESTIMATED, UNKNOWN = range(3)
-"""How well the variances of a value's units are known. EXACT ignores only correlation between channels. ESTIMATED uses an average
-correlation between positions. UNKNOWN means that a value was combined with itself."""
+"""These constants say how well the variances of a value's units are known. EXACT variances ignore only correlations between
+channels. ESTIMATED variances use an average correlation between positions. UNKNOWN means that a value was combined with
+itself."""
 
 
 class NoRule(Exception):
-    """A function has no rule for means and variances.
+    """Raised if a function has no rule for means and variances.
 
     Args:
-        reason: The function, and why it has no rule.
+        reason: Words that name the function and say why it has no rule.
     """
 
 
 @dataclass
 class Pass:
-    """State of one pass through the network: number of examples, weights used so far, and products of the plain network.
+    """State of one pass through the network: the number of examples, the weights used so far, and the plain network's
+    multiplications.
 
     Args:
         rows: Number of examples.
@@ -50,25 +52,26 @@ class Pass:
 class Value:
     r"""Random units, and the sources of their noise.
 
-    Channels count as independent. For the variances of later units, the positions of a channel have one correlation, the same for
-    all pairs of positions of an example. The covariance of the outputs does not need this approximation (see `responses`).
+    Channels are treated as independent. For the variances of later units, all pairs of positions of a channel have the same
+    correlation within an example. The covariance of the outputs does not need this approximation (see `responses`).
 
     Args:
         mean: Means, [B, ...].
         variance: Variances, in the shape of the mean.
-        channels: Kind of each axis: -1 for the batch, 0 for positions, n for channels in blocks of n positions.
+        channels: Kind of each axis: -1 for the batch, 0 for positions, and n for channels in blocks of n positions.
         node: Node of the units in the graph of responses.
         together: Correlation between neighboring positions, and between any two positions, [2, B].
         sources: Noise sources on which the units depend.
-        stem: Noise sources that the last linear maps added. Values with common stems are strongly correlated.
+        stem: Noise sources that the last linear maps added. Values whose stems overlap are strongly correlated.
         aligned: Order of the last linear map's node, if the units are its channels; otherwise -1.
-        lanes: Channel of the last linear map for each unit, in the units' shape; `None` if it is not tracked.
-        doubt: How well the variance is known.
-        base: Units of which these units are an elementwise function.
+        lanes: For each unit, its channel in the last linear map, in the shape of the units; `None` if the channels are not
+            tracked.
+        doubt: How well the variances are known: `EXACT`, `ESTIMATED` or `UNKNOWN`.
+        base: Units of which these units are an elementwise function; `None` if there are none.
         chain: The elementwise function from `base` to these units.
         affine: Whether the function is affine.
-        before: Units to which a nondecreasing function was applied to get these units, and the function. Maximum pooling can be
-            applied before it.
+        before: If these units are a nondecreasing function of other units, those units and the function. Maximum pooling can then
+            be applied before the function.
     """
 
     mean: Tensor
@@ -114,7 +117,7 @@ class Value:
         return count
 
     def own_lanes(self) -> Sources:
-        """The last linear map and the range of its channels in these units; empty if unknown."""
+        """The last linear map, and the range of its channels that these units contain; empty if the range is unknown."""
         if self.lanes is None or self.aligned < 0:
             return frozenset()
         few = self.lanes[tuple(0 if step == 0 else slice(None) for step in self.lanes.stride())]
@@ -129,7 +132,7 @@ class Value:
 
 
 def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Noise | None = None) -> Value:
-    """Units with one new source of noise and no other noise."""
+    """Units whose only noise is one new source."""
     node = Node(mean.shape, noise=noise or Spread(variance, channels, mean.new_ones(mean.shape[channels.index(-1)])))
     rows = mean.shape[channels.index(-1)]
     source = frozenset({(node.order, 0, 2**62)})
@@ -151,14 +154,14 @@ def meet(first: Sources, second: Sources) -> bool:
 class Moments(StructuredWeight):
     r"""Means and variances of random weights or units.
 
-    The object is a handle: an in-place operation gives it another `value`, which every holder of the handle sees. A tensor and its
-    views form a family of handles. An in-place operation is refused if another member of the family still exists.
+    The object is a handle. An in-place operation replaces its `value`, and every holder of the handle sees the new value. A
+    tensor and its views form a family of handles. An in-place operation is refused if another member of the family still exists.
 
     Args:
         mean: Means of weights of any shape, or of units [B, ...].
         variance: Variances, in the shape of the mean.
         channels: For units, the kinds of their axes; see `Value`.
-        value: The units, instead of the three arguments above.
+        value: The units; they replace the three arguments above.
         pass_: For weights, the pass in which they are used.
         name: For weights, their name.
     """
@@ -178,7 +181,7 @@ class Moments(StructuredWeight):
         pass_: Pass | None = None,
         name: str = "",
     ) -> Self:
-        """A handle from means and variances."""
+        """Make a handle from means and variances."""
         made = cls.wrap(mean.shape, mean, (mean, variance), (channels, value, pass_, name))
         made.value_ = fresh(mean, variance, channels) if value is None and channels else value
         made.pass_, made.name_, made.family_ = pass_, name, []
@@ -196,20 +199,21 @@ class Moments(StructuredWeight):
         return self.components_[1]
 
     def materialize(self) -> Tensor:
-        """Raises `NoRule`, because there is no equivalent plain tensor."""
+        """Always raises `NoRule`, because there is no equivalent plain tensor."""
         raise NoRule("a plain tensor is needed")
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Slices of the units along an axis, as for any tensor; the slices are not draws."""
+        """Slices of the units along an axis, as for any tensor. Unlike in other structured weights, the slices are not draws."""
         return tuple(torch.unbind(self, dim))
 
     def become(self, other: Moments, name: str) -> Moments:
-        """Take the value of another handle, as an in-place operation does."""
+        """Take over the value of another handle, as an in-place operation does."""
         if other is self:
             return self
         if self.value_ is None or any(known() is not None and known() is not self for known in self.family_):
             raise NoRule(
-                f"{name} changes units in place, but another variable or view refers to them; use the out-of-place operation"
+                f"{name} changes units in place, but another variable or view refers to these units; use the "
+                "out-of-place operation"
             )
         if other.shape != self.shape:
             raise NoRule(f"{name} changes the shape in place")
@@ -218,7 +222,7 @@ class Moments(StructuredWeight):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Apply the rule of a function; an in-place operation changes the value of its first argument."""
+        """Apply the rule of a function. An in-place operation changes the value of its first argument."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         if kwargs.get("out") is not None:
             raise NoRule(f"{name} with out= has no rule")
@@ -238,13 +242,13 @@ class Moments(StructuredWeight):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Refuse a function without a rule."""
+        """Raise `NoRule` for a function without a rule."""
         name = getattr(func, "__name__", str(func))
         raise NoRule(f"{name} has no rule for means and variances")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Refuse operations below the level of torch functions too, such as `weight.T`."""
+        """Raise `NoRule` also for operations below the level of torch functions, such as `weight.T`."""
         return cls.fallback(func.overloadpacket, args, kwargs)
 
 
@@ -262,7 +266,7 @@ _NAMES = {
     "split_size": "size",
     "split_size_or_sections": "size",
 }
-"""Names of torch's arguments, and the shorter names that the rules use for them."""
+"""Mapping from torch's argument names to the shorter names that the rules use."""
 
 
 def _renamed(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +306,8 @@ def view(x: Moments, value: Value) -> Moments:
 
 
 def affine(value: Value, function: Callable[[Tensor], Tensor], gain: Any) -> Moments:
-    """Units after an elementwise affine function that keeps the shape; `gain` is its gain."""
+    """Apply an elementwise affine function that keeps the shape. `gain` is the factor by which the function multiplies the
+    units."""
     squared = gain.square() if isinstance(gain, Tensor) else gain**2
     chain = function if value.chain is None else _composed(function, value.chain)
     made = value.derived(function(value.mean), value.variance * squared, lambda change: change * gain)
@@ -314,20 +319,21 @@ def _composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tenso
 
 
 MAX_SETTLED_UNITS = 512
-"""Up to this many units per example, unknown variances are computed one by one."""
+"""If an example has at most this many units, unknown variances are computed one by one."""
 
 MAX_SETTLED_COST = 3e6
-"""Up to this many products per example, unknown variances are computed one by one."""
+"""If at most this many multiplications per example are needed, unknown variances are computed one by one."""
 
 MAX_ESTIMATED_CHANNELS = 12
-"""With more channels, channels are treated as independent: noise shared by 16 channels changed standard deviations by at most 4
-%, and one reverse pass per unit would cost as much as hundreds of draws."""
+"""If there are more channels than this, channels are treated as independent. In tests, noise shared by 16 channels changed
+standard deviations by at most 4 %, and one reverse pass per unit would cost as much as hundreds of draws."""
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Variances of all units, [B, n], the nonlinear parts of the variances, and covariances of paired units; see `responses`.
+    """The variances of all units, [B, n], the nonlinear parts of the variances, and the covariances of paired units; see
+    `responses`.
 
-    If two values are given, unit i of the first is paired with unit i of the second.
+    If two values are given, unit i of the first value is paired with unit i of the second value.
 
     Returns `None` if there are too many units.
     """
@@ -347,11 +353,11 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def nonlinear(value: Value, what: str) -> Value:
-    """The value with known variances, which nonlinear functions need. Estimated variances of a few channels are replaced by the
-    variances of the linear responses if this is cheap.
+    """The value with known variances, which nonlinear functions need. If this is cheap, estimated variances of a few channels are
+    replaced by the variances that follow from the linear responses.
 
     Raises:
-        NoRule: If the variances are unknown, and there are too many units to compute them one by one.
+        NoRule: If the variances are unknown, and there are too many units to compute the variances one by one.
     """
     channels = math.prod(size for size, kind in zip(value.mean.shape, value.channels, strict=True) if kind > 0)
     if value.doubt == EXACT or (value.doubt == ESTIMATED and channels > MAX_ESTIMATED_CHANNELS):
@@ -359,24 +365,25 @@ def nonlinear(value: Value, what: str) -> Value:
     found = _settle(value)
     if found is None and value.doubt == UNKNOWN:
         raise NoRule(
-            f"{what} of units in which a random layer's outputs are combined with themselves (added or concatenated) has no rule"
+            f"{what} has no rule for units in which a random layer's outputs are combined with themselves (added or "
+            "concatenated)"
         )
     return value if found is None else replace(value, variance=_back(found[0], value), doubt=EXACT)
 
 
 MAX_BENT_SHARE = 0.3
-"""Largest share of nonlinear noise in the variance of units that are multiplied. The variance of a product depends on the units'
-skewness, and units with more nonlinear noise have a skewness of about 2."""
+"""Maximum share of nonlinear noise in the variance of units that are multiplied. The variance of a product depends on the
+skewness of the units, which is about 2 for units with more nonlinear noise."""
 
 
 def check_gaussian(value: Value, what: str) -> None:
-    """Refuse units that are far from Gaussian, if the test is cheap."""
+    """Raise `NoRule` for units that are far from Gaussian. They are tested only if the test is cheap."""
     found = None if value.sources == value.stem else _settle(value)
     share = 0.0 if found is None else float((found[1] / found[0].clamp_min(1e-30)).max())
     if share > MAX_BENT_SHARE:
         raise NoRule(
-            f"{what} of units that are far from Gaussian has no rule ({share:.0%} of a variance is nonlinear noise, at most "
-            f"{MAX_BENT_SHARE:.0%} supported)"
+            f"{what} has no rule for units that are far from Gaussian ({share:.0%} of a variance is nonlinear noise, but "
+            f"at most {MAX_BENT_SHARE:.0%} is supported)"
         )
 
 
@@ -389,7 +396,7 @@ def _back(flat: Tensor, value: Value) -> Tensor:
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
     """Two values of the same shape with known variances, and the covariance of each pair of units.
 
-    Returns `None` if there are too many units to compute their variances one by one.
+    Returns `None` if there are too many units to compute the variances one by one.
     """
     found = _settle(x, y)
     if found is None:
@@ -401,18 +408,21 @@ def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
 
 
 MIN_COMPARED_CHANNELS, MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS = 2, 4, 128
-"""Smallest and largest number of channels, and largest number of units per example, in comparisons of positions."""
+"""Minimum and maximum number of channels, and maximum number of units per example, in comparisons of positions."""
 
 
 MAX_GAP_OF_COPIES = 1e-4
-"""Two positions hold the same random number if the mean square of their difference, relative to their variance, is at most this."""
+"""Two positions count as holding the same random number if the mean square of their difference is at most this share of their
+variance."""
 
 MIN_SURE_SHARE_OF_COPIES = 0.1
-"""Two positions can hold the same number only if this share of the variance is exact in one of the compared channels."""
+"""Two positions can count as holding the same number only if at least this share of the variance is exact in one of the compared
+channels."""
 
 
 def correlations(value: Value) -> Tensor | None:
-    """Correlation of each pair of positions of maps [B, C, ...] by linear responses, averaged over some channels: [B, P, P].
+    """For maps [B, C, ...], the correlation of each pair of positions, from linear responses and averaged over some channels: [B,
+    P, P].
 
     Returns `None` if this is too expensive.
     """
@@ -429,16 +439,17 @@ def correlations(value: Value) -> Tensor | None:
         for part in covariance(plan, value.mean.new_empty(rows, size))
     )  # [B, P, P, c]
     scale, sure_scale = (_scales(part) for part in (whole, sure))
-    known = scale > 1e-30  # ignore channels without noise, such as inactive channels after a ReLU
+    known = scale > 1e-30  # ignore channels without noise, for example inactive channels after a ReLU
     found = (torch.where(known, whole / scale, 0.0).sum(-1) / known.sum(-1).clamp_min(1)).clamp(-1, 1)
-    # Positions with the same response to all exact noise hold the same number, so their other noise is equal too.
+    # If two positions have the same response to all exact noise, they hold the same number, so their other noise is equal too.
     alike = (sure >= (1 - MAX_GAP_OF_COPIES) * sure_scale) | (sure_scale <= 1e-6 * scale)
     enough = known & (sure_scale > MIN_SURE_SHARE_OF_COPIES * scale)
     return torch.where(alike.all(-1) & enough.any(-1), 1.0, found)
 
 
 def channel_covariances(value: Value) -> Tensor | None:
-    """Covariance of the channels on the last axis at each position, [B, P, C, C]; `None` if it is too expensive."""
+    """The covariance, at each position, of the channels on the last axis, [B, P, C, C]; `None` if it is too expensive to
+    compute."""
     moved = value.mean.movedim(value.batch, 0)
     rows, count = moved.shape[0], moved.shape[-1]
     if value.doubt == EXACT and value.sources == value.stem:  # channels are independent
@@ -452,13 +463,13 @@ def channel_covariances(value: Value) -> Tensor | None:
 
 
 def _scales(covariance: Tensor) -> Tensor:
-    """Products of the standard deviations of each pair of positions, [B, P, P, c]."""
+    """For each pair of positions, the product of their standard deviations, [B, P, P, c]."""
     std = covariance.diagonal(dim1=1, dim2=2).mT.sqrt()  # [B, P, c]
     return std.unsqueeze(1) * std.unsqueeze(2)
 
 
 class SameSizes(Exception):
-    """Another axis has the same length as the batch, so the axis of examples is ambiguous."""
+    """Raised if another axis has the same length as the batch, so that the axis of examples is ambiguous."""
 
 
 def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
@@ -467,7 +478,10 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
         return 0
     found = [axis for axis in range(axes) if x.shape[axis] == pass_.rows]
     if not found:
-        raise NoRule(f"an input of shape {tuple(x.shape)} without an axis for the {pass_.rows} examples has no rule")
+        raise NoRule(
+            f"an input of shape {tuple(x.shape)} has no axis for the {pass_.rows} examples, and there is no "
+            "rule for such inputs"
+        )
     if len(found) > 1 and pass_.rows > 1:
         raise SameSizes
     return found[0]
@@ -479,11 +493,11 @@ def per_axis(size: Any, dims: int) -> list[int]:
 
 
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
-    """The units of a handle; for a weight, the same numbers for each example.
+    """The units of a handle. The units of a weight are the same random numbers for every example.
 
     Args:
         x: Units, or a weight that is used as units.
-        axes: Number of axes of a weight's units; with 0, the weight's own first axis, of length 1, becomes the batch.
+        axes: Number of axes of a weight's units. If it is 0, the weight's own first axis, which has length 1, becomes the batch.
         batch: Axis of the batch.
     """
     if x.value_ is not None:
@@ -508,14 +522,14 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
 
 
 def moments_of(value: Tensor | None) -> tuple[Any, Any]:
-    """Mean and variance; the variance of a plain tensor is `None`."""
+    """The mean and the variance of a tensor; the variance of a plain tensor is `None`."""
     if isinstance(value, Moments):
         return value.mean_, value.variance_
     return value, None
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps [B, C, H, W] with channels last in memory on a CPU, where this makes pooling and convolutions faster."""
+    """Maps [B, C, H, W]; on a CPU, channels come last in memory, which makes pooling and convolutions faster."""
     if maps.ndim != 4 or maps.device.type != "cpu" or maps.stride(1) == 1:
         return maps
     return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
@@ -524,16 +538,17 @@ def channels_last(maps: Tensor) -> Tensor:
 
 
 MAX_PIECE_UNITS = 2**17
-"""Number of units that a CPU processes at a time. Intermediate results then stay in the second-level cache, and the next piece
-reuses their memory. Whole maps would need new memory for each step, and the page faults would cost more than the step."""
+"""Number of units that a CPU processes at a time. With this size, intermediate results stay in the second-level cache, and the
+next piece reuses their memory. Whole maps would need new memory for each step, and the page faults would cost more than the
+step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
-    """The result of a step that treats examples separately; on a CPU, it is computed for a few examples at a time.
+    """The result of a step that treats examples separately. On a CPU, it is computed for a few examples at a time.
 
     Args:
         step: Function from tensors to tensors, all with examples on their first axis.
-        units: Arguments of the step; `None` is passed on as `None`.
+        units: Arguments of the step; `None` is passed on unchanged.
     """
     first = next(part for part in units if part is not None)
     rows = max(1, MAX_PIECE_UNITS * len(first) // max(1, first.numel()))
@@ -551,7 +566,7 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
 
 
 def _longer(part: Tensor, rows: int) -> Tensor:
-    """Empty memory like `part` for `rows` examples, with channels last if `part` has channels last."""
+    """An uninitialized tensor like `part` but with `rows` examples; channels come last in memory if they do in `part`."""
     last = part.ndim == 4 and part.stride(1) == 1
     form = torch.channels_last if last else torch.contiguous_format
     return torch.empty(rows, *part.shape[1:], dtype=part.dtype, device=part.device, memory_format=form)
@@ -565,5 +580,5 @@ def use(weight: Any) -> None:
     """
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:
-            raise NoRule(f"{weight.name_} is used more than once in a pass, and its uses are not independent")
+            raise NoRule(f"{weight.name_} is used more than once in a pass, and these uses are not independent")
         weight.pass_.used.add(weight.name_)
