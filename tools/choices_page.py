@@ -43,7 +43,7 @@ def laplace() -> str:
             key = f"{structure}, prior {precision}"
             rows = [(entry[key]["mc"], entry["network"]) for entry in figures.values() if key in entry]
             lines.append([title, words, *mean_rows(rows)])
-    where = f"Means over {len(figures)} runs (networks times seeds), from `{stored['command']}`:"
+    where = f"The table shows means over {len(figures)} runs (networks times seeds), made by `{stored['command']}`:"
     return where + "\n\n" + table(["weights", "prior precision", *HEAD], lines)
 
 
@@ -60,7 +60,7 @@ def defaults() -> str:
         if row["method"] != "network":
             by_method.setdefault(row["method"], []).append((row, networks[row["network"], row["seed"]]))
     lines = [[f"`{method}`", str(len(found)), *mean_rows(found)] for method, found in by_method.items()]
-    where = f"Means over {len(networks)} runs (networks times seeds), from `{stored['command']}`:"
+    where = f"The table shows means over {len(networks)} runs (networks times seeds), made by `{stored['command']}`:"
     return where + "\n\n" + table(["method", "runs", *HEAD], lines)
 
 

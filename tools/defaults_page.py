@@ -105,11 +105,11 @@ REASONS: dict[str, dict[str, str]] = {
     "normalized_cnn": {
         "laplace_kronecker": "too wide: BatchNorm with fixed statistics amplifies the noise of the weights before it. Take the "
         "last layer, a subnetwork, or a larger `prior_precision`",
-        "laplace_diagonal": "the same as Kronecker",
+        "laplace_diagonal": "the same as for Kronecker",
         "swag": "presumably the learning rate, which suits networks without BatchNorm: the iterates leave the optimum",
         "inducing": "presumably because more training makes the model more confident on digits, on which the network is already "
         "more confident than on clothes",
-        "dropout": "the same as inducing weights, 0.001 beyond the bound",
+        "dropout": "the same as for inducing weights; the bound is missed by 0.001",
     },
 }
 """Why a method misses a bound on a network, by network and method."""
@@ -132,7 +132,7 @@ def shortfall(name: str, row: Row) -> str:
     """The numbers of a missed bound."""
     plain = row["plain"]
     if name == "unfamiliar":
-        return f"mutual information on unfamiliar images {_ratio(row):.1f} times that on test images (bound: 2)"
+        return f"mutual information on unfamiliar images is only {_ratio(row):.1f} times as high as on test images (bound: 2)"
     if name == "information":
         return f"mutual information {row['mutual_information']:.4f} (asked 0.001)"
     key = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc_entropy"}[name]
@@ -175,7 +175,7 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
         ]
         shown = "" if method == "temperature" else f"{mean(_ratio(row) for row, _ in both):.1f}"
         lines.append([title, f"{100 * changes[0]:+.1f}", *(f"{change:+.3f}" for change in changes[1:]), shown])
-    head = ["", "accuracy, points", "NLL", "ECE", "AUROC", "mutual information, other kind over test"]
+    head = ["", "accuracy, points", "NLL", "ECE", "AUROC", "mutual information, unfamiliar / test images"]
     return table(head, lines)
 
 
@@ -200,7 +200,13 @@ def widths() -> str:
     file = json.loads((RESULTS / "default_prior_widths.json").read_text())
     found = means(list(file["figures"].values()))
     lines = []
-    head = ["", "bounds kept, of all", "of the suite's after 3 epochs", "NLL, the suite's, 3 epochs", "30 epochs"]
+    head = [
+        "",
+        "bounds kept by all networks",
+        "bounds kept by the suite's networks after 3 epochs",
+        "NLL of the suite's networks after 3 epochs",
+        "after 30 epochs",
+    ]
     head += ["a user's, 3 epochs", "30 epochs"]
     for name, totals in file["totals"].items():
         variant = f"prior={name.lower().replace('(', '').replace(')', '')}"
@@ -218,7 +224,10 @@ def widths() -> str:
     count, own = (
         len(part) // 4 * len(BOUNDS) for part in (pairs, [k for k in pairs if k[0] in NETWORKS and "30" not in k[1]])
     )
-    return table(head, lines) + f"\n\nThe largest possible counts are {count} and {own}."
+    return (
+        table(head, lines)
+        + f"\n\nThe largest possible counts of kept bounds are {count} (all) and {own} (the suite's)."
+    )
 
 
 def outside() -> str:
@@ -260,9 +269,9 @@ def kinds(found: dict[tuple[str, str], Row]) -> str:
         )
         for kind in KINDS
     }
-    said = " and ".join(f"{count} on {kind} alone" for kind, count in below.items())
+    said = " and ".join(f"{count} on {kind}" for kind, count in below.items())
     whole = table(["digits / letters", *NETWORKS.values()], lines)
-    return whole + f"\n\nOf {sum(map(judged, found))} pairs of method and network, {said} have a ratio below 2."
+    return whole + f"\n\nOf {sum(map(judged, found))} pairs of method and network, these have a ratio below 2: {said}."
 
 
 def links() -> str:
@@ -270,8 +279,8 @@ def links() -> str:
     figures = json.loads((RESULTS / "laplace_links.json").read_text())["figures"]
     lines = []
     head = ["NLL", "the network", "ours, default", "1,000 draws of the same posterior", "laplace-torch's default"]
-    head += ["its best link, untuned", "which", "ours less that", "on the worst seed"]
-    head += ["ours less its best of 8, tuned by its evidence too", "of 4 at our precision"]
+    head += ["its best link, untuned", "which link", "ours minus this link", "the same on the worst seed"]
+    head += ["ours minus its best of 8 (also tuned by its evidence)", "ours minus its best of 4 at our precision"]
 
     def best(row: Row, *precisions: str) -> str:
         """Name of laplace-torch's best link for the given precisions."""
@@ -298,11 +307,9 @@ def links() -> str:
         lines.append([f"{NETWORKS.get(place[0], 'CNN, digits')}, {place[1]}", *cells])
     over = {key: mean(row[key] for row in rows) for key in rows[0]}
     untuned, tuned = best(over, "default"), best(over, "default", "evidence")
-    said = (
-        f"ours {over['ours']:.4f}, its best link {over[untuned]:.4f} ({untuned.rsplit(', ', 1)[1]}), and its best of 8 "
-    )
-    said += f"{over[tuned]:.4f} ({tuned.split(', ', 1)[1]})"
-    return table(head, lines) + f"\n\nMeans over these networks: {said}."
+    said = f"{over['ours']:.4f} for ours, {over[untuned]:.4f} for laplace-torch's best link ({untuned.rsplit(', ', 1)[1]}), and "
+    said += f"{over[tuned]:.4f} for its best of 8 ({tuned.split(', ', 1)[1]})"
+    return table(head, lines) + f"\n\nMean NLL over these networks: {said}."
 
 
 def regression() -> str:
@@ -327,7 +334,7 @@ def regression() -> str:
     rows = list(figures.values())
     within = sum(0.85 <= row["coverage_90"] <= 0.95 for row in rows)
     whole = table(["NLL (before), share in intervals of 50 and 90 %, seconds", *sets], lines)
-    return whole + f"\n\nIntervals of 90 % contain 85 to 95 % of the targets in {within} of {len(rows)} cells."
+    return whole + f"\n\nThe 90 % intervals contain 85 to 95 % of the targets in {within} of {len(rows)} cells."
 
 
 PRIORS = [(f"prior=neal{scale}", f"`Neal({scale})`") for scale in (1, 2, 4, 8)] + [("prior=standard", "`Standard()`")]

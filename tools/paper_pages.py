@@ -48,11 +48,11 @@ def filled(text: str, folder: Path, page: str) -> str:
 
 def _machine(content: dict[str, Any]) -> str:
     where = content["hardware"]
-    return f"{where.get('gpu') or where['cpu']}, torch {content['versions']['torch']}, {content['date']}"
+    return f"Run on {where.get('gpu') or where['cpu']} with torch {content['versions']['torch']} on {content['date']}"
 
 
 def _source(content: dict[str, Any]) -> str:
-    return f"{_machine(content)}, `{content['command']}`:\n\n"
+    return f"{_machine(content)} by `{content['command']}`:\n\n"
 
 
 def _fashion(content: dict[str, Any]) -> str:
@@ -95,8 +95,8 @@ def _fashion(content: dict[str, Any]) -> str:
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
         "Numbers are means and standard errors over seeds. The columns MNIST and notMNIST are AUROC by entropy. Severity 5 is the "
-        "mean over the six corruptions at their strongest.\n\nSettings that were tried, scored on held-out training images:\n\n"
-        + grid
+        "mean over the six corruptions at their strongest.\n\nThe next table shows the settings that were tried, scored on "
+        "held-out training images:\n\n" + grid
     )
 
 
@@ -114,7 +114,7 @@ def _cifar10(content: dict[str, Any]) -> str:
     header += ["severity 5 %", "its ECE %", "NLL of the last epoch's steps"]
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "All numbers have one seed. The columns MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 "
+        "All numbers have one seed. The columns MNIST and Fashion-MNIST (gray, in three channels) are AUROC by entropy. Severity 5 "
         "is the mean over the six corruptions at their strongest. Several systems trained at the same time on one GPU."
     )
 
@@ -148,7 +148,7 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        "The columns MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy. Severity 5 is the mean over the six "
+        "The columns MNIST and Fashion-MNIST (gray, in three channels) are AUROC by entropy. Severity 5 is the mean over the six "
         "corruptions at their strongest, on the first 1,000 test images. These are the commands of seed 0; add `--seed 1` or "
         "`--seed 2` for the other seeds:"
         f"\n\n{listed}"
@@ -180,7 +180,7 @@ def _ablation(content: dict[str, Any]) -> str:
         scores = [number(100 * row[key], 2) for key in ("accuracy", "ece")]
         rows.append([SYSTEMS[row["system"]].title, str(row["inducing"]), *caps, f"{row['parameters']:,}", *scores])
     header = ["system", "M", "`max_lambda`", "`max_std`", "parameters", "accuracy %", "ECE %"]
-    return f"First {content['num_train']:,} training images, {_source(content)}" + table(header, rows)
+    return f"Training used the first {content['num_train']:,} images. {_source(content)}" + table(header, rows)
 
 
 def _regression(content: dict[str, Any]) -> str:
@@ -242,8 +242,9 @@ def _function_space(content: dict[str, Any]) -> str:
     made = f"{_source(content)}{table(header, rows)}\n\nSeconds are the training time of all seeds, with other work on the machine."
     if len(by_points) <= 1:
         return made
-    return f"{made}\n\nScores by the number of context inputs per step (context notMNIST):\n\n" + table(
-        ["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points
+    return (
+        f"{made}\n\nThe next table shows scores by the number of context inputs per step, with notMNIST as context:\n\n"
+        + table(["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points)
     )
 
 
@@ -286,8 +287,8 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
     return (
         f"{_source(content)}{table(header, rows)}\n\nThe seconds include training, selection and fitting, with other work on the "
         f"machine. {within[0]} of {len(rows)} numbers at level 0, and {within[1]} of {5 * len(rows)} above it, are worse than the "
-        f"paper's by at most its spread. {both[0]} of {len(rows)} and {both[1]} of {5 * len(rows)} are within its spread in either "
-        "direction."
+        f"paper's by at most its spread. {both[0]} of {len(rows)} numbers at level 0, and {both[1]} of {5 * len(rows)} above it, "
+        "are within its spread in either direction."
     )
 
 

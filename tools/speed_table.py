@@ -12,18 +12,25 @@ PAGE = ROOT / "docs" / "speed.md"
 START, END = "<!-- speed: from benchmarks/results, by python -m tools.speed_table -->", "<!-- end of speed -->"
 POSTERIORS = {"inducing": "`InducingWeights`, 64 x 64", "mean_field": "`MeanField`"}
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
-TITLES = ["", "a fresh draw, 5 at a time", "alone", "a draw that exists", "fresh in bfloat16", "training step"]
+TITLES = [
+    "",
+    "a fresh draw, 5 at a time",
+    "a fresh draw alone",
+    "a draw that exists",
+    "5 fresh draws in bfloat16",
+    "training step",
+]
 COLUMNS = ("5_draws", "one_at_a_time", "existing_draws", "bf16/5_draws", "training_step")
 ON_CPU = {
-    "mlp_16_existing_draws": "16 draws that exist already, MLP 784-256-256-10",
-    "mlp_16_fresh_draws": "16 fresh draws of it, `MeanField`",
+    "mlp_16_existing_draws": "MLP 784-256-256-10: 16 draws that already exist",
+    "mlp_16_fresh_draws": "the MLP: 16 fresh draws, `MeanField`",
     "mlp_16_fresh_draws_antithetic": "the same in antithetic pairs",
-    "mlp_mean_field_step": "training step of it, one draw of the weights",
+    "mlp_mean_field_step": "the MLP: training step, one draw of the weights",
     "mlp_mean_field_step_local": "the same with local reparameterization",
-    "mlp_16_draws_alone_rank_one": "16 fresh draws of it, `RankOne`, without their passes",
-    "mlp_16_draws_alone_dropout": "16 fresh draws of it, `Dropout`, without their passes",
-    "conv_16_existing_draws": "16 draws that exist already, small convolutional network",
-    "conv_16_fresh_draws": "16 fresh draws of it, `MeanField`",
+    "mlp_16_draws_alone_rank_one": "the MLP: 16 fresh draws, `RankOne`, without their passes",
+    "mlp_16_draws_alone_dropout": "the MLP: 16 fresh draws, `Dropout`, without their passes",
+    "conv_16_existing_draws": "small convolutional network: 16 draws that already exist",
+    "conv_16_fresh_draws": "the small convolutional network: 16 fresh draws, `MeanField`",
 }
 
 
@@ -36,9 +43,10 @@ def tables() -> str:
         for posterior, name in POSTERIORS.items()
     ]
     parts = [
-        f"{gpu['hardware']['gpu']}, {_when(gpu)}, batch {gpu['batch']} (steps {gpu['step_batch']}), `{gpu['command']}`:",
+        f"Measured on {gpu['hardware']['gpu']} ({_when(gpu)}) by `{gpu['command']}`, in batches of {gpu['batch']} "
+        f"({gpu['step_batch']} for training steps):",
         table(TITLES, rows),
-        f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, {_when(cpu)}, `{cpu['command']}`:",
+        f"Measured on {cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']} ({_when(cpu)}) by `{cpu['command']}`:",
         table(
             ["", "ratio"],
             [[title, number(cpu["figures"][key])] for key, title in ON_CPU.items() if key in cpu["figures"]],
@@ -57,12 +65,13 @@ def aims_table() -> str:
         shown = iter(["" if figure is None else _marked(aim, figure) for figure, _ in found])
         cells = [next(shown) if machine else "" for machine in machines]
         rows.append([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells])
-    derived = [f"{aim['floor']:g}: {aim['floor_from']}" for aim in aims.aims() if "floor_from" in aim]
+    derived = [f"- {aim['floor']:g}: {aim['floor_from']}." for aim in aims.aims() if "floor_from" in aim]
     return (
         "The aims are in `benchmarks/aims.toml`; `make bench` reports which of them your machine meets. "
         "Figures that miss an aim are bold:\n\n"
         + table(["", "aim", "floor", *aims.MACHINES, "H200"], rows)
-        + f"\n\nFloors that were derived, not measured: {'. '.join(derived)}."
+        + "\n\nThese floors were derived, not measured:\n\n"
+        + "\n".join(derived)
     )
 
 
@@ -80,9 +89,9 @@ def reasons() -> str:
             rows.append([title, aim.get("reason", ""), *cells])
     return (
         "The next table explains why the figures in bold miss their aims, with profiles of the timed calls unless the reason says "
-        "otherwise (`benchmarks/profiles.py`). Times are in milliseconds, per pass for draws; the plain network's time follows the "
-        "slash. `host` is the time until everything is launched, and `waits` is the whole minus all kernels of the "
-        "device. The whole is the fastest of "
+        "otherwise (`benchmarks/profiles.py`). Times are in milliseconds (for draws, per pass), and the plain network's time "
+        "follows the slash. `host` is the time until everything is launched, and `waits` is the whole minus all kernels of the "
+        "device. `whole` is the fastest of "
         "twelve calls, and a figure is the median of many, so their ratios differ if the host is the bottleneck. "
         "`benchmarks/results/profiles_*.json` lists kernels by name.\n\n"
         + table(["", "reason", "whole", "host", "waits", "kernels that take longer"], rows)
@@ -131,8 +140,9 @@ def captured() -> str:
         ]
         rows.append([title, *cells])
     parts = [
-        f"{found['hardware']['gpu']}, {_when(found)}, batch {found['batch']}: time of a step of `fit` divided by a step of "
-        f"the plain network in an eager loop with Adam, with its loader / with data already on the GPU, `{found['command']}`:",
+        "The next table shows the time of a step of `fit`, divided by the time of a step of the plain network in an eager loop "
+        "with Adam. The first number includes the loader; for the second, the data are already on the GPU. Measured on "
+        f"{found['hardware']['gpu']} ({_when(found)}) by `{found['command']}`, in batches of {found['batch']}:",
         table(["", "`MeanField`", "`InducingWeights`, 64 x 64"], rows),
     ]
     return "\n\n".join([*parts, *([f"They were {found['note']}."] if "note" in found else [])])

@@ -21,7 +21,7 @@ PEER, OURS = "boosted trees", "bayesify"
 TITLES = {
     OURS: "**bayesify**",
     PEER: "boosted trees (scikit-learn)",
-    "constant": "no columns at all",
+    "constant": "a constant guess, without columns",
     "forest": "forest",
 }
 LEVELS, MACHINE = (50, 90, 95), "x86_64"
@@ -217,9 +217,10 @@ def losses(found: Found) -> str:
                     )
     worst = ", ".join(f"{name} ({value:.2f})" for value, name in sorted(behind, reverse=True))
     return (
-        f"Behind boosted trees: {worst or 'on no table'}.\n\n"
-        f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.\n\n"
-        "With closed intervals, which contain more than their level if few counts are likely, the list would be: "
+        f"bayesify is behind boosted trees on these tables: {worst or 'none'}.\n\n"
+        "The coverage of these intervals is neither within 4 points nor within 3 standard errors of their level: "
+        f"{', '.join(outside) or 'none'}.\n\n"
+        "Closed intervals contain more than their level if few counts are likely. With closed intervals, the list would be: "
         f"{', '.join(closed) or 'none'}."
     )
 
@@ -265,25 +266,28 @@ def tables() -> str:
         ("## In one table", summary),
         ("## Where it loses", losses),
         (
-            "## Numbers\n\nCRPS divided by the CRPS of boosted trees. The best ratio below 1 is bold.",
+            "## Numbers\n\nThe table shows the CRPS divided by the CRPS of boosted trees. The best ratio below 1 is bold.",
             lambda of: each(of, "regression"),
         ),
-        ("## Counts\n\nCRPS divided by the CRPS of boosted trees.", lambda of: each(of, "count")),
-        ("## Classes\n\nLog-loss divided by the log-loss of boosted trees.", lambda of: each(of, "classification")),
-        ("Accuracy and calibration of bayesify's default:", classes),
+        ("## Counts\n\nThe table shows the CRPS divided by the CRPS of boosted trees.", lambda of: each(of, "count")),
         (
-            "## Intervals\n\nCoverage of the default's intervals in percent, with its standard error over test rows. ✗ marks a "
-            "coverage that is off by more than 4 points and 3 standard errors. Thirds are formed by the predicted "
+            "## Classes\n\nThe table shows the log-loss divided by the log-loss of boosted trees.",
+            lambda of: each(of, "classification"),
+        ),
+        ("The next table shows the accuracy and the calibration of bayesify's default:", classes),
+        (
+            "## Intervals\n\nThe table shows the coverage of the default's intervals in percent, with its standard error over test "
+            "rows. ✗ marks a coverage that is off by more than 4 points and 3 standard errors. Thirds are formed by the predicted "
             "median, from low to high. For counts, parentheses give the coverage of closed intervals.",
             intervals,
         ),
         (
-            "## Seconds\n\nMedian processor seconds of a fold, everything included, on one thread (x86-64).",
+            "## Seconds\n\nThe table shows the median processor seconds of a fold on one thread (x86-64), with all steps included.",
             seconds,
         ),
         (
-            "The default fit alone, on the first folds and two otherwise idle cores (x86-64). Steps are the steps of the member "
-            "that reached its best score last. The goals are 10 seconds on 500 rows and 60 on 5,000.",
+            "The next table is for the default fit alone, on the first folds and two otherwise idle cores (x86-64). Steps are the "
+            "steps of the member that reached its best score last. The goals are 10 seconds on 500 rows and 60 on 5,000.",
             quiet,
         ),
         ("## The tables", sources),

@@ -205,11 +205,13 @@ def contents(stored: dict[str, Any]) -> str:
         rank = "apart" if own[0]["apart"] else f"{score(own):.1f}"
         seconds = fmean(row["seconds"] for row in own)
         lines.append([f"`{method}`", rank, *floors, *(f"{value:.2f}" for value in spread), f"{seconds:.1f}"])  # fmt: skip
-    failed = [f"`{row['method']}` on {row['problem']}: {row['note']}" for row in stored["rows"] if not row["distances"]]
+    failed = [
+        f"`{row['method']}` on {row['problem']} (`{row['note']}`)" for row in stored["rows"] if not row["distances"]
+    ]
     seeds, total = len({row["seed"] for row in rows}), sum(row["seconds"] for row in stored["rows"])
     told = (
-        f"{len(problems)} of 12 problems, {len(methods)} methods, up to {seeds} seeds: {len(stored['rows'])} of"
-        f" {12 * len(methods) * seeds} runs, {total / 60:.0f} minutes of one core in total."
+        f"{len(stored['rows'])} of {12 * len(methods) * seeds} runs were made ({len(problems)} of 12 problems, {len(methods)} "
+        f"methods, up to {seeds} seeds). They took {total / 60:.0f} minutes on one core in total."
     )
     if len(common) < len(problems):
         told += (
@@ -217,10 +219,12 @@ def contents(stored: dict[str, Any]) -> str:
         )
     made = Counter(row["cores"] for row in stored["rows"] if "cores" in row)
     if len(made) > 1:
-        each = ", ".join(f"{count} on one of {cores} cores" for cores, count in made.most_common())
+        each = ", ".join(f"{count} on a machine with {cores} cores" for cores, count in made.most_common())
+        if rest := len(stored["rows"]) - made.total():
+            each += f", {rest} without a record"
         told += f" The runs were made on several machines ({each}), so their seconds are not comparable."
     if stored.get("settings"):
-        told += f" Settings: {', '.join(f'{name} {value:g}' for name, value in stored['settings'].items())}."
+        told += f" The settings were {', '.join(f'`{name}={value:g}`' for name, value in stored['settings'].items())}."
     head = ["method", "all", *names, "spread inside", "spread outside", "seconds"]
     sections = [
         told,
@@ -230,7 +234,7 @@ def contents(stored: dict[str, Any]) -> str:
         "Distances are in noise floors. Spreads are standard deviations of functions divided by those of the truth. Seconds are"
         " the time of a training run. Click a column heading to sort the table.",
         table(head, lines),
-        *([f"Not run: {'; '.join(sorted(set(failed)))}."] if failed else []),
+        *([f"These runs ended with an error: {'; '.join(sorted(set(failed)))}."] if failed else []),
         *(["## Exact methods on exact problems", exact_table(rows)] if {*problems} >= {*CLOSED_FORM_PROBLEMS} else []),
         *(["## Agreement with NUTS", nuts_table(json.loads(NUTS.read_text())), NUTS_TEXT] if NUTS.exists() else []),
         "## Are the references right?",

@@ -92,7 +92,12 @@ def summary(found: Found) -> str:
             parts = [log_ratio(found[best(found, source)][source.name], kind(source.task)[0]) for source in wanted]
             cells.append(combined(parts) if parts else "")
         rows.append(cells)
-    header = ["", "tables", "to the rival best on validation rows", "to the rival best on test rows"]
+    header = [
+        "",
+        "tables",
+        "ratio to the rival that is best on validation rows",
+        "ratio to the rival that is best on test rows",
+    ]
     return table(header, rows)
 
 
@@ -130,7 +135,9 @@ def each(found: Found) -> str:
         every = rivals(found, source.name)
         cells += [f"{math.exp(log_ratio(every[name], key)[0]):.2f}" if name in every else "" for name in methods]
         rows.append(cells)
-    return table(["table", "our score", "to the best on validation", "to the best on test", *methods], rows)
+    return table(
+        ["table", "our score", "ratio to the best on validation rows", "ratio to the best on test rows", *methods], rows
+    )
 
 
 def off(num: int, inside: float) -> bool:
@@ -173,15 +180,15 @@ def intervals(found: Found) -> str:
         cells.append(f"{len(own) - len(bad)} of {len(own)}" if own else "")
         cells.append(f"{worst}: {100 * own[worst][1] / own[worst][0]:.0f} ({own[worst][0]} rows)" if own else "")
         rows.append(cells)
-    counts = f"{fine} of {tables} tables, and {groups_all - groups_off} of {groups_all} groups,"
+    counts = f"on {fine} of {tables} tables and in {groups_all - groups_off} of {groups_all} groups"
     header = [
         "table",
         "coverage of 90 % intervals, %",
         "by tenth of the predicted mean, low to high",
-        "groups within",
-        "furthest group",
+        "groups within the limits",
+        "group with the worst coverage",
     ]
-    return f"{counts} are within 4 points or 3 standard errors.\n\n{table(header, rows)}"
+    return f"The coverage is within 4 points or 3 standard errors of its level {counts}.\n\n{table(header, rows)}"
 
 
 def stress(_: Found) -> str:
@@ -204,7 +211,7 @@ def stress(_: Found) -> str:
         "held by 90 %",
     ]
     total = sum(one["exploded"] for one in tables)
-    return f"{len(tables)} tables, {total} rows exploded.\n\n{table(header, rows)}"
+    return f"{len(tables)} tables were run, and {total or 'no'} rows exploded.\n\n{table(header, rows)}"
 
 
 def about(found: Found) -> str:
@@ -226,10 +233,13 @@ def tables() -> str:
     parts: list[tuple[str, Callable[[Found], str]]] = [
         ("## Against the best rival", summary),
         (
-            "## Against each rival\n\nGeometric means over tables (number in parentheses).",
+            "## Against each rival\n\nThe ratios are geometric means over tables. The number of tables is in parentheses.",
             by_rival,
         ),
-        ("## Table by table\n\nOur score divided by the rival's: below 1 is better for us.", each),
+        (
+            "## Table by table\n\nThe table shows our score divided by the rival's score. Below 1 is better for us.",
+            each,
+        ),
         ("## Intervals", intervals),
         ("## Tables that try to break it", stress),
         ("## The tables", about),

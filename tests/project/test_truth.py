@@ -116,7 +116,7 @@ def test_figures_and_table_of_some_rows() -> None:
     assert "The ranking uses" not in text
     partly = contents({"rows": [*rows, {**rows[0], "problem": "gap"}], "truths": truths})
     assert "The ranking uses the 1 problems on which all ranked methods were run: linear." in partly
-    assert "Not run: `nng` on linear: ValueError: no." in text
+    assert "These runs ended with an error: `nng` on linear (`ValueError: no`)." in text
     for figure in (heat_map(rows[:3]), times(rows[:3])):
         assert figure.startswith("<svg")
         assert "laplace" in figure
