@@ -110,7 +110,7 @@ def test_neither_folder_nor_network(monkeypatch):
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(FileNotFoundError, match="give BAYESIFY_CACHE a folder that can be written"):
+    with pytest.raises(FileNotFoundError, match="set BAYESIFY_CACHE to a writable folder"):
         images.load("mnist")
 
 

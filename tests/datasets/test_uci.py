@@ -80,7 +80,7 @@ def test_errors(folder):
         uci.load("iris", folder)
     with pytest.raises(FileNotFoundError, match=r"concrete\.npz"):
         uci.load("concrete", folder)
-    with pytest.raises(ValueError, match="no train_0"):
+    with pytest.raises(ValueError, match="no arrays train_0"):
         uci.load("yacht", folder)
     with pytest.raises(ValueError, match="no X"):
         uci.load("energy", folder)

@@ -283,7 +283,7 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"Shifted cannot be stored; known: .*register_predictor"):
         bayesify.save(model, tmp_path / "m.safetensors")
     monkeypatch.setitem(serializers.STORED_CLASSES, "Shifted", Shifted)
-    with pytest.raises(ValueError, match="'Shifted' is taken"):
+    with pytest.raises(ValueError, match="'Shifted' is already registered"):
         serializers.register_predictor(Shifted)
     with pytest.raises(TypeError, match=r"inherits from bayesify\.predictor\.Predictor"):
         serializers.register_predictor(dict)

@@ -49,8 +49,8 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Indices of the chosen examples in the order of their choice, [q], and the mutual information of the examples chosen
-        so far after each choice, in nats, [q].
+        Indices of the chosen examples in the order of their choice, [q], and the mutual information between their labels and the
+        weights after each choice, in nats, [q].
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
@@ -129,7 +129,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Entropy of each example's label given a configuration, averaged over configurations, [N]; weights [M, S], shares [M]."""
+    """Entropy of each example's label given a configuration, averaged over configurations: [N], from weights [M, S]."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

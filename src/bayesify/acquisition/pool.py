@@ -30,7 +30,7 @@ class PoolRun:
         model: Model trained on all labels.
         indices: Indices of the labeled examples, in the order in which their labels were requested.
         labels: Labels of these examples.
-        rounds: One entry per training run: the number of labels under `"labels"`, and the scores that `evaluate` returned.
+        rounds: One dict per training run, with the number of labels as `"labels"` and the scores that `evaluate` returned.
     """
 
     model: Predictor
@@ -75,8 +75,8 @@ def label_pool(
         train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.
         ask: Function of indices in the pool that returns a tensor of labels, with one row per index.
         x: Inputs of the pool, [N, ...].
-        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function of the model, the unlabeled inputs, the
-            number of examples to choose, and a generator, which returns indices among the unlabeled inputs.
+        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function. It takes the model, the unlabeled
+            inputs, the number of examples to choose and a generator, and it returns indices among the unlabeled inputs.
         start: Indices of the examples that are labeled first.
         size: Number of labels per round; the last round has fewer if the pool runs out.
         rounds: Number of rounds after the start.

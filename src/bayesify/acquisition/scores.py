@@ -25,7 +25,7 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """Variance of the mean over draws, summed over outputs: [B]. Noise is excluded, because no label can reduce it."""
+    """Variance over draws of the predicted mean, summed over outputs: [B]. Noise is excluded, because no label can reduce it."""
     return _per_example(predictive.epistemic)
 
 
@@ -41,7 +41,7 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
     Args:
         predictive: Prediction of one target.
         best: The best value so far.
-        maximize: Whether larger values are better. Otherwise an improvement is a value below the best one.
+        maximize: Whether larger values are better. Otherwise an improvement is a value below the best value.
 
     Raises:
         ValueError: If there are several targets.

@@ -1,4 +1,4 @@
-"""Draws as ArviZ's `InferenceData`: summaries, rank plots, effective sample sizes, cross-validation."""
+"""Draws as ArviZ's `InferenceData`, for summaries, rank plots, effective sample sizes and cross-validation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def to_inference_data(
 
     The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. If `x` is given,
     the group `posterior_predictive` has the network's outputs as `outputs`, [chain, draw, B, ...]. If `y` is given too, the group
-    `observed_data` has the targets, and the group `log_likelihood` has `y`, [chain, draw, B]. From these groups, `arviz.loo`
-    estimates the predictive density of unseen data.
+    `observed_data` has the targets, and the group `log_likelihood` has their log-likelihoods as `y`, [chain, draw, B]. From these
+    groups, `arviz.loo` estimates the predictive density of unseen data.
 
     Args:
         model: A model with `draw`, or `Draws`; or a sequence of them, one per chain of a sampler, all of the same length.

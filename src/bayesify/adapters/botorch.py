@@ -33,7 +33,7 @@ _Deterministic: Any = _load("botorch.models.deterministic").GenericDeterministic
 _Ensemble: Any = _load("botorch.posteriors.ensemble").EnsemblePosterior
 _Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
 _GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
-_load("torch._decomp.decompositions_for_jvp")  # otherwise loaded at the first derivative, with a warning
+_load("torch._decomp.decompositions_for_jvp")  # otherwise torch loads it at the first derivative, with a warning
 
 DEFAULT_NUM_DRAWS = 128
 """Number of functions for a model with infinitely many draws."""
@@ -49,8 +49,8 @@ class DrawsPosterior(_Ensemble):
 class DrawSampler(_Sampler):
     """Sampler that takes the draws in order: sample i is draw i mod S, the same function for all points, batches and calls.
 
-    With a multiple of S samples, an average over samples equals the average over draws, without noise. BoTorch's `IndexSampler`
-    takes draws at random, with repetition, and takes different draws for each batch.
+    If the number of samples is a multiple of S, their average equals the average over draws exactly. BoTorch's `IndexSampler` takes
+    draws at random, with repetition, and takes different draws for each batch.
     """
 
     def _construct_base_samples(self, posterior: Any) -> None:
@@ -77,11 +77,11 @@ class BoTorchModel(_Model):
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
         num_draws: Number of draws S; by default all draws if their number is finite, otherwise 128.
-        inputs: Differentiable function from points of the search to inputs of the network, such as BoTorch's `Normalize`.
-        targets: Transform of the targets with which the network was trained, if any.
+        inputs: Differentiable function from points of the search space to inputs of the network, such as BoTorch's `Normalize`.
+        targets: Transform that was applied to the targets for training, if any.
         data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
-        num_outputs: Number of outputs O; by default the number in `data`, or 1 without `data`.
-        likelihood: Likelihood of numbers; by default the model's. If `Draws` have no likelihood, their outputs are the values.
+        num_outputs: Number of outputs O; by default the number in `data`, or 1 if `data` is not given.
+        likelihood: Likelihood of numbers; by default the model's. If `Draws` have no likelihood, outputs are the functions' values.
         output: Name or index of the network's output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 
@@ -164,7 +164,9 @@ class BoTorchModel(_Model):
                 "BoTorchModel: observation_noise is not True or False; give True to add the likelihood's own noise"
             )
         if X.ndim < 2:
-            raise ValueError(f"BoTorchModel: points {tuple(X.shape)}; give [*b, q, D], or x.unsqueeze(0) for one point")
+            raise ValueError(
+                f"BoTorchModel: points have shape {tuple(X.shape)}; give [*b, q, D], or x.unsqueeze(0) for one point"
+            )
         values = self._values(self.draws, X, observation_noise)
         values = values if output_indices is None else values[..., output_indices]
         found = DrawsPosterior(values)
@@ -259,7 +261,7 @@ class BoTorchModel(_Model):
             )
         if not (X.ndim == Y.ndim == 2 and len(X) == len(Y)):
             raise ValueError(
-                f"BoTorchModel: points {tuple(X.shape)} and targets {tuple(Y.shape)}; give points [N, D] and targets [N, O]"
+                f"BoTorchModel: points have shape {tuple(X.shape)} and targets {tuple(Y.shape)}; give [N, D] and [N, O]"
             )
         x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
         made, (num_draws, likelihood) = copy.deepcopy(model), self._given

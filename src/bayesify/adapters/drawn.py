@@ -15,7 +15,7 @@ def fixed_draws(
 ) -> Draws:
     """Draws of a model, materialized and detached, so that later training does not change them.
 
-    By default all draws are taken, or `default` draws of a model with infinitely many. `owner` names the caller in messages.
+    By default all draws are taken, or `default` draws if the model has infinitely many. `owner` names the caller in messages.
     """
     if isinstance(model, Draws):
         if num_draws is not None and not 1 <= num_draws <= len(model):

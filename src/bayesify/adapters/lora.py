@@ -19,7 +19,8 @@ from bayesify.running.modes import outside_inference_mode
 
 DEFAULT_PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B. The product B A drawn from this prior has the square of this scale. At a scale
-of 1, a linear map preserves the size of activations. Chosen with `benchmarks/lora.py`, on data that its table does not show."""
+of 1, a linear map preserves the size of activations. The scale was chosen with `benchmarks/lora.py`, on data that the benchmark's
+table does not use."""
 
 ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
 """Parts of the names of the factor that starts at 0 in peft: B, but A for embeddings."""
@@ -44,7 +45,7 @@ def bayesianize_lora(
 
     The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, with r the adapter's rank. This posterior starts at
     the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an $r \times d$ matrix. In an ensemble,
-    the first member starts at the current adapter. The others start like fresh adapters, with a random A and with B = 0 (for
+    the first member starts at the current adapter. The other members start like fresh adapters, with a random A and with B = 0 (for
     embeddings the other way round); B is recognized by its name.
 
     Args:
@@ -53,7 +54,8 @@ def bayesianize_lora(
         names: Glob patterns of the weights' names.
         likelihood: p(y | logits).
         prior: p(weights); `Neal(0.5)` by default.
-        output: Name or index of the output that the likelihood applies to; by default the only tensor, or the one called `logits`.
+        output: Name or index of the output that the likelihood applies to; by default the only tensor, or the output called
+            `logits`.
 
     Raises:
         ValueError: If a pattern matches no weight, or only frozen weights.

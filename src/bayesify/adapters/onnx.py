@@ -32,7 +32,7 @@ REGRESSION_OUTPUTS = ("mean", "variance", "epistemic")
 CLASSIFICATION_OUTPUTS = ("probs", "entropy", "mutual_information")
 BATCH_AXIS = torch.export.Dim("batch", min=1)
 DEFAULT_NUM_DRAWS = 16
-"""Number of draws in the file for a model with infinitely many."""
+"""Number of draws in the file for a model with infinitely many draws."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Exported:
         path: Path of the file.
         inputs: Names of the graph's inputs: the network's inputs, with examples along the first axis, and `seed` or `noise` if the
             file makes its own draws.
-        outputs: Names of the graph's outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
+        outputs: Names of the graph's outputs: `mean`, `variance` and `epistemic`, or `probs`, `entropy` and `mutual_information`.
         num_draws: Number of draws S in the file.
         largest_difference: Largest difference between the outputs of the file and of torch on the example inputs, relative to 1 +
             the absolute value.
@@ -96,7 +96,7 @@ class PredictiveGraph(nn.Module):
 
 
 class _WholeOutputs(Outputs):
-    """Outputs that are never split, because the graph would fix the number of rows per piece."""
+    """Outputs that are never split, because a split would fix the number of rows per piece in the graph."""
 
     def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
         return function(self.kept, *rowwise)
@@ -133,7 +133,7 @@ def export_onnx(
     the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph runs
     the network with drawn weights, not the linearized network.
 
-    Before the file gets its name, its outputs on `x`, on one example, and on `x` plus one example are compared with torch.
+    Before the file is moved to `path`, its outputs are compared with torch, on `x`, on one example, and on `x` plus one example.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S

@@ -21,7 +21,7 @@ from bayesify.running.inputs_and_outputs import select_output
 from bayesify.weights.catalog import put_in
 
 MIN_INT8_ELEMENTS = 1024
-"""Smallest number of elements of a stored matrix that is rounded to 8 bits."""
+"""Stored matrices with at least this many elements are rounded to 8 bits."""
 SEED_INPUT = "seed"
 NOISE_INPUT = "noise"
 
@@ -74,8 +74,8 @@ class GivenNoise(NoiseSource):
 class SamplingGraph(nn.Module):
     """One draw from a vector of normal numbers, and the network's output with this draw.
 
-    Quantities that depend only on the parameters (factors, standard deviations) are computed now and stored. Operations that depend
-    on noise stay in the graph. The file therefore contains as many numbers as the posterior.
+    Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
+    depend on noise stay in the graph. The file therefore contains as many numbers as the posterior.
 
     Args:
         bnn: The network, on the CPU.
@@ -203,9 +203,10 @@ def package(module: str) -> Any:
 def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     r"""The normal numbers that a file makes for one of its draws, [count].
 
-    Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. With
-    a and b the lower and upper 16 bits, $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and $\theta = 2 \pi (b + 1/2) / 2^{16}$ give
-    $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958). The numbers reach 4.85 standard deviations.
+    Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
+    a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
+    $\theta = 2 \pi (b + 1/2) / 2^{16}$ give $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958).
+    The numbers reach 4.85 standard deviations.
 
     Args:
         seed: Any 64-bit integer.

@@ -93,7 +93,7 @@ def as_predictive(prediction: Predictive | Tensor) -> Predictive:
 
 
 class NLL(PredictiveScore):
-    r"""Mean over examples of $-\log p(y)$, in nats, summed over an example's outputs; regression or classification."""
+    r"""Mean over examples of $-\log p(y)$, in nats, summed over an example's outputs, for regression and classification."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """Negative log-likelihood of each example."""
@@ -169,7 +169,7 @@ class RMSE(PredictiveScore):
 
 
 class CRPS(PredictiveScore):
-    """Mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit."""
+    """Mean continuous ranked probability score in y's unit; see `RegressionPredictive.crps`."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """CRPS of each example and output, [B, O]."""

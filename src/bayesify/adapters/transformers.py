@@ -61,8 +61,9 @@ class TrainerModel(nn.Module):
     """A Bayesian network with the interface of a Hugging Face model: it takes labels and returns the loss and the logits.
 
     In training, the loss is the negative evidence lower bound per example. In evaluation, the loss is the NLL of the mixture over
-    `prediction_draws` draws, which are the same each time. `logits` are then the log-probabilities of the mixture, whose softmax is
-    `predict(x).probs`, or the mean of a regression. `uncertainty` is the mutual information in nats, or the epistemic variance.
+    `prediction_draws` draws, which are the same each time. For a classification, `logits` are then the log-probabilities of the
+    mixture, whose softmax is `predict(x).probs`, and `uncertainty` is the mutual information in nats. For a regression, they are
+    the mean and the epistemic variance.
 
     Args:
         bnn: The network, with a likelihood.
@@ -83,7 +84,7 @@ class TrainerModel(nn.Module):
         self.prediction_draws = prediction_draws
 
     def forward(self, labels: Tensor | None = None, **inputs: Any) -> dict[str, Tensor]:
-        """Loss (with labels), logits and, in evaluation, uncertainty."""
+        """The loss (if labels are given), the logits and, in evaluation, the uncertainty."""
         if self.training and labels is not None:
             bound = self.bnn.elbo(
                 inputs, labels, num_data=self.num_data, num_draws=self.num_draws, kl_weight=self.kl_weight
@@ -102,7 +103,7 @@ class TrainerModel(nn.Module):
 
 
 class BayesianTrainer(_Trainer):
-    """`transformers.Trainer` for a Bayesian network, with the same arguments and the evidence lower bound as its objective.
+    """`transformers.Trainer` for a Bayesian network. It takes the same arguments and maximizes the evidence lower bound.
 
     Evaluation and prediction average over draws. `eval_loss` is the NLL of the mixture. `predict(...).predictions` are the
     log-probabilities of the mixture and each example's mutual information (for a regression, the mean and the epistemic variance).

@@ -14,7 +14,7 @@ GROUP = "bayesify.methods"
 
 @functools.cache
 def plugins() -> tuple[tuple[str, Any], ...]:
-    """Pairs of an entry point's text, `name = module:object`, and its object. The first call loads the objects.
+    """Pairs of an entry point's text, `name = module:object`, and the object that it names. The first call loads the objects.
 
     An entry point that cannot be loaded is skipped with a warning.
     """

@@ -52,8 +52,8 @@ class CrossIntervals:
         """
         if len(predictions) != len(targets) or len(predictions) < 2:
             raise ValueError(
-                f"conformal.CrossIntervals: {len(predictions)} predictions and {len(targets)} sets of targets; give one of each "
-                "for every model, and at least two models"
+                f"conformal.CrossIntervals: {len(predictions)} predictions and {len(targets)} sets of targets; give one prediction "
+                "and one set of targets per model, for at least two models"
             )
         pairs = zip(predictions, targets, strict=True)
         self._folds = [as_calibration(prediction, y, self.score) for prediction, y in pairs]

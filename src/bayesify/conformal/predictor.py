@@ -117,8 +117,9 @@ class Conformal(Predictor):
         rule = self.rule
         if rule is not None and callable(rule.scores):
             raise ValueError(
-                "conformal.Intervals('quantiles'): the scores of each level are computed from the predictions of the calibration "
-                "rows, which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
+                "conformal.Intervals('quantiles') cannot be saved, because its scores at each level come from predictions of the "
+                "calibration rows, which are not stored; save the model and calibrate again after loading, or use 'scaled' or "
+                "'centrality'"
             )
         kept = rule and {"name": type(rule).__name__, "options": rule.config(), "groups": rule.groups}
         return {"rule": kept, "type": stored_name(self.model), "model": self.model.config()}

@@ -25,10 +25,10 @@ class Sets(Rule):
     Each class c of a row has a score. The `threshold` comes from the scores of the calibration rows' labels. A set contains the
     classes whose score is at most the threshold.
 
-    - `probability`: $1 - p_c$, the smallest sets on average (Sadinle et al. 2019).
-    - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with $r_c$ the class's rank from 1 and u uniform
-      between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
-      If `randomized` is false, u = 1 and coverage is above the level.
+    - `probability`: $1 - p_c$. It gives the smallest sets on average (Sadinle et al. 2019).
+    - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with the class's rank $r_c$, from 1, and u
+      uniform between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al.
+      2021, RAPS). If `randomized` is false, u = 1 and coverage is above the level.
 
     The number u of a row depends only on the seed and on the row's probabilities, for calibration rows and new rows; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
@@ -128,9 +128,10 @@ class Sets(Rule):
 def row_numbers(probs: Tensor, seed: int) -> Tensor:
     r"""A number between 0 and 1 for each row, from the seed and the row's probabilities: [n].
 
-    The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn by
-    the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive rounding: in
-    batches of different sizes, the probabilities of the same row differ by 1e-7. This number then moves by at most 1e-3.
+    The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn
+    with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive
+    rounding: in batches of different sizes, the probabilities of the same row differ by 1e-7. This moves the number by at most
+    1e-3.
 
     Args:
         probs: Probabilities, [n, C].

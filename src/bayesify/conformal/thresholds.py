@@ -1,4 +1,4 @@
-"""A quantile of the calibration scores, corrected for the new row, which all conformal methods use."""
+"""The quantile of calibration scores that all conformal methods use, with a correction for the new row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Threshold that the score of a new row does not exceed with a probability of at least `level`: [...] from scores [n, ...].
+    r"""Upper bound on the score of a new row that holds with a probability of at least `level`: [...] from scores [n, ...].
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
     fewer scores. A level therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n rows and
     the new row are exchangeable (their order carries no information), and that the model has seen none of them. Then the new score
-    is at most the threshold with a probability of at least `level` and, without ties, of at most level + 1 / (n + 1) (Vovk et al.
-    2005).
+    is at most the threshold with a probability of at least `level` and, if there are no ties, of at most level + 1 / (n + 1)
+    (Vovk et al. 2005).
 
     Args:
         scores: Scores of the calibration rows; a larger score means a worse prediction.
@@ -49,7 +49,7 @@ def rank_of(level: float, rows: int) -> int:
     if not 0 < level < 1:
         raise ValueError(f"conformal: level={level}; give a probability strictly between 0 and 1")
     if rows < 1:
-        raise ValueError("conformal: no calibration rows; give at least one")
+        raise ValueError("conformal: no calibration rows; give at least one row")
     return math.ceil((rows + 1) * level - 1e-9)
 
 
@@ -68,7 +68,7 @@ class Rule:
         """Threshold of each new row, [m, ...], from the calibration rows of its group. Without groups: one threshold, [1, ...].
 
         Raises:
-            ValueError: If `fit` was not called, groups are missing either in `fit` or here, or a new row's group has no
+            ValueError: If `fit` was not called, groups are given only to `fit` or only here, or a new row's group has no
                 calibration row.
         """
         if self.scores is None:
@@ -108,9 +108,9 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
-        raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one per row")
+        raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one group per row")
     if any(value != value for value in plain):
-        raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without one")
+        raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without a group")
     return plain
 
 

@@ -60,11 +60,11 @@ def obtain(
 
     Args:
         owner: Name of the caller, for messages.
-        file: Name of the file, with its folder below the data folder.
+        file: Path of the file below the data folder.
         folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By default, the
             folder that `BAYESIFY_DATA` names and then the cache are searched.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
-        check: Check of arrays that do not come from `folder`. A file in the cache that fails is removed and downloaded again.
+        check: Function that checks arrays that do not come from `folder`. A cached file that fails is removed and downloaded again.
 
     Raises:
         FileNotFoundError: If the file is in no folder and cannot be downloaded; the message gives the reason.
@@ -105,7 +105,7 @@ def obtain(
             return path, _read(owner, path, check)
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
-            f"connect to the network and give {CACHE_VARIABLE} a folder that can be written"
+            f"connect to the network and set {CACHE_VARIABLE} to a writable folder"
         ) from error
     _remove(work)
     return path, arrays

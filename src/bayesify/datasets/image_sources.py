@@ -84,7 +84,7 @@ def _compare(name: str, key: str, array: np.ndarray) -> None:
 
 
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
-    """Download a file; an IDX file is checked as the array `key`."""
+    """Download a file; the array in an IDX file is checked as `key`."""
     check = None if key is None else lambda path: _compare(name, key, read_idx(path))
     return fetch(
         [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check
@@ -136,7 +136,7 @@ def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def _cifar_rows(raw: bytes, labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of CIFAR's binary form: one or two labels (the fine one last), then 3 x 32 x 32 bytes."""
+    """Images and labels of CIFAR's binary form: one or two labels (the fine label last), then 3 x 32 x 32 bytes."""
     width = labels + 3 * 32 * 32
     if not raw or len(raw) % width:
         raise ValueError(f"images: a file of {len(raw)} bytes does not consist of rows of {width} bytes")

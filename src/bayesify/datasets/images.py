@@ -59,9 +59,9 @@ class Images:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
-    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names is searched, and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded from its public source and kept in
-    the cache. All files outside a given folder are verified, by the sha256 of all values if it is known.
+    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded from its public
+    source and kept in the cache. All files outside a given folder are verified, by the sha256 of all values if it is known.
 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine

@@ -80,12 +80,12 @@ class Table:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
     """Read a UCI data set.
 
-    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names is searched, and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder). If the set is in neither, it is downloaded and kept in the cache. All files
-    outside a given folder are verified by the sha256 of all values.
+    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded and kept in the
+    cache. All files outside a given folder are verified by the sha256 of all values.
 
-    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 splits of 90 and 10 % (5 for protein), and the gap splits of
-    Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.
+    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 splits into 90 % and 10 % of the rows (5 splits for protein),
+    and the gap splits of Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.
 
     Args:
         name: Key of `REGRESSION` or the name of its file, or one of `CLASSIFICATION`.
@@ -107,7 +107,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     arrays = _read(f"uci/{REGRESSION[short]}.npz", short, folder, download)
     standard, gap = _splits(arrays, ""), _splits(arrays, "gap_")
     if not standard:
-        raise ValueError(f"uci: the file of {short} has no train_0 and test_0; this is not the file of {short}")
+        raise ValueError(f"uci: the file has no arrays train_0 and test_0; this is not the file of {short}")
     return Table(short, "regression", arrays["X"], arrays["y"].reshape(-1, 1), standard, gap)
 
 

@@ -43,7 +43,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """The sha256 of several arrays, sorted by name: each name, followed by the array's entries in C order."""
+    """The sha256 of several arrays, sorted by name. It covers each name and then the array's entries in C order."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(key.encode())

@@ -26,7 +26,7 @@ class Stationary(nn.Module):
         name: `"squared_exponential"`, `"matern12"`, `"matern32"` or `"matern52"`.
         num_inputs: Number of inputs D.
         lengthscale: Initial value of all lengthscales; by default $\sqrt D$, the typical distance of standardized inputs.
-        amplitude: Initial value of a, a standard deviation.
+        amplitude: Initial amplitude a, which is a standard deviation.
     """
 
     def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:

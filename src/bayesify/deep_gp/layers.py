@@ -69,7 +69,7 @@ class Layer(nn.Module):
         skip: Matrix W [D, O] of the mean function `x W`; `None` for a mean of 0.
         lengthscale: Initial lengthscale; see `Stationary`.
         amplitude: Initial amplitude; see `Stationary`.
-        jitter: Share of the mean diagonal of K that is added to the diagonal.
+        jitter: Jitter that is added to the diagonal of K, as a share of the diagonal's mean.
         place: Index of the layer, for error messages.
     """
 
@@ -132,7 +132,7 @@ class Layer(nn.Module):
 
 
 class GlobalLayer(Layer):
-    r"""A layer whose inducing inputs are the previous layer's values at its own inducing inputs (Ober & Aitchison 2021, eq. 22).
+    r"""A layer whose inducing inputs are the previous layer's values at its inducing inputs (Ober & Aitchison 2021, eq. 22).
 
     $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
 
@@ -146,8 +146,8 @@ class GlobalLayer(Layer):
     A draw is whitened, $u = L v$ with $L L^\top = K$, and computed by Matheron's rule from two standard normal matrices:
     $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given the draw, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
 
-    Stored in addition to the kernel: `pseudo_outputs` (V) freely, and `log_precision` (the diagonal of $\Lambda$, which the outputs
-    share).
+    Stored in addition to the kernel: `pseudo_outputs` (V, unconstrained), and `log_precision` (the diagonal of $\Lambda$, which
+    the outputs share).
 
     Shapes:
         pseudo_outputs: [M, O]; log_precision: [M].

@@ -77,12 +77,12 @@ class DeepGP(nn.Module, Predictor, Trainable):
         num_inducing: Number of inducing points M, at most N.
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
-        likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
+        likelihood: Likelihood p(y | f), its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
         skip: Whether a hidden layer's prior mean is its input instead of 0. If the layer has fewer outputs than inputs, the mean is
             the projection of the input on its first principal axes. If it has more, the mean is the input padded with zeros. In
             both cases hidden layers start near this map.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
-        jitter: Share of the diagonal's mean that is added to the diagonal of each kernel matrix.
+        jitter: Jitter that is added to the diagonal of each kernel matrix, as a share of the diagonal's mean.
         seed: Seed of k-means.
 
     Raises:

@@ -71,7 +71,7 @@ def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor,
 
 
 def projection(x: Tensor, width: int) -> Tensor:
-    """Matrix W [D, width] of a skip function: the identity, padded with zeros, or the first principal axes of x [N, D]."""
+    """Matrix W [D, width] of a skip function: the identity padded with zeros, or the first principal axes of x [N, D]."""
     size = x.shape[-1]
     eye = torch.eye(size, width, dtype=x.dtype, device=x.device)
     if width >= size:

@@ -19,7 +19,7 @@ PANEL_INCHES = (3.0, 2.2)
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:
-    """The prediction of a regression as an SVG data URI: mean, two epistemic and two total standard deviations, data and truth.
+    """The prediction of a regression as an SVG data URI: mean, bands of two standard deviations (epistemic, total), data, truth.
 
     All panels of a problem have the same axes.
     """

@@ -29,20 +29,20 @@ from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import count_parameters
 
 HIDDEN_UNITS = 32
-"""Hidden units of the demonstration's networks, one layer with tanh.
+"""Number of hidden units of the demonstration's networks, in one layer with tanh.
 
 With 20 hidden units, one of eight runs of Walsh-Hadamard weights separates the moons by a straight line; with 32, none does.
 """
 PRIOR_SCALE = 4.0
 """Scale of the `Neal` prior, as in the inducing weights paper's toy regression."""
 MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
-"""Full-batch steps of the MAP phase, of the variational phase, and of the variational phase in a quick look."""
+"""Number of full-batch steps of the MAP phase, of the variational phase, and of the variational phase in a quick look."""
 LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0
 """Processor time after which the training of a method on one problem stops."""
 STEPS_PER_REPORT = 20
-"""Steps between two progress reports; a report takes an eighth of a small step's time."""
+"""Number of steps between two progress reports; a report takes an eighth of a small step's time."""
 MAP_SIDE = 60
 """Number of points along each side of the map of the two moons."""
 
@@ -175,7 +175,7 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes of `run`, method by method with both problems, so that an interrupted run keeps the methods that are finished."""
+    """Outcomes of `run`. Each method runs on both problems before the next, so that an interrupted run keeps finished methods."""
     made = problems(seed)
     with own_generators():  # warm up, so that torch's slow first use is not in any method's time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)

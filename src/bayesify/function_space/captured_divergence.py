@@ -56,7 +56,7 @@ class DivergenceCapture:
 
 
 def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found]:
-    """Capture a function. Functions that wait for the device are refused first: a failed capture corrupts random states."""
+    """Capture a function. Functions that wait for the device are refused first, because a failed capture corrupts random states."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]

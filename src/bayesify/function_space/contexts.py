@@ -70,7 +70,7 @@ class Box(Context):
         n: Count = 10,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError("Box: only one end is given; give low and high, or neither for the range of each batch")
+            raise ValueError("Box: only one end is given; give low and high, or neither to use the range of each batch")
         self.follows_batch = low is None
         ends = (0.0, 1.0) if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
@@ -106,7 +106,7 @@ class Box(Context):
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
-                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or tensors of this shape"
+                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or the inputs' shape"
             ) from None
         place = generator.device if generator is not None else like.device
         dtype = like.dtype if like.is_floating_point() else torch.float32
@@ -165,7 +165,7 @@ class StoredContext(Context):
 
     def _checked(self, held: Tensor) -> Tensor:
         if held.ndim == 0 or held.shape[0] == 0:
-            raise ValueError(f"{type(self).__name__}: the source has no inputs; give at least one")
+            raise ValueError(f"{type(self).__name__}: the source has no inputs; give at least one input")
         if not bool(torch.isfinite(held).all()):
             raise ValueError(f"{type(self).__name__}: the source contains NaN or infinity; give finite inputs")
         return held

@@ -21,7 +21,7 @@ def fit_function_space(
     learning_rate: float = 0.1,
     init_std: float = 0.02,
 ) -> FunctionSpaceVI:
-    """Train a mean-field network with context inputs in a box around the training inputs, see `box_around`.
+    """Train a mean-field network with context inputs in a box around the training inputs (see `box_around`).
 
     The learning rate falls as half a cosine. A constant rate of 0.01 underfitted: on the first split, the RMSE was 5.4 instead of
     1.2 on yacht and 7.1 instead of 6.1 on concrete. A larger constant rate was too noisy at the end.

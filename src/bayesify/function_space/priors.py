@@ -45,7 +45,7 @@ class FunctionPrior(ABC):
             kind: Kind of covariance; see `FunctionSpaceVI`.
 
         Returns:
-            Mean [B, O], and variance [B, O], covariance [O, B, B] or covariance [B O, B O].
+            Mean [B, O] and, depending on `kind`, variance [B, O], covariance [O, B, B] or covariance [B O, B O].
         """
 
     def config(self) -> dict[str, Any] | None:
@@ -54,7 +54,7 @@ class FunctionPrior(ABC):
 
 
 class Constant(FunctionPrior):
-    """The same mean and variance at every input, independent between inputs and outputs (the paper's choice).
+    """A constant mean and variance. Function values are independent between inputs and outputs (the paper's choice).
 
     Args:
         mean: Mean of the function values: a number, or one per output.
@@ -135,7 +135,7 @@ class GaussianProcess(FunctionPrior):
         covariance = self.kernel(x, x).to(outputs)
         if covariance.shape[-2:] != (size, size) or covariance.ndim > 3:
             raise ValueError(
-                f"GaussianProcess: the kernel returns {list(covariance.shape)} for {size} inputs; it must return "
+                f"GaussianProcess: the kernel returns shape {list(covariance.shape)} for {size} inputs; it must return "
                 f"[{size}, {size}], or [{num_outputs}, {size}, {size}]"
             )
         covariance = covariance.expand(num_outputs, size, size)

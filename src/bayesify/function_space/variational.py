@@ -73,7 +73,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             range from each training batch: pixels from 0 to 1 for images, otherwise the range of each feature with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
-        prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`), which replaces mean and variance.
+        prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
         layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on the other
             layers' standard deviations, which the likelihood alone then shrinks. In this case put a posterior on the last layer
             only, or use `"all"`.
@@ -193,8 +193,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             memory: Memory budget of the linearization if gradients are disabled; by default the model's budget.
 
         Returns:
-            Mean [B, O], and variance [B, O] for `"diagonal"`, covariance [O, B, B] for `"full"`, [B O, B O] for `"joint"` (examples
-            slowest), [B, O, O] for `"example"`.
+            Mean [B, O], and the variance [B, O] for `"diagonal"`, or the covariance: [O, B, B] for `"full"`, [B O, B O] for
+            `"joint"` (examples vary slowest), [B, O, O] for `"example"`.
 
         Raises:
             ValueError: If inputs are not finite or do not fit the network.
@@ -282,7 +282,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """The KL as a function of the inputs and of all tensors that get gradients, and these tensors."""
+        """A function that computes the KL from the inputs and from all tensors that get gradients, and these tensors."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 

@@ -53,13 +53,13 @@ class Features:
         return values
 
     def class_order(self, axis: int) -> Tensor | None:
-        """Position of the layer for each position of the outputs, if the rows of W are the classes: [T].
+        """For each position of the outputs, the position of the layer, if the rows of W are the classes: [T].
 
         Args:
             axis: Axis of the outputs that holds the classes, counted from the end.
 
         Returns:
-            The order; `None` if the classes are not the rows of W in their order.
+            The positions; `None` if the classes are not the rows of W in the same order.
         """
         shape = self.outputs.shape
         wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]
@@ -75,7 +75,7 @@ class Features:
 def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) -> Features | None:
     """Run a network once, without derivatives, and keep the inputs of its last layer.
 
-    The network's outputs must be the layer's outputs: the same memory, in any order of axes, without a later change in place.
+    The network's outputs must be the layer's outputs: they share memory, in any order of axes, and are not changed in place later.
 
     Args:
         runner: The network.

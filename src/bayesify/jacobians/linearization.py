@@ -85,7 +85,7 @@ class Jacobians:
     Linear maps, convolutions, embeddings and normalization layers have rules: one pass records the inputs of such a layer, and
     its derivatives follow from these inputs and the gradients of its outputs. Each rule is compared with automatic
     differentiation, on the first batch of one example and on the first batch of several examples. A rule does not agree if the
-    layer is called in another way, if its weight is also used elsewhere, or if examples are not on the first axis. Weights
+    layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis. Weights
     without a rule that agrees are differentiated example by example. If a layer sees only some examples of a batch, its weights
     are differentiated in this way for that batch.
 
@@ -149,7 +149,7 @@ class Jacobians:
         Args:
             args: Positional inputs of B examples.
             kwargs: Keyword inputs.
-            values: Weights by name that replace the network's own.
+            values: Weights by name, which replace the network's own weights.
             differentiable: Whether results can be differentiated with respect to `values`.
 
         Raises:
@@ -187,7 +187,7 @@ class Jacobians:
         return self._certified[several] if several in self._certified else self._ending[several]
 
     def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
-        """Features of a batch by one plain pass, if all derivatives follow from the inputs of the network's last layer.
+        """Features of a batch from one plain pass, if all derivatives follow from the inputs of the network's last layer.
 
         Returns:
             The features. `None` if the weights do not belong to one linear map or convolution, the layer is called more than once,
@@ -198,7 +198,7 @@ class Jacobians:
         return self._features_by(self._known_end(args, kwargs), args, kwargs)
 
     def _features_by(self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
-        """`features` by some rules; `None` if the rules do not belong to one layer."""
+        """`features` with given rules; `None` if the rules do not belong to one layer."""
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
         if len(own) == len(self.names) == len(uses) and len(rules) == 1 and own[0].rule.has_factors:
@@ -266,7 +266,7 @@ class Jacobians:
         return {name: self.value(name, {}).detach() for name in self.names}
 
     def _together(self, what: str, function: Callable[[Any], Any], values: Any) -> Any:
-        """Stacked results of a function of each entry of the first axis, by `vmap`, or by a loop if `vmap` refuses or is slow."""
+        """Stacked results of a function for all entries of the first axis, by `vmap`, or by a loop if `vmap` refuses or is slow."""
         vmaps, count = self.runner.decisions().vmaps, len(pytree.tree_leaves(values)[0])
         if count > 1 and what not in vmaps.refused:
             try:
@@ -304,7 +304,7 @@ class Jacobians:
         return call
 
     def value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """Value of a weight: the value in `values`, otherwise the network's own."""
+        """Value of a weight: the value in `values`, otherwise the network's own value."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
     def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
@@ -330,7 +330,7 @@ class Jacobians:
     ) -> Uses:
         """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the examples.
 
-        `alone` is the output of the first example without the others, if it is known.
+        `alone` is the output of the first example in a batch of its own, if it is known.
         """
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
@@ -377,7 +377,7 @@ class Jacobians:
                 if not agrees(name, found_general[name][0].sum(0)):
                     raise ValueError(
                         f"{name}: its derivative for one example depends on the other examples of the batch; use a network "
-                        "whose examples do not mix, with the batch on the first axis of every input"
+                        "whose examples do not mix, and put the batch on the first axis of every input"
                     )
         return kept
 
@@ -388,7 +388,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
     if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
         raise ValueError(
             "the network's output for one example depends on the other examples of the batch, or is random; use a network "
-            "whose examples do not mix, without active dropout, with the batch on the first axis of every input"
+            "whose examples do not mix, turn off dropout, and put the batch on the first axis of every input"
         )
 
 

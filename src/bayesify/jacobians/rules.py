@@ -1,4 +1,4 @@
-"""Derivatives with respect to one layer's weights from its inputs and the gradients at its outputs, example by example."""
+"""Derivatives with respect to one layer's weights, computed from its inputs and the gradients at its outputs, for each example."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LinearRule(Rule):
 
 
 class ConvRule(Rule):
-    r"""$\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, x padded."""
+    r"""$\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, with x padded."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     channel_axis = 1
@@ -108,7 +108,7 @@ class ConvRule(Rule):
         """Padded inputs, [B, C, ...]; inputs of a transposed convolution are not padded."""
         module = self.module
         if inputs.ndim != len(module.kernel_size) + 2:
-            raise ValueError("a convolution of one example without a batch")
+            raise ValueError("the rule for convolutions needs inputs with a batch axis")
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padding = () if module.transposed else module._reversed_padding_repeated_twice
         return F.pad(as_float(inputs), padding, mode=mode) if any(padding) else as_float(inputs)
@@ -215,7 +215,7 @@ class LookupRule(Rule):
     def keep(self, inputs: Tensor) -> Tensor:
         """Looked-up rows with positions on one axis: [B, T]."""
         if self.module.max_norm is not None or self.module.scale_grad_by_freq:
-            raise ValueError("an embedding that rescales its rows or gradients")
+            raise ValueError("the rule for embeddings does not support tables that rescale rows or gradients")
         return inputs.reshape(inputs.shape[0], -1)
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ class NormRule(Rule):
         x, module = as_float(inputs), self.module
         if isinstance(module, _BatchNorm):
             if module.running_mean is None or module.running_var is None:
-                raise ValueError("batch normalization without running statistics")
+                raise ValueError("the rule for batch normalization needs running statistics")
             mean, variance = module.running_mean.to(x), module.running_var.to(x)
             return F.batch_norm(x, mean, variance, None, None, False, 0.0, module.eps)
         if isinstance(module, nn.GroupNorm):
@@ -284,7 +284,7 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Inputs [B, T, d_in], with ones in place of a bias, and gradients [K, B, T, d_out] of one call of a linear map."""
+    """Inputs [B, T, d_in], with a column of ones for a bias, and gradients [K, B, T, d_out] of one call of a linear map."""
     factors = rule.factors(kept.detach(), g.detach())
     assert factors is not None
     return with_ones(factors[0], layer), factors[1]
@@ -319,6 +319,6 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def chunk_entries(total: int, size: int) -> list[slice]:
-    """Slices of `total` entries that hold at most `MAX_GATHERED_PRODUCTS` products, `size` for each entry."""
+    """Slices of `total` entries, each with at most `MAX_GATHERED_PRODUCTS` products, if an entry has `size` products."""
     step = max(1, MAX_GATHERED_PRODUCTS // max(1, size))
     return [slice(start, start + step) for start in range(0, total, step)]

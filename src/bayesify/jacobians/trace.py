@@ -131,14 +131,14 @@ class Pulled:
         return Pulled(self._found, index)
 
     def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
-        """Whether a layer has a row for each example, and gradients at the first examples only."""
+        """Whether a layer has one row per example, and its gradients are 0 after the first `rows` examples."""
         return all(
             kept.shape[0] == total and g.shape[1] == total and not bool(g[:, rows:].any())
             for kept, g in self.calls(rule)
         )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:
-        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if it does not affect the outputs."""
+        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if outputs do not depend on it."""
         return self._sum(uses, lambda use, kept, g: use.rule.dense(use.leaf, kept, g))
 
     def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:

@@ -45,10 +45,12 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     for jitter in JITTERS:
         factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
         if not bool(failed.any()):
-            warnings.warn(f"{what}: added {jitter:g} of its mean diagonal to factorize it", stacklevel=3)
+            warnings.warn(
+                f"{what}: added {jitter:g} times its mean diagonal to its diagonal, to factorize it", stacklevel=3
+            )
             return factor
     size = matrix.shape[-1]
     raise ValueError(
-        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} of its mean diagonal added; "
+        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} times its mean diagonal added; "
         "use float64 (net.double()), or a larger prior precision"
     )

@@ -60,7 +60,7 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
-    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower. A step changes each row in proportion to its size.
+    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower. Training steps change a row in proportion to its size.
 
     Args:
         relative: N row by row, [*batch, n (n - 1) / 2].

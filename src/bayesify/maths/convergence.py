@@ -32,8 +32,8 @@ def effective_sample_size(values: Tensor) -> Tensor:
 
     where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
 
-    Chains are split in halves first. The sum ends where the sum of two neighboring autocorrelations is no longer positive, and
-    these pair sums are made nonincreasing (Geyer 1992).
+    Chains are split in halves first. The sum ends when the sum of two neighboring autocorrelations is no longer positive. These
+    pair sums are made nonincreasing (Geyer 1992).
 
     Args:
         values: One or more numbers per step, [C, T, ...], with at least 4 steps.

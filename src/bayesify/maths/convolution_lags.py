@@ -66,7 +66,7 @@ class _Plan:
     """Plan for assembling the matrix of all pairs of kernel positions.
 
     Args:
-        lags: Half of the lags between kernel positions; the others are their opposites.
+        lags: Half of the lags between kernel positions; the other half are their opposites.
         order: Index of each pair's lag; opposite lags follow after all `lags`.
         boxes: All distinct boxes that the windows of pairs exclude from the full correlations.
         targets: Pair of each excluded term.
@@ -137,7 +137,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 
 class _Lagged(Function):
-    """Correlations at lags, [lags, G, C, C], over boxes, [boxes, G, C, C], with the targets, [K, G, C, R], and sums of both.
+    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C] and with targets [K, G, C, R], and sums of all.
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """
@@ -231,7 +231,7 @@ def _row_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Tensor]:
-    """Part of a map [G, C, *n] that each kernel position sees at stride 1, without padding, as views."""
+    """Views of the part of a map [G, C, *n] that each kernel position sees at stride 1 without padding."""
     found = []
     for offset in geometry.offsets:
         window = total

@@ -1,4 +1,4 @@
-"""Eigenvectors of symmetric matrices that tolerate rounding errors."""
+"""Eigenvectors of symmetric matrices, robust to rounding errors."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Plan:
     r"""Memory layout of many diagonal Gaussians for kernels: S draws of each, and their KL to zero-mean priors.
 
     The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from its own tiles
-    of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. Columns of the table: positions of mean and
-    log std, in numbers from `base`; size; first tile of noise; tiles of a draw; first number of the draws; first number of a
-    gradient; whether vector loads are possible.
+    of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. The table has these columns: the
+    positions of mean and log std (in numbers, counted from `base`), the size, the first tile of noise, the number of tiles per
+    draw, the first number of the draws, the first number of the gradient, and whether vector loads are possible.
 
     Args:
         means: m of each Gaussian, without gaps in memory.
@@ -112,12 +112,12 @@ class Plan:
 
 
 def offset(value: Tensor, base: Tensor) -> int:
-    """Position of a tensor relative to another, in numbers of its type."""
+    """Position of a tensor in memory relative to a base tensor, in numbers of its type."""
     return (value.data_ptr() - base.data_ptr()) // value.element_size()
 
 
 def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
-    """Number of noise tiles that a draw of each Gaussian uses, and the first tile of all its draws."""
+    """Number of noise tiles that a draw of each Gaussian uses, and the first tile of the Gaussian's draws."""
     tiles = [-(-size // TILE) for size in sizes]
     halves = (num_draws + 1) // 2 if antithetic else num_draws
     return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
@@ -177,7 +177,7 @@ class Joined:
         return Places(self, flat)
 
     def at(self, flat: Tensor, index: int) -> list[Tensor]:
-        """One draw of each tensor [S, *shape]: [*shape]."""
+        """One draw, [*shape], of each tensor [S, *shape]."""
         found: list[Any] = [None] * len(self.layouts)
         for at in self.single:
             (count, *size), (step, *stride), start = self.layouts[at]
@@ -195,7 +195,7 @@ class Joined:
         return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of all tensors in memory that starts with the first tensor."""
+        """Views of all tensors, in memory whose start is the first tensor."""
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
 
 
 class DrawPlan(Protocol):
-    """Draws with their KL, and gradients of both, by kernels."""
+    """Plan of kernels that compute draws and their KL, and the gradients of both."""
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each weight, and the KL, a scalar; without gradients."""

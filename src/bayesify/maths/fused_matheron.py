@@ -23,7 +23,7 @@ MAX_INDUCING_SIZE = 64
 """Maximum number of rows or columns of U that fit into a program's registers."""
 
 BLOCK, PART = 64, 16
-"""Number of rows of a matrix that a program processes, and of rows of U whose parts a program sums."""
+"""Number of rows of a matrix that a program processes, and number of rows of U whose parts a program sums."""
 
 CHUNK, PROGRAMS, MAX_PARTS = 512, 4096, 128
 """Limits on the division of work. `CHUNK` is the minimum number of columns per program. If more than `PROGRAMS` programs would be
@@ -90,16 +90,20 @@ def _columns(rest: Tensor, count: int) -> Tensor:
 class MatheronPlan:
     r"""Memory layout of many matrices and their factors for kernels; see `matheron.conditional_draw`.
 
-    Columns of the table: d_out, d_in, M_r, M_c; first number and row length of $A_r$ and of $[B_c A_c]$; first number of U; first
-    quad of the noise, and quads between draws and between rows (a quad is four numbers); columns of W; first number of its draws,
-    and the distance between rows (between columns, in a lookup); first number of b's draws; size of a draw of W and of b; first
-    part and number of parts of the matrix; whether it is a lookup.
+    The table has these columns:
+
+    - d_out, d_in, M_r, M_c;
+    - first number and row length of $A_r$ and of $[B_c A_c]$; first number of U;
+    - first quad of the noise, quads between draws, quads between rows (a quad is four numbers);
+    - number of columns of W, first number of the draws of W, distance between rows of W (between columns in a lookup);
+    - first number of the draws of b; sizes of a draw of W and of b;
+    - first part of the matrix, number of its parts, and whether it is a lookup.
 
     Args:
         matrices: All matrices, in groups of equal size.
         counts: Number of matrices in each group.
-        stack: Rows, outputs and inputs to which the factors are padded, if they form one stack.
-        thin: Columns of $E_3$ in the noise, and of $B_c$ before $A_c$, a multiple of four.
+        stack: Numbers of rows, outputs and inputs to which the factors are padded, if the factors form one stack.
+        thin: Number of columns of $E_3$ in the noise, and of $B_c$ before $A_c$; a multiple of four.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
@@ -188,7 +192,7 @@ class MatheronPlan:
         self.columns = {step: torch.tensor(part, dtype=torch.int32).to(self.device) for step, part in columns.items()}
 
     def operands(self, blocks: Sequence[Factors]) -> tuple[Tensor, Tensor]:
-        """$A_r$, and $[B_c A_c]$ with columns in memory order, of all matrices; each side is one piece of memory."""
+        """$A_r$ of all matrices, and $[B_c A_c]$ of all matrices with columns in memory order; each is one piece of memory."""
         stack = blocks[0].stack
         if stack is not None:
             rows, rests, reaches = [stack.row_reach], [stack.col_rest], [stack.col_reach]
@@ -210,14 +214,14 @@ class MatheronPlan:
         return torch.empty(*shape, dtype=torch.float32, device=self.device)
 
     def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
-        """Compile-time arguments of kernels that generate noise, after the columns of $E_3$."""
+        """Compile-time arguments of kernels that generate noise; they follow the number of columns of $E_3$."""
         kind = (low, self.antithetic, ROUNDS, fused_draws.HAS_FAST_SINES, self.lookups)
         return self.thin, self.size, block, SHAPES[low].step, *kind
 
     def draw(
         self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
     ) -> tuple[Sequence[Place], list[Tensor]]:
-        """Draws of each W and b, and the values for the backward pass: i and $A_r o$, in the layout of `start`.
+        """Draws of each W and b and, for the backward pass, i and $A_r o$ in the layout of `start`.
 
         Args:
             low: Whether products with matrices of the weights' size use bfloat16.
@@ -307,7 +311,7 @@ class MatheronPlan:
 
 
 class MatheronDraw(Function):
-    """Draws of a plan, W and b of each matrix; the backward pass generates the noise again."""
+    """Draws of W and b of each matrix of a plan. The backward pass generates the noise again."""
 
     @staticmethod
     def forward(ctx: Any, plan: MatheronPlan, low: bool, seed: Tensor, *given: Tensor) -> Any:

@@ -16,9 +16,9 @@ MAX_STEPS = 20_000
 def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None) -> Tensor:
     r"""$I_x(a, b) = \frac{1}{B(a, b)} \int_0^x t^{a-1} (1 - t)^{b-1} dt$, elementwise, in float64.
 
-    The computation uses the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, on the side of x where
-    it converges fast. The result is accurate to about 1e-12; for parameters above 1e4, the logarithm of B loses further digits.
-    There is no gradient.
+    The computation uses the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, at x or
+    at 1 - x, whichever converges faster. The result is accurate to about 1e-12; for parameters above 1e4, the logarithm of B loses
+    further digits. There is no gradient.
 
     Args:
         a, b: Positive parameters.

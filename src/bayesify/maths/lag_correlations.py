@@ -2,7 +2,7 @@ r"""Correlations between feature maps at given lags, through their Fourier trans
 
 Purpose: regression on the patches of a convolution needs $A^\top A$, where A has a row for each position and a column for each
 channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. It
-depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (borders: `convolution_lags`).
+depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (see `convolution_lags` for borders).
 
 Method: with $X(f)$ the transform of x over a period P, padded with zeros so that no lag wraps around,
 
@@ -64,7 +64,7 @@ def correlate(
     sizes: Sequence[int],
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Spectra]:
-    r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are zero outside.
+    r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are 0 outside.
 
     A correlation at a few lags is the sum over frequencies of a product over examples. The work is therefore two transforms and
     one product of C x M with M x (C + R) per frequency, for any number of lags. The products are real, few and large,
@@ -114,8 +114,8 @@ def correlate_gradient(
 
     Args:
         spectra: Result of `correlate`.
-        own: Gradient with respect to its first result.
-        cross: Gradient with respect to its second result.
+        own: Gradient with respect to the first result of `correlate`.
+        cross: Gradient with respect to the second result of `correlate`.
         shapes: Shapes of x and y.
         sums: Gradient with respect to the sum over positions of y, [G, M, R], if this sum was taken from the spectrum.
         scale: The scale of `correlate`. If it is not given, gradients are with respect to the scaled maps.

@@ -20,7 +20,7 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true. Pruned entries stay false.
 
     Raises:
-        ValueError: If less than this fraction is left.
+        ValueError: If fewer entries than this fraction are left.
     """
     left: dict[str, Tensor] = {}
     for name, score in scores.items():

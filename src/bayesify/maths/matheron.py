@@ -26,7 +26,7 @@ STACKS_ON = ("cuda",)
 
 @dataclass(frozen=True)
 class Stack:
-    """Factors of all matrices of all blocks, each in one tensor, padded with zeros to M inducing rows and columns.
+    """Factors of all matrices of all blocks, each kind in one tensor, padded with zeros to M inducing rows and columns.
 
     Shapes:
         row_reach: [L, M, D_out]; col_reach: [L, M, D_in]; col_rest: [L, M, M].
@@ -131,7 +131,7 @@ def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:
-    """Whether there are several groups, padding adds few numbers, and no matrix needs float64 (more rows than columns)."""
+    """Whether there are several groups, padding adds few numbers, and no matrix needs float64 (has more rows than columns)."""
     z = [part for block in blocks for part in (*block.z_row, *block.z_col)]
     count = sum(len(block.d_row) for block in blocks)
     filled = count * max(part.shape[-2] for part in z) * max(part.shape[-1] for part in z)
@@ -279,7 +279,7 @@ def conditional_draw(
         u: Whitened U, [L, S, M_r, M_c].
         scale: $\lambda$, [L].
         sigma: $\sigma$, [L], or [L, S] if it differs between draws.
-        noise: See `noise_shapes`; overwritten if gradients are off.
+        noise: Noise of these shapes, see `noise_shapes`; it is overwritten if gradients are off.
         dtype: Type of the operands of products with matrices of the weights' size, which are summed in float32. If gradients are
             off, it is also the type of the draws.
 

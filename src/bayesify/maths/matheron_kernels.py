@@ -56,7 +56,7 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (one, other) of a matrix whose position and row length are at a column of the table; 0 outside the matrix."""
+    """Entries (one, other) of a matrix; 0 outside. `column` of the table holds the matrix's position and row length."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 
@@ -155,7 +155,7 @@ def _summed(parts, row, draw, num_draws, at, SIZE: tl.constexpr):
 
 @triton.jit
 def inner_kernel(table, start, size, parts, inner, reached, num_draws, SIZE: tl.constexpr, PART: tl.constexpr):
-    """Some rows of $A_r o$ and of $i = V - s A_r o$ of a matrix and a draw."""
+    """Some rows of $A_r o$ and of $i = V - s A_r o$, for one matrix and one draw."""
     row = table + tl.program_id(0) * COLUMNS
     draw = tl.program_id(1)
     m_r = _read(row, 2)
@@ -243,7 +243,7 @@ def through_kernel(
 
 @triton.jit
 def settle_kernel(table, parts, sums, reached, to_start, to_size, num_draws, SIZE: tl.constexpr, PART: tl.constexpr):
-    r"""Some rows of $\bar i$ of a matrix and a draw, and their part of $\bar s$."""
+    r"""Some rows of $\bar i$ for one matrix and one draw, and their part of $\bar s$."""
     owner = tl.program_id(0)
     row = table + owner * COLUMNS
     draw = tl.program_id(1)
@@ -297,7 +297,7 @@ def column_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    r"""Gradient by $[B_c A_c]$ for a draw and a block of columns: $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$."""
+    r"""Gradient with respect to $[B_c A_c]$ for a block of columns of a draw: $i^T (A_r [0 \bar W]) - s \bar i^T (A_r [E_3 E])$."""
     block = blocks + 2 * tl.program_id(0)
     draw = tl.program_id(1)
     owner = tl.load(block)

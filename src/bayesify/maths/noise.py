@@ -20,23 +20,23 @@ class NoiseSource:
     """Source of the random numbers of a draw: a torch generator. Subclasses may provide, replay or stack the numbers.
 
     Args:
-        generator: Generator on any device; the global one by default.
+        generator: Generator on any device; the global generator by default.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
     def generators(self) -> list[torch.Generator]:
-        """The torch generators behind the numbers, except the global one."""
+        """The torch generators behind the numbers, except the global generator."""
         return [] if self.generator is None else [self.generator]
 
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). So do numbers for a GPU if the
-        generator is on the CPU. Other numbers on a GPU with Triton come from `kernel_normals`. In all these cases the torch
-        generator gives the seed, so the same generator gives the same numbers on any number of cores. Otherwise the numbers are
-        torch's own.
+        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU also come
+        from there if the generator is on the CPU. Other numbers on a GPU with Triton come from `kernel_normals`. In all these
+        cases the torch generator gives the seed, so the same generator gives the same numbers on any number of cores. Otherwise
+        the numbers are torch's own.
         """
         if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))
@@ -99,7 +99,7 @@ class StackedNoise(NoiseSource):
 
     Args:
         sources: One source per model, or a single source from which all numbers are drawn in one call, in order of models.
-        index: Number of the model under `vmap`, a scalar.
+        index: Index of the model under `vmap`, a scalar.
     """
 
     def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:
@@ -158,7 +158,7 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Indices of members of a mixture for a number of draws, in random order; counts of members differ by at most one.
+    """Member indices for draws of a mixture, in random order. The counts of members differ by at most one.
 
     Every index is uniform over members, as with independent choices. If `num_draws` equals `num_members`, however, each member
     occurs once, which removes this part of the Monte Carlo error.

@@ -43,7 +43,7 @@ def fold_kernel(
     SY: tl.constexpr, SX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums over all patches that contain a position of a map [M, H, W, C], times the example's precision."""
+    """For each position of a map [M, H, W, C], the sum over the patches that contain it, times the example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDE)[None, :]
     place = row % (height * width)

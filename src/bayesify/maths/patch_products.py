@@ -1,4 +1,4 @@
-r"""Matrices of regression on a convolution's patches by products of bfloat16 patches, by kernels on a GPU.
+r"""Matrices of a regression on a convolution's patches, from products of bfloat16 patches, which kernels compute on a GPU.
 
 A network that runs in bfloat16 has features of this type. Products of two bfloat16 numbers are exact in float32, and a GPU sums
 in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m has only the rounding error of
@@ -28,7 +28,7 @@ MAX_PATCH_NUMBERS = 2**28
 def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
     r"""$A^\top \Lambda A$ and $A^\top \Lambda V$ of a convolution with one group of channels.
 
-    Kernels serve maps with two axes. Other maps, and devices without kernels, use `convolution_moments` of the same numbers.
+    Kernels serve maps with two axes. Other maps, and devices without kernels, use `convolution_moments` with the same numbers.
 
     Args:
         x: The map in bfloat16, [M, c_in, *n].

@@ -47,7 +47,7 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise of a draw, whose tiles start `stride` after the previous draw's tiles; with PAIRS, every second draw is negated."""
+    """Noise of a draw, whose tiles start `stride` after the previous draw's tiles; if PAIRS, every second draw is negated."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
     else:

@@ -38,7 +38,7 @@ class _InverseAndLogDet(Function):
 
 
 def inverse_from_factor(factor: Tensor) -> Tensor:
-    r"""$(L L^\top)^{-1}$, [..., n, n]; on CUDA by a triangular solve, which a graph can capture."""
+    r"""$(L L^\top)^{-1}$, [..., n, n]. On CUDA a triangular solve computes it, which a graph can capture."""
     if not factor.is_cuda:
         return torch.cholesky_inverse(factor)
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

@@ -29,7 +29,7 @@ class Regression:
         mean: $\tilde m$, [*batch, G, D, R].
         root: $L^{-1}$, [*batch, G, D, D].
         log_det: $\log \det L$, summed over the G regressions, [*batch].
-        failed: Nonzero where a factorization failed, [*batch, G]; the other fields are then meaningless.
+        failed: Nonzero if a factorization failed, [*batch, G]; the other fields are then meaningless.
     """
 
     mean: Tensor

@@ -22,10 +22,15 @@ FACTORS_PER_PROGRAM = 512
 class TiedPlan:
     r"""Memory layout of many matrices `[W b]` for kernels, with $s_{ij} = \sum_k u_{ik} v_{jk}$; see `KTied`.
 
-    Columns of the table: positions of mean, raw row and raw column factors, in numbers from `base`; number of entries and of
-    columns; first tile of noise, tiles per draw; columns of W; first number of its draws; distance between rows, number of
-    positions per channel, distance between channels and between positions; first number of b's draws; size of a draw of W and
-    of b; first number of a gradient with respect to the mean, the row and the column factors; number of row and of column factors.
+    The table has these columns:
+
+    - positions of the mean, the raw row factors and the raw column factors, in numbers from `base`;
+    - number of entries, number of columns; first tile of noise, number of tiles per draw;
+    - number of columns of W, first number of the draws of W, distance between rows, number of positions per channel, distance
+      between channels, distance between positions;
+    - first number of the draws of b; sizes of a draw of W and of b;
+    - first numbers of the gradients with respect to the mean, the row factors and the column factors;
+    - number of row factors, number of column factors.
 
     Args:
         means: M of each matrix, [rows, cols].
@@ -89,7 +94,7 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """Matrix, side and number of each block on the two sides of a matrix: [blocks, 3]."""
+        """Matrix, side of the matrix, and number on this side, of each block: [blocks, 3]."""
         found = [
             (at, side, number)
             for at, pair in enumerate(sizes)

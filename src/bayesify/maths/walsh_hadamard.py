@@ -25,9 +25,9 @@ def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 
 
 def dyadic_values(g: Tensor) -> Tensor:
-    r"""The D distinct numbers c of $H \operatorname{diag}(g) H$, where $c = D^{-1/2} H g$, and entry (i, j) is $c_{i \oplus j}$.
+    r"""The D distinct numbers $c = D^{-1/2} H g$ of $H \operatorname{diag}(g) H$, whose entry (i, j) is $c_{i \oplus j}$.
 
-    Rows of H multiply by the exclusive or of their indices, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
+    The product of two rows of H is the row at the exclusive or of their indices, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
 
     Args:
         g: [..., D].
@@ -138,7 +138,7 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
     r"""$s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7): a local optimum by alternating least squares.
 
-    Given two of $s_1$, $c$ and $s_2$, the best third one has a closed form, so the distance never grows. The start has random
+    Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The start has random
     signs, because the problem has many optima.
 
     Args:

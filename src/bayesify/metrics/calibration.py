@@ -19,7 +19,7 @@ class ReliabilityDiagram:
     """Data of a reliability diagram: accuracy against confidence in bins of equal width.
 
     Args:
-        edges: Edges of the bins, [K + 1]. A bin includes its lower edge; the last bin includes both.
+        edges: Edges of the bins, [K + 1]. A bin includes its lower edge; the last bin includes both edges.
         confidence: Mean confidence in each bin, [K]; NaN if the bin is empty.
         accuracy: Share of correct predictions in each bin, [K]; NaN if the bin is empty.
         count: Number of predictions in each bin, [K].
@@ -91,8 +91,8 @@ def calibration_curve(
     r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
 
     A target lies in the central interval of level $\alpha$ if its `centrality` is at most $\alpha$. Each output of an example
-    counts separately. If predictions have atoms (counts, floors), an interval contains more than its level, and the curve of a
-    calibrated prediction lies on or above the diagonal.
+    counts separately. If predictions have atoms (counts, floors), an interval has more probability than its level, and the
+    curve of a calibrated prediction lies on or above the diagonal.
 
     Args:
         predictive: A prediction of numbers.

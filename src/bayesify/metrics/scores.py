@@ -27,12 +27,12 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     Regression:
 
     - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
-    - `nll_per_element`: `nll` divided by the number of targets of an example. Reported if an example has several targets
-      (outputs, positions, pixels).
+    - `nll_per_element`: `nll` divided by the number of targets of an example. It is reported if an example has several
+      targets (outputs, positions, pixels).
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
-    - `crps`: mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit.
-    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. A calibrated
-      prediction has 0.5, 0.9, 0.95, or more if it has atoms (counts, floors).
+    - `crps`: mean continuous ranked probability score in y's unit; see `RegressionPredictive.crps`.
+    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. For a
+      calibrated prediction these are 0.5, 0.9 and 0.95, or more if it has atoms (counts, floors).
 
     Classification; each binary output counts as two classes:
 

@@ -10,20 +10,20 @@ from bayesify.arguments.checks import Count, checked
 
 IMAGE_SIDE = 32
 CHANNEL_MULTIPLES, POOLED_LAYERS = (1, 3, 6, 4, 4), (1, 2, 5)
-"""Channels of the convolutions as multiples of the width, and the indices, from 1, of the convolutions before a pooling layer."""
+"""Channels of the convolutions, as multiples of the width, and indices (from 1) of the convolutions before a pooling layer."""
 
 
 class AlexNet(nn.Module):
     """Five 3x3 convolutions and three linear layers (Rossi et al. 2020, table 3); its last layer is `fc3`.
 
-    The first linear layer has 4096 inputs, 256 channels of 4 x 4 positions, so images must be 32 x 32 pixels. (The paper's table 1
+    The first linear layer has 4096 inputs (256 channels of 4 x 4 positions), so images must be 32 x 32 pixels. (The paper's table 1
     says 28, but three poolings do not reduce 28 to 4.) Every layer has a bias, and a ReLU follows every layer except the last. The
     network has 35,855,178 parameters for ten classes.
 
     Args:
         num_classes: Number of outputs.
         in_channels: Number of channels of the images.
-        width: Channels of the first convolution, 64 in the paper; the other layers scale with it.
+        width: Number of channels of the first convolution, 64 in the paper; the other layers scale with it.
 
     Raises:
         ValueError: If `width` is not a positive multiple of 4.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, checked
 
 STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Channels as a multiple of the width, and number of convolutions, in each of the five stages."""
+"""Number of channels as a multiple of the width, and number of convolutions, in each of the five stages."""
 
 
 class VGG16(nn.Module):
@@ -19,8 +19,8 @@ class VGG16(nn.Module):
         num_classes: Number of outputs.
         in_channels: Number of channels of the images.
         width: Number of channels of the first stage; 32 in the paper, half as many as in the original VGG16.
-        batch_norm: Whether batch normalization follows every convolution. The paper's table has none, but without good initial
-            weights thirteen layers are hard to train.
+        batch_norm: Whether batch normalization follows every convolution. The paper's table has no normalization,
+            but thirteen layers are then hard to train unless their initial weights are good.
 
     Raises:
         ValueError: If `width` is below 1.

@@ -33,7 +33,7 @@ class RandomFourierFeatures(nn.Module):
         num_features: Number of features 2 m, an even number.
         lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, as in Rossi et al. 2020, for
             inputs from 0 to 1.
-        amplitude: Initial value of a, a standard deviation.
+        amplitude: Initial amplitude a, which is a standard deviation.
         learn: Whether lengthscales and amplitude are trained.
         generator: Source of randomness of the frequencies; the global generator by default.
 
@@ -115,7 +115,7 @@ class RandomFeatureNetwork(nn.Module):
         generator: See `RandomFourierFeatures`.
 
     Raises:
-        ValueError: If `RandomFourierFeatures` raises it, or `num_outputs` is below 1.
+        ValueError: If an argument is not valid for `RandomFourierFeatures`, or `num_outputs` is below 1.
     """
 
     @checked

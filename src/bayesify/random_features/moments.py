@@ -26,9 +26,9 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
     r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
 
     Independent weights have mean $\phi^\top m$ and variance $(\phi^2)^\top s^2$. A dense Gaussian has variance
-    $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. With $\Phi$ the features reshaped like the weights,
-    $\phi^\top w = a^\top g$ where $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so that a variance costs O(n) for n features, not
-    O(n^2).
+    $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features in the weights' shape.
+    Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so that a variance costs O(n) for n
+    features, not O(n^2).
 
     Args:
         posterior: A posterior for which `has_moments` is true.

@@ -140,7 +140,7 @@ class RandomFeatureGP(BayesianNetwork):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo`, separately: [1] each in closed form, for any `num_draws`; otherwise [S]."""
+        """The two terms of `elbo`, separately. In closed form, each is [1] for any `num_draws`; otherwise [S]."""
         if not self.has_exact_bound:
             return super().elbo_terms(
                 x,

@@ -31,7 +31,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Engine(ABC):
-    """Workers that take jobs inside the engine's `with` block. A cluster that the block started is stopped at its end."""
+    """Workers that take jobs inside the engine's `with` block. The end of the block stops a cluster that the block started."""
 
     def __init__(self, workers: int | None, threads: int) -> None:
         self.workers, self.threads = workers, threads
@@ -95,7 +95,7 @@ class Processes(Engine):
     _abandoned = False
 
     def _executor(self) -> Any:
-        """The current pool, or a new one after a worker died."""
+        """The current pool, or a new pool after a worker died."""
         from joblib.externals.loky import get_reusable_executor
 
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
@@ -116,7 +116,7 @@ class Processes(Engine):
         return next(iter(futures.wait(handles, return_when="FIRST_COMPLETED").done))
 
     def cancel(self, handles: Iterable[Any]) -> None:
-        """Cancel jobs that no process has begun; the others end with their processes when the engine is closed."""
+        """Cancel jobs that no process has begun; other jobs end with their processes when the engine is closed."""
         for handle in handles:
             self._abandoned |= not (handle.done() or handle.cancel())
 

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*(/[A-Za-z0-9_=+,-][A-Za-z
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs failed more often than allowed; the results of the others are kept.
+    """Some jobs failed more often than allowed; the results of the other jobs are kept.
 
     Attributes:
         reasons: Traceback of the last attempt, by name of the job.
@@ -67,10 +67,10 @@ def run_jobs(
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
-        function: Function from a job to its result, a dictionary that JSON can hold, defined at the top of a module. Use
-            `functools.partial` to bind settings that do not affect the result, such as the path of a file.
+        function: Function from a job to its result, which is a dictionary that JSON can hold. Define the function at the top of a
+            module. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
         jobs: Jobs by name. A job is anything that JSON can hold, or a dataclass of such data. A name is a file name, or several
-            file names separated by `/`. If later jobs depend on results, give a plan; it is called again when its jobs are done.
+            file names separated by `/`. If later jobs depend on results, give a plan, which is called again when its jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
             `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
@@ -148,7 +148,7 @@ class _Records:
             raise OSError(f"{result_path(self.folder, finished.name)} was written but cannot be read")
 
     def run(self, run: Run, call: Callable[..., Finished], jobs: Mapping[str, Any], retries: int, tell: Tell) -> None:
-        """Run all open jobs in rounds; a job whose worker died is run alone, after all others."""
+        """Run all open jobs in rounds; a job whose worker died is run alone, after all other jobs."""
         waiting = self.open_jobs()
         attempts = dict.fromkeys(waiting, 0)
         alone: list[str] = []

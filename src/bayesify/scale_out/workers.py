@@ -39,7 +39,7 @@ class Finished:
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
     """Run one job, and write its result if the folder exists on this machine; `plain` is the job as JSON data.
 
-    On a machine of a cluster that does not share the folder, the result is only returned.
+    If a machine of a cluster does not share the folder, the result is only returned.
     """
     here = Path(folder)
     try:

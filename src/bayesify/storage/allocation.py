@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
 """Number of bytes of one operation, and number of operations, that are always allowed."""
 ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
-"""Allowed bytes of one operation, and of all operations together, as multiples of the bytes of the file and the network."""
+"""Allowed number of bytes of one operation, and of all operations together, as multiples of the file's and the network's bytes."""
 CALLS_PER_NUMBER = 20
-"""Allowed operations per number in the file and the network."""
+"""Allowed number of operations for each number in the file and the network."""
 
 
 class AllocationLimit(TorchDispatchMode):

@@ -65,9 +65,9 @@ def write_together(folder: Path) -> Iterator[Path]:
 
     The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
     by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or all new files,
-    even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are. Several
-    writers need no lock: each writer first moves up the files that another writer has committed, and the files of the last writer
-    stay. Other files in the folder are not touched.
+    even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are in
+    place. Several writers need no lock: each writer first moves up the files that another writer has committed, and the files
+    of the last writer stay. Other files in the folder are not touched.
 
     The scheme needs atomic renames, which local file systems and NFS have. If an open file cannot be replaced, as on Windows,
     the new file stays in `.next` until the next write.
@@ -130,7 +130,7 @@ def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) ->
     Args:
         folder: The folder.
         names: Names of the files.
-        read: Function of one path per name. It is called again if a writer changed the files in the meantime.
+        read: Function that takes one path per name. It is called again if a writer changed the files in the meantime.
 
     Raises:
         OSError: If other processes never stop writing. Errors of `read` are raised too.
@@ -192,7 +192,7 @@ def write_file(path: str | Path, content: str | bytes) -> Path:
 
 
 def remove_leftovers(path: str | Path) -> None:
-    """Remove temporary files that killed processes of this machine left next to a path; running processes keep theirs."""
+    """Remove temporary files that killed processes of this machine left next to a path; running processes keep their files."""
     path = Path(path)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         host, _, process = leftover.name[len(path.name) + 2 : -len(".tmp")].rpartition("-")[0].rpartition("-")

@@ -24,7 +24,7 @@ from bayesify.weights.module_state import fingerprint, restore_module, tensors_o
 
 @checked
 def save(model: Any, path: str | Path) -> None:
-    """Store a model in a safetensors file. The write is atomic: the path holds either the old file or the complete new one.
+    """Store a model in a safetensors file. The write is atomic: the path holds either the old file or the complete new file.
 
     The file contains the model's tensors under `named_parameters()` names; tied tensors are stored once. A JSON header in the
     metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
@@ -176,7 +176,7 @@ def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mappi
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors without tied repeats, and for each repeated name the name under which the tensor is stored."""
+    """Tensors, with tied tensors only once, and for each omitted name the name under which its tensor is stored."""
     first: dict[Any, str] = {}
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}

@@ -34,7 +34,9 @@ def register_predictor(kind: Kind) -> Kind:
     if not (isinstance(kind, type) and issubclass(kind, Serializable)):
         raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
     if kind.__name__ in (*STORED_CLASSES, MODULE_NAME):
-        raise ValueError(f"register_predictor: {kind.__name__!r} is taken; give the class another name")
+        raise ValueError(
+            f"register_predictor: the name {kind.__name__!r} is already registered; give the class another name"
+        )
     STORED_CLASSES[kind.__name__] = kind
     return kind
 

@@ -24,7 +24,7 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Nested data as JSON and a flat dict of tensors.
 
     Args:
-        value: Numbers, strings, `None`, tensors, and dicts (any plain keys), lists, tuples and counters of them.
+        value: Numbers, strings, `None`, tensors, and dicts (with any plain keys), lists, tuples and counters of them.
         name: Name of the value in error messages, and prefix of the tensors' names.
 
     Returns:
@@ -143,7 +143,7 @@ def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> It
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Write tensors and a JSON header to a safetensors file, atomically.
 
-    The new file is written next to the old one, flushed to disk, and renamed to the old name in one step. A stored SHA-256
+    The new file is written next to the old file, flushed to disk, and renamed to the old name in one step. A stored SHA-256
     checksum covers the header and every byte of every tensor.
 
     Args:
@@ -197,7 +197,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             pass  # open the file first, because safetensors would report an unreadable file as missing
     except OSError as error:
         raise OSError(
-            error.errno, f"{path}: cannot be read ({error.strerror}); change its permissions, or use a copy"
+            error.errno, f"{path}: cannot be read ({error.strerror}); change its permissions, or give a readable copy"
         ) from error
     try:
         with safe_open(path, framework="pt") as file:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MIN_FITTING_SHARE = 0.5
 """If at least this share of cells are numbers (or dates), the other cells count as mistakes."""
 MAX_SURE_LEVELS = 50
-"""A column with more different texts may be free text or an identifier."""
+"""A column with more different texts than this may be free text or an identifier."""
 MAX_CHANCE_TEXTS = 10
 """In a column of at most this many texts, all texts may differ by chance."""
 IDENTIFIERS = re.compile(
@@ -185,7 +185,7 @@ def _add_numbers(
 def _with_rows(
     schema: Features, numbers: Mapping[str, np.ndarray], texts: Mapping[str, Sequence[str | None]], rows: int
 ) -> Features:
-    """The columns of a schema with rows: infinite numbers are NaN, and an unknown text has the code -2."""
+    """The rows of a table with the columns of a schema. Infinite numbers become NaN, and an unknown text gets the code -2."""
     missing = [name for name in schema.code_names if name not in texts]
     missing += [name for name in schema.number_names if name not in numbers]
     if missing:
@@ -217,7 +217,7 @@ class Contents:
         misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
         day_first: First date that writes the day before the month.
         month_first: First date that writes the month before the day.
-        ordered: First date in the column whose year comes last.
+        ordered: First date that writes the year last.
     """
 
     name: str
@@ -303,7 +303,7 @@ class Contents:
     def order(self, known: bool | None) -> tuple[bool, str]:
         """Whether dates such as 23/11/2020 write the day before the month, and a note, which is empty if there are no such dates.
 
-        If the order is `known` from a first table, it decides. Cells that contradict this order, or each other, are refused. If
+        If the order is `known` from a first table, it is used. Cells that contradict this order, or each other, are refused. If
         nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
         """
         if self.ordered is None:

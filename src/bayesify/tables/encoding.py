@@ -26,7 +26,7 @@ class Encoding(Plain):
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 
-    Inputs that are marks or levels, 0 or 1, are scaled in the same way and get no piecewise encoding.
+    Inputs that mark missing cells or levels (0 or 1) are scaled in the same way and get no piecewise encoding.
 
     Args:
         mean: Mean of each input, [D].

@@ -68,9 +68,9 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
     """Read a table.
 
     A text file is read as JSON if it looks like JSON (a list of objects, or one object per line), otherwise as CSV, whatever its
-    extension. CSV is separated by comma, semicolon, tab or bar. It is in UTF-8 or otherwise Windows-1252. Numbers have a decimal
-    point or, between semicolons, a decimal comma. Parquet and spreadsheets are recognized by their first bytes. Files that are
-    compressed by gzip, bzip2, xz or zip are unpacked.
+    extension. CSV is separated by comma, semicolon, tab or bar. Its encoding is UTF-8 or otherwise Windows-1252. Numbers have a
+    decimal point or, if columns are separated by semicolons, a decimal comma. Parquet and spreadsheets are recognized by their
+    first bytes. Files that are compressed by gzip, bzip2, xz or zip are unpacked.
 
     Args:
         path: Path of the file; `-` for standard input.
@@ -156,7 +156,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 @contextmanager
 def _parquet_file(path: str, source: Any) -> Iterator[Any]:
-    """Open a Parquet file with unique names, and reword its errors."""
+    """Open a Parquet file, refuse repeated column names, and reword errors."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -172,7 +172,7 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
 
 
 def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:
-    """A Parquet file in parts of at most `rows` rows, with the errors of `read_table`."""
+    """A Parquet file in parts of at most `rows` rows. The errors are as in `read_table`."""
     with _parquet_file(str(path), path) as file:
         if not file.metadata.num_rows:
             raise InputError(f"{path}: the table has a header but no rows")

@@ -1,6 +1,6 @@
 """Texts with many levels as numbers: each level becomes the mean target of its rows.
 
-`weights` [N] are the numbers of examples that rows stand for. `codes` [N] are the levels of rows, -1 for an empty cell.
+`weights` [N] holds the number of examples that each row stands for. `codes` [N] holds the level of each row, -1 for an empty cell.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Preparation(Plain):
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column without an empty cell in training, by name: whether each row has an empty cell in it, [N]."""
+        """For each column that had no empty cell in training, by name: whether each row has an empty cell there, [N]."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
         for index, name in enumerate(features.sources):
             if index not in self.marked:

@@ -19,7 +19,7 @@ Task = Literal["regression", "classification"]
 MAX_CLASS_NUMBERS = 10
 """A target with at most this many different whole numbers may be classes."""
 MIN_DIFFERENT_COUNTS, MAX_LARGEST_SHARE = 4, 0.25
-"""Whole numbers count as counts if they have at least this many different values, and the largest value has at most this share
+"""Whole numbers are taken as counts if they have at least this many different values, and the largest value has at most this share
 of the rows that the most frequent value has."""
 MAX_CLASSES = 100
 MAX_SHOWN_LETTERS = 40

@@ -36,8 +36,8 @@ class Words:
     Args:
         count: Number of texts.
         num_plain: Number of texts that Python reads as numbers.
-        num_read: Number of texts that are numbers in each of `STYLES`.
-        examples: First text that is a number in each of `STYLES`, but not for Python.
+        num_read: For each of `STYLES`, the number of texts that are numbers in this style.
+        examples: For each of `STYLES`, the first text that is a number in this style, but not for Python.
         grouped: First text that is a different number in each of `STYLES`, such as `1.234`.
     """
 
@@ -135,7 +135,7 @@ def is_text(kind: object) -> bool:
 
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:
-    """The number that a text denotes in a style, or the text itself if it is no number."""
+    """The number that a text denotes in a style, or the text itself if it is not a number."""
     if is_number(text) and style is ENGLISH:
         return float(text)
     dress = NUMBER_WITH_SIGNS_PATTERN.match(text)

@@ -24,7 +24,7 @@ _COMPILED: dict[Any, Any] = {}
 
 @triton.jit
 def _signs(left, right):
-    """1 or -1, by the parity of the number of bits that two indices below 256 share."""
+    """1 or -1, depending on the parity of the number of bits that two indices below 256 share."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)
@@ -34,7 +34,7 @@ def _signs(left, right):
 
 @triton.jit
 def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """scale * outer @ x @ inner. x is a sum of n bfloat16 terms; this keeps 8 n bits, because signs are exact in bfloat16."""
+    """scale * outer @ x @ inner. x is a sum of n bfloat16 terms. This keeps 8 n bits of x, because signs are exact in bfloat16."""
     head = x.to(tl.bfloat16)
     y = tl.dot(head, inner)
     for _ in tl.static_range(FIRST - 1):

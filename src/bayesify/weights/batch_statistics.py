@@ -41,7 +41,7 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
-    """The same batches, after setting the layers' momenta for each batch.
+    """The same batches. The layers' momenta are set before each batch.
 
     A pass over all batches then gives averages in which each batch is weighted by its size.
 
@@ -61,7 +61,8 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
 def is_trained(layer: _NormBase) -> bool:
     """Whether a layer's statistics come from a training run.
 
-    The statistics must have seen enough batches. If the layer does not count batches, they must differ from their initial values.
+    The statistics must have seen enough batches. If the layer does not count batches, its statistics must differ from their
+    initial values.
     """
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -94,7 +95,7 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
         if name not in layers:
             raise ValueError(
                 f"bayesianize: batch_statistics names {name!r}, which keeps no running statistics; "
-                f"give 'auto', 'frozen', 'train', or names of such layers ({', '.join(layers) or 'the network has none'})"
+                f"give 'auto', 'frozen', 'train', or names of layers that do ({', '.join(layers) or 'the network has none'})"
             )
     return names
 
@@ -116,7 +117,7 @@ class KeptStatistics:
 
     Args:
         seed: Seed of the K draws.
-        checksum: `checksum_of` the tensors that the statistics depend on.
+        checksum: Checksum of the tensors that the statistics depend on; see `checksum_of`.
         values: Statistics by the buffer's name, each [K, *shape].
     """
 
@@ -130,7 +131,7 @@ class KeptStatistics:
         return cls(seed, checksum_of(modules, values), values)
 
     def hold(self, *modules: nn.Module) -> bool:
-        """Whether the modules have not changed, so that the statistics are valid."""
+        """Whether the modules are unchanged, so that the statistics are still valid."""
         return self.checksum == checksum_of(modules, self.values)
 
     def __len__(self) -> int:

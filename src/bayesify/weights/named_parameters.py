@@ -88,7 +88,7 @@ class NamedParameters(nn.Module):
 def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
     """Parameters and buffers of a module and its submodules. Shared tensors appear several times.
 
-    This is faster than `parameters()`, which walks by name.
+    This is faster than `parameters()`, which also collects names.
     """
     parts, found = [module], list[Tensor | None]()
     for part in parts:
@@ -108,7 +108,7 @@ def first_parameter(module: nn.Module) -> Tensor:
             if value is not None:
                 return value
         waiting += filter(_is_given, reversed(part._modules.values()))
-    raise ValueError(f"{type(module).__name__} has no parameters; give a module that has some")
+    raise ValueError(f"{type(module).__name__} has no parameters; give a module with parameters")
 
 
 _is_given: Any = partial(operator.is_not, None)
