@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from bayesify.deep_gp import DeepGP
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase
+from bayesify.sklearn.networks import SiLUReLU
 from bayesify.training import fit
 from bayesify.training.arguments import Steps
-from bayesify.training.batches import StackedBatch
+from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.stack import ModelStack
 
 MODELS, ROWS, INPUTS, STEPS = 3, 12, 3, 4
@@ -369,6 +371,46 @@ def test_perceptrons_by_matrices_have_the_numbers_of_vmap(phase: Phase, shared: 
         found.append([data, kl, *(value.grad for value in stack.parameters())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.SiLU, partial(nn.SiLU, inplace=True), partial(nn.ReLU, inplace=True), SiLUReLU]
+)
+def test_gradients_of_activations_are_those_of_vmap(activation: Callable[[], nn.Module]) -> None:
+    """Backward passes written out for one activation, for one that works in place, and for one of the estimators."""
+
+    def net() -> nn.Module:
+        layers = [nn.Linear(INPUTS, 5), activation(), nn.Linear(5, 4), activation(), nn.Linear(4, 2), nn.Tanh()]
+        return nn.Sequential(nn.Dropout(0.0), nn.Tanh(), *layers)
+
+    batch, found = make_batches(torch.float64)[0], []
+    for fast in (True, False):
+        stack = ModelStack(make_models(posteriors.Point, net=net))
+        assert stack._perceptrons is not None
+        stack._perceptrons = stack._perceptrons if fast else None
+        data, kl = stack.terms(batch, num_data=40)
+        (data - 0.7 * kl).sum().backward()
+        found.append([data, kl, *(value.grad for value in stack.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("numbers", [1, 2**22])
+def test_each_model_sees_all_its_rows_before_any_row_again(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    """Three passes over 6 and 7 rows in batches of 4; gathering one batch at a time gives the same batches."""
+    monkeypatch.setattr("bayesify.training.batches.MAX_GATHERED_NUMBERS", numbers)
+    used = [torch.arange(6), torch.arange(3, 10)]
+    names = torch.arange(10.0).expand(2, 10)
+    torch.manual_seed(0)
+    batches = list(StackedBatches(names.unsqueeze(-1), names, 4, 5, names, used))
+    assert len(batches) == 5
+    seen = torch.cat([batch.y for batch in batches], dim=1)
+    torch.testing.assert_close(torch.cat([batch.x[..., 0] for batch in batches], dim=1), seen)
+    torch.testing.assert_close(torch.cat([batch.weights for batch in batches], dim=1), seen)
+    passes = [own[: 2 * len(rows)].view(2, -1) for own, rows in zip(seen, used, strict=True)]
+    for own, rows in zip(passes, used, strict=True):
+        assert own.sort(1).values.tolist() == [rows.tolist()] * 2
+    assert any(not torch.equal(*own) for own in passes)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.plain import Plain
 from bayesify.running.generators import own_generators
+from bayesify.training.perceptrons import SLOPES
 
 
 class SiLUReLU(nn.Module):
@@ -20,9 +21,24 @@ class SiLUReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activations entry by entry, [..., units]."""
-        half = x.shape[-1] // 2
-        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # with slices, each gradient would be as large as x
+        first, second = _halves(x)
         return torch.cat((F.silu(first), F.relu(second)), dim=-1)
+
+    @staticmethod
+    def slope(grad: Tensor, x: Tensor) -> Tensor:
+        """Gradient of the inputs [..., units], from the gradient of the outputs."""
+        (first, second), (x_first, x_second) = _halves(grad), _halves(x)
+        aten = torch.ops.aten
+        return torch.cat((aten.silu_backward(first, x_first), aten.threshold_backward(second, x_second, 0)), dim=-1)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    half = x.shape[-1] // 2
+    first, second = x.split((half, x.shape[-1] - half), dim=-1)  # with slices, each gradient would be as large as x
+    return first, second
+
+
+SLOPES[SiLUReLU] = SiLUReLU.slope
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

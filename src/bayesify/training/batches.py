@@ -17,6 +17,8 @@ from bayesify.predictor import Batch
 TARGET_KEYS = ("y", "labels", "label", "targets", "target")
 WEIGHT_KEYS = ("weights", "sample_weight", "example_weights")
 INPUT_KEYS = ("x", "inputs", "input")
+MAX_GATHERED_NUMBERS = 2**22
+"""Maximum number of inputs that `StackedBatches` gathers in one call, for several batches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +82,18 @@ class StackedBatches:
     def __iter__(self) -> Iterator[StackedBatch]:
         order = torch.stack([self._order(rows) for rows in self.used]).to(self.x.device)  # [R, steps * B]
         models = torch.arange(len(order), device=order.device).unsqueeze(1)
-        for part in order.split(self.size, dim=1):
-            weights = None if self.weights is None else self.weights[models, part]
-            yield StackedBatch(self.x[models, part], self.y[models, part], weights)
+        at_once = max(1, MAX_GATHERED_NUMBERS // (self.size * self.x[:, 0].numel()))
+        for parts in order.unflatten(1, (self.steps, self.size)).transpose(0, 1).split(at_once):  # [steps, R, B] each
+            weights = [None] * len(parts) if self.weights is None else self.weights[models, parts]
+            yield from map(StackedBatch, self.x[models, parts], self.y[models, parts], weights)
 
     def _order(self, rows: Tensor) -> Tensor:
+        """Indices of the rows of all steps, in passes over all rows in random order."""
         count = self.size * self.steps
-        passes = [rows[torch.randperm(len(rows))] for _ in range(-(-count // len(rows)))]
-        return torch.cat(passes)[:count]
+        passes = -(-count // len(rows))
+        if passes == 1:
+            return rows[torch.randperm(len(rows))[:count]]
+        return rows[torch.rand(passes, len(rows)).argsort(1)].flatten()[:count]
 
 
 BatchReader = Callable[[Any], Any]

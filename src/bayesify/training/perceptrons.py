@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from bayesify.running.generators import own_generators
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Names of a module's hook dicts. Products of stacked matrices would not call these hooks."""
+Slope = Callable[[Tensor], Sequence[Tensor | None]]
+"""Backward pass of a layer: from the gradient of its outputs to the gradients of its inputs, bias and weight."""
+SLOPES: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {nn.SiLU: torch.ops.aten.silu_backward.default}
+"""Backward pass of activations: from the gradient of the outputs, and the inputs, to the gradient of the inputs. Autograd
+differentiates other activations."""
 
 
 class Perceptrons:
@@ -86,17 +92,26 @@ class Perceptrons:
         """Outputs [R, B, O] for rows [R, B, D], and the penalty of each network, [R]; see `run`. The rows get no gradients."""
         return run_all(x, self, *values)
 
-    def run(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """Outputs [R, B, O] for rows [R, B, D], given weight [R, O, D] and bias [R, O] of each linear layer in order."""
+    def run(self, x: Tensor, values: Sequence[Tensor], slopes: list[Slope] | None = None) -> Tensor:
+        """Outputs [R, B, O] for rows [R, B, D], given weight [R, O, D] and bias [R, O] of each linear layer in order.
+
+        If `slopes` is given, the backward pass of each layer is appended to it.
+        """
         place = 0
         for part in self.layers:
+            slope: Slope | None = None
             if isinstance(part, nn.Linear):
-                x = affine(x, values[place], values[place + 1])
+                weight, bias = values[place : place + 2]
+                slope = partial(_slope_of_linear, x, weight if place else None)
+                x = torch.baddbmm(bias.unsqueeze(1), x, weight.mT.contiguous())
                 place += 2
             elif not isinstance(part, nn.Dropout):
-                x = part(x)
+                x, slope = _activate(part, x) if slopes is not None else (part(x), None)
             elif part.training and part.p > 0:
-                x = F.dropout(x, part.p) if x.is_cuda else x * self._mask(part.p, x)
+                mask = self._mask(part.p, x)
+                x, slope = x * mask, partial(_slope_of_product, mask)
+            if slopes is not None and slope is not None:
+                slopes.append(slope)
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,6 +123,8 @@ class Perceptrons:
         return self._prior
 
     def _mask(self, rate: float, like: Tensor) -> Tensor:
+        if like.is_cuda:
+            return F.dropout(torch.ones_like(like), rate)
         pool = self._masks.get(rate)
         if pool is None or len(pool) < 2 * like.numel():
             numbers = torch.rand(2 * like.numel(), generator=torch.Generator().manual_seed(0))
@@ -131,42 +148,52 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
     return torch.allclose(found, torch.stack([part(row) for row in x]))
 
 
+def _slope_of_linear(x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    """See `Slope`; without a weight, the inputs get no gradient."""
+    return None if weight is None else torch.bmm(grad, weight), grad.sum(1), torch.bmm(grad.mT, x)
+
+
+def _slope_of_product(factor: Tensor, grad: Tensor) -> tuple[Tensor]:
+    return (grad * factor,)
+
+
+def _activate(part: nn.Module, x: Tensor) -> tuple[Tensor, Slope]:
+    """Outputs of an activation, and its backward pass."""
+    known = SLOPES.get(type(part))
+    if known is not None and not getattr(part, "inplace", False):
+        return part(x), lambda grad: (known(grad, x),)
+    with torch.enable_grad():
+        inputs = x.detach().requires_grad_()
+        outputs = part(inputs.clone())  # a clone, because the activation may work in place
+    return outputs.detach(), lambda grad: torch.autograd.grad(outputs, inputs, grad)
+
+
 class _Run(torch.autograd.Function):
     """Outputs of each network, and its penalty [R], with all gradients in one operation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, networks: Perceptrons, *values: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.values, ctx.sizes = [value.detach().requires_grad_() for value in values], networks.sizes
+        ctx.sizes, ctx.layers = networks.sizes, []
         precisions, constants = networks.prior(values[0])
-        with torch.enable_grad():
-            ctx.outputs = networks.run(x, ctx.values)
+        outputs = networks.run(x, values, ctx.layers)
         flat = torch.cat([value.flatten(1) for value in values], dim=1)  # [R, P]
         ctx.slopes = flat * precisions
-        return ctx.outputs.detach(), torch.add(constants, (flat * ctx.slopes).sum(1), alpha=0.5)
+        return outputs, torch.add(constants, (flat * ctx.slopes).sum(1), alpha=0.5)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        found = torch.autograd.grad(ctx.outputs, ctx.values, grads[0])
+        found, grad = list[Tensor](), grads[0]
+        for slope in reversed(ctx.layers):
+            grad, *own = slope(grad)
+            found += own
+            if grad is None:  # no layer before has parameters
+                break
+        found.reverse()
         slopes = (ctx.slopes * grads[1].unsqueeze(1)).split(ctx.sizes, dim=1)
         slopes = [slope.view_as(grad) if grad.ndim > 2 else slope for slope, grad in zip(slopes, found, strict=True)]
         torch._foreach_add_(found, slopes)
         return None, None, *found
 
 
-class _Affine(torch.autograd.Function):
-    """x W^T + b for R stacked matrices [R, O, D] and biases [R, O]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT.contiguous())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        (x, weight), (grad,) = ctx.saved_tensors, grads
-        return torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None, torch.bmm(grad.mT, x), grad.sum(1)
-
-
 run_all: Callable[..., tuple[Tensor, Tensor]] = _Run.apply
-affine: Callable[..., Tensor] = _Affine.apply

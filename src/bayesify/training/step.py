@@ -263,9 +263,11 @@ class Step:
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
                 data, kl = self.objective(phase, batch.to(self.device), self.generator)
-            share = own * self.processes.count / size
-            loss = -(share * data - kl_weight * (whole / size) * kl) / self.settings.num_data
-            loss.sum().backward()
+            share, num_data = own * self.processes.count / size, self.settings.num_data
+            # Gradients of (kl_weight * whole / size * kl - share * data).sum() / num_data, whose value is not needed.
+            slopes = (data, -share / num_data), (kl, kl_weight * (whole / size) / num_data)
+            used = [entry for entry in slopes if entry[0].requires_grad] or slopes[:1]
+            torch.autograd.backward([term for term, _ in used], [torch.full_like(*entry) for entry in used])
         dtype = self.sums.dtype
         return data.detach().to(dtype) / self.settings.num_data * own, kl.detach().to(dtype) * (whole / size)
 
