@@ -71,7 +71,12 @@ def transformed(inner: Builder, name: str) -> Builder:
 
 
 def in_units(
-    inner: Builder, name: str = "none", mass: float | None = None, map_: Recalibration | None = None, scale: float = 0.5
+    inner: Builder,
+    name: str = "none",
+    mass: float | None = None,
+    map_: Recalibration | None = None,
+    scale: float = 0.5,
+    stretch: float = 1.0,
 ) -> Builder:
     """In units, with a floor that a given probability lies below in the first output."""
 
@@ -84,7 +89,11 @@ def in_units(
         plain = UnitsPredictive(inner(1), shift, scales, name, map_)
         return shift, scales, name, map_, -math.inf if mass is None else float(plain.quantile(mass)[0, 0])
 
-    return lambda rows: UnitsPredictive(inner(rows), *units())
+    def build(rows: int) -> UnitsPredictive:
+        wider = None if stretch == 1 else torch.full((rows, 1), stretch, dtype=torch.float64)
+        return UnitsPredictive(inner(rows), *units(), stretch=wider)
+
+    return build
 
 
 def cases() -> dict[str, tuple[Builder, int]]:
@@ -111,6 +120,7 @@ def cases() -> dict[str, tuple[Builder, int]]:
                 for mass in ((1e-6, 0.3, 0.85, 1 - 1e-6) if often else (0.7,))
             }
             made |= {"recalibrated": in_units(base, map_=SPREAD), "both": in_units(base, map_=SPREAD, mass=0.7)}
+            made |= {"stretched": in_units(base, map_=SPREAD, stretch=1.3)} if often else {}
             found |= {f"{name}-{kind}-{outputs}": (builder, outputs) for kind, builder in made.items()}
     return found
 

@@ -17,6 +17,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.later_rows import LaterRows
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
@@ -104,6 +105,7 @@ class FittedTable:
         classes: Labels, sorted; `None` for a regression.
         flat: Whether targets were [N] instead of [N, O].
         neighbors: Training rows with which `unusual_share` compares other rows.
+        later: Widening of the distributions of rows after the training period, if rows have a time.
         settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Not stored in
             files.
         kept: Training rows that are kept for `partial_fit`; not stored in files.
@@ -122,6 +124,7 @@ class FittedTable:
     classes: np.ndarray | None = None
     flat: bool = True
     neighbors: Neighbors | None = None
+    later: LaterRows | None = None
     settled: tuple[nn.Module, Likelihood] | None = None
     kept: Rows | None = None
     held_out: HeldOut | None = None
@@ -136,14 +139,14 @@ class FittedTable:
 
     def predict(self, inputs: np.ndarray, num_draws: int) -> Predictive:
         """The predictive for rows of numbers [N, D], in the targets' units."""
-        return self.in_units(self.predict_scaled(inputs, num_draws))
+        return self.in_units(self.predict_scaled(inputs, num_draws), inputs)
 
-    def in_units(self, scaled: Predictive) -> Predictive:
-        """Convert a predictive from the units of training to the targets' units."""
+    def in_units(self, scaled: Predictive, inputs: np.ndarray) -> Predictive:
+        """Convert the predictive for rows of numbers [N, D] from the units of training to the targets' units."""
         if self.units is None:
             return scaled
         assert isinstance(scaled, RegressionPredictive)
-        return self.units.predictive(scaled)
+        return self.units.predictive(scaled, None if self.later is None else self.later(inputs))
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
         """For each row, the share of training rows that are at least as unusual, [N]; see `Neighbors`."""
@@ -161,7 +164,7 @@ class FittedTable:
 
     def config(self) -> dict[str, Any]:
         """Everything except tensors, as plain data."""
-        parts = {"encoding": self.encoding, "units": self.units, "network": self.network, "report": self.report}
+        parts = {key: getattr(self, key) for key in ("encoding", "units", "network", "report", "later")}
         labels = None if self.classes is None else {"labels": self.classes.tolist(), "kind": self.classes.dtype.str}
         return {
             **{key: getattr(self, key) for key in ("method", "likelihood", "seed", "flat")},
@@ -202,6 +205,7 @@ class FittedTable:
             None if classes is None else np.array(classes["labels"], dtype=np.dtype(classes["kind"])),
             bool(config["flat"]),
             Neighbors(**below("neighbors", state)),
+            None if config.get("later") is None else LaterRows.restore(config["later"]),
         )
 
 

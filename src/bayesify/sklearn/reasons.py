@@ -221,7 +221,7 @@ def explain_rows(
 def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -> np.ndarray:
     """Means and widths of intervals, or probabilities and entropy, and the epistemic uncertainty: [K, Q]."""
     scaled = fitted.predict_scaled(x, num_draws)
-    found = fitted.in_units(scaled)
+    found = fitted.in_units(scaled, x)
     if isinstance(found, RegressionPredictive):
         lower, upper = found.interval(level)
         parts = [found.mean, upper - lower]

@@ -63,29 +63,36 @@ class Recalibration(Plain):
         keep = np.concatenate(([True], np.diff(np.maximum.accumulate(said)) > 1e-3))
         return cls(tuple(said[keep].tolist()), tuple(_scores(levels)[keep].tolist()))
 
-    def __call__(self, u: Tensor) -> Tensor:
-        """G(u)."""
-        return normal_cdf(self._map(_as_scores(u), self.said, self.seen)[0]) if self.said else u
+    def __call__(self, u: Tensor, stretch: Tensor | None = None) -> Tensor:
+        """G(u), after which normal scores are divided by `stretch`."""
+        if not self.said and stretch is None:
+            return u
+        found = self._map(_as_scores(u), self.said, self.seen)[0]
+        return normal_cdf(found if stretch is None else found / stretch)
 
-    def inverse(self, levels: Sequence[float]) -> list[float]:
+    def inverse(self, levels: Sequence[float], stretch: float = 1.0) -> list[float]:
         """For each level, the u for which G(u) is this level."""
-        if not self.said:
+        if not self.said and stretch == 1:
             return list(levels)
-        scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
+        scores = stretch * _as_scores(torch.tensor(levels, dtype=torch.float64))
         found = normal_cdf(self._map(scores, self.seen, self.said)[0]).clamp(1e-300, 1 - 2**-53)
         return [float(level) for level in found]
 
-    def log_slope(self, u: Tensor) -> Tensor:
+    def log_slope(self, u: Tensor, stretch: Tensor | None = None) -> Tensor:
         """log G'(u)."""
-        if not self.said:
+        if not self.said and stretch is None:
             return torch.zeros_like(u)
         scores = _as_scores(u).clamp(MIN_TAIL_SCORE, MAX_TAIL_SCORE)
         mapped, slope = self._map(scores, self.said, self.seen)
+        if stretch is not None:
+            mapped, slope = mapped / stretch, slope / stretch
         return 0.5 * (scores - mapped) * (scores + mapped) + slope.log()
 
     @staticmethod
     def _map(scores: Tensor, start: Sequence[float], end: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Values and slopes of the piecewise-linear map that takes the knots `start` to the knots `end`."""
+        if not start:
+            return scores, torch.ones_like(scores)
         a, b = scores.new_tensor(start), scores.new_tensor(end)
         slopes = torch.cat((scores.new_ones(1), (b[1:] - b[:-1]) / (a[1:] - a[:-1]), scores.new_ones(1)))
         piece = torch.bucketize(scores, a)

@@ -31,6 +31,7 @@ from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.fitted import FitReport, FittedTable, HeldOut, as_inputs, predict_scaled
+from bayesify.sklearn.later_rows import LaterRows, find_time, latest_rows
 from bayesify.sklearn.networks import NetworkShape, own_network
 from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
@@ -116,6 +117,8 @@ MIN_GAIN_SHARE = 0.005
 """A more complex choice replaces a simpler one only if its score is better by at least this share."""
 PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
 """Probabilities of the quantiles from which the CRPS is computed."""
+NUM_MEMBERS_OF_EARLIER_ROWS = 3
+"""Number of networks that predict the latest training rows from earlier rows."""
 LATER_EFFORT_SHARE = 0.25
 """Number of epochs of a later call of `partial_fit`, as a share of the usual number."""
 
@@ -129,12 +132,14 @@ class TrainingTable:
         classes: Labels, sorted; `None` for a regression.
         columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
         flat: Whether targets were [N] instead of [N, O].
+        time: Index of the input that is the time, if there is one.
     """
 
     rows: Rows
     classes: np.ndarray | None = None
     columns: Columns | None = None
     flat: bool = True
+    time: int | None = None
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
@@ -169,7 +174,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
     """The table with equal rows merged, so that copies of a row and a weighted row give bitwise equal results."""
-    rows = merge_rows(table.rows)
+    rows, time = merge_rows(table.rows), find_time(table.rows.x, table.columns)  # merging changes the order of the rows
     most = EFFORTS[settings.effort].max_chain_rows
     if settings.method is not None and settings.method.is_chain and len(rows) > most:
         warnings.warn(
@@ -179,7 +184,7 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
         )
         chosen = np.random.default_rng(derive_seed(settings.seed, "chain")).choice(len(rows), most, replace=False)
         rows = rows[np.sort(chosen)]
-    return replace(table, rows=rows)
+    return replace(table, rows=rows, time=time)
 
 
 def merge_rows(rows: Rows) -> Rows:
@@ -416,7 +421,29 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
     model, own = chosen.members.as_ensemble(chosen.group).double(), chosen.candidate
     fitted = FittedTable(AUTO, own.pair[0], model, encodings[name], own.units, chosen.shape, settings.seed, report,
                          table.columns, table.classes, table.flat)  # fmt: skip
-    return _judged_out_of_fold(fitted, chosen, table.rows, settings)
+    fitted = _judged_out_of_fold(fitted, chosen, table.rows, settings)
+    return fitted if blank else _stretched_later(fitted, table, own.pair, settings)
+
+
+def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, settings: Settings) -> FittedTable:
+    """The model with wider distributions for rows after the training period, see `LaterRows`, if rows have a time."""
+    units, rows, place = fitted.units, table.rows, table.time
+    latest = None if place is None else latest_rows(rows.x[:, place], rows.weights)
+    if latest is None or place is None or units is None or rows.y.shape[1] > 1 or settings.noise is not None:
+        return fitted
+    earlier, rest = rows[~latest], rows[latest]
+    encoding = replace(encode_inputs(earlier, settings), left_out=fitted.encoding.left_out)
+    few = min(int(settings.options.get("members", NUM_MEMBERS)), NUM_MEMBERS_OF_EARLIER_ROWS)
+    settings = replace(settings, options={**settings.options, "members": few})
+    (chosen,) = _train_candidates(_encoded(earlier, encoding), [pair], settings)
+    model = chosen.members.as_ensemble(chosen.group).double()
+    made = replace(fitted, model=model, encoding=encoding, units=chosen.candidate.units)
+    found = _judged_out_of_fold(made, chosen, earlier, settings).predict(rest.x, settings.prediction_draws)
+    assert isinstance(found, RegressionPredictive)
+    u = _drawn_places(found, torch.from_numpy(rest.y), settings)[0]
+    later = LaterRows.of(place, rows.x[:, place], u[:, 0].numpy(), rest.weights)
+    notes = tuple(filter(None, (*fitted.report.notes, later.note(fitted.columns))))
+    return replace(fitted, later=later, report=replace(fitted.report, notes=notes))
 
 
 def _train_ranked(
@@ -644,12 +671,7 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     bounded = rows.y.min() >= 0 and one
     floor, ceiling = (0.5 * float(rows.y.min()), MAX_MEAN_RATIO * float(rows.y.max())) if bounded else (None, None)
     units = replace(units, floor=floor, ceiling=ceiling)
-    plain = units.predictive(found)
-    u, below = plain.cdf(y), plain.below(y)
-    # If a value has positive probability (a count, or a zero at the floor), u is drawn from the interval that the value covers.
-    generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
-    ties = torch.rand(u.shape, generator=generator, dtype=u.dtype)
-    u = below + (u - below) * ties
+    u, ties = _drawn_places(units.predictive(found), y, settings)
     recalibrated = one and settings.noise is None
     recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
     if recalibrated and fitted.likelihood not in UNSHIFTED_LIKELIHOODS and len(chosen.every) > 2:
@@ -668,3 +690,14 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     held_out = HeldOut.joined(judged)[np.argsort(np.argsort(folds, kind="stable"))] if judged else None
     report = replace(fitted.report, out_of_fold=scores.means())
     return replace(fitted, units=units, report=report, held_out=held_out)
+
+
+def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """P(Y <= y) of targets, [N, O], and the shares of an atom's probability that count.
+
+    If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that it covers.
+    """
+    u, below = found.cdf(y), found.below(y)
+    generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
+    ties = torch.rand(u.shape, generator=generator, dtype=u.dtype)
+    return below + (u - below) * ties, ties

@@ -66,12 +66,12 @@ class TargetUnits(Plain):
         t = TargetTransform.scaled(self.transform, 0 * one, one).forward(torch.from_numpy(y))
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
-    def predictive(self, inner: RegressionPredictive) -> UnitsPredictive:
-        """The distribution of y, computed from the distribution of z."""
+    def predictive(self, inner: RegressionPredictive, stretch: Tensor | None = None) -> UnitsPredictive:
+        """The distribution of y, computed from the distribution of z, with normal scores divided by `stretch` [B, 1]."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
-        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor, ceiling)
+        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor, ceiling, stretch)
 
 
 class UnitsPredictive(TransformedPredictive):
@@ -90,6 +90,7 @@ class UnitsPredictive(TransformedPredictive):
         recalibration: The map G.
         floor: Lower limit of all quantiles.
         ceiling: Means and variances replace values above the ceiling by the ceiling.
+        stretch: Factor s of each row, [B, 1], at least 1: G(u) becomes $\Phi(\Phi^{-1}(G(u)) / s)$, which widens central intervals.
     """
 
     def __init__(
@@ -101,19 +102,24 @@ class UnitsPredictive(TransformedPredictive):
         recalibration: Recalibration | None = None,
         floor: float = -math.inf,
         ceiling: float = math.inf,
+        stretch: Tensor | None = None,
     ) -> None:
         super().__init__(inner, TargetTransform.scaled(transform, shift, scale))
         self._ceiling = ceiling
-        self._recalibration = recalibration or Recalibration()
+        self._recalibration, self._stretch = recalibration or Recalibration(), stretch
         self._floor = math.ceil(floor) if self.family.discrete and math.isfinite(floor) else floor
 
     def __repr__(self) -> str:
         return f"UnitsPredictive({self.inner!r}, transform={self.transform.name!r})"
 
     @property
+    def _is_recalibrated(self) -> bool:
+        return bool(self._recalibration.said) or self._stretch is not None
+
+    @property
     def _affine(self) -> bool:
         unbounded = self._floor <= (0.0 if self.family.discrete else float(self._family_least.min()))
-        return super()._affine and not self._recalibration.said and unbounded and self._ceiling == math.inf
+        return super()._affine and not self._is_recalibrated and unbounded and self._ceiling == math.inf
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
         return y if self._ceiling == math.inf else torch.minimum(y, knot_at(0.5, p, y).clamp_min(self._ceiling))
@@ -131,13 +137,16 @@ class UnitsPredictive(TransformedPredictive):
             if not 0 < level < 1:
                 raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
         found = self.inner.quantile(self._recalibration.inverse(levels)).to(self.transform.shift)
+        for stretch in () if self._stretch is None else self._stretch[self._stretch > 1].unique().tolist():
+            wide = self.inner.quantile(self._recalibration.inverse(levels, stretch)).to(found)
+            found = torch.where(self._stretch == stretch, wide, found)
         return found[0] if isinstance(q, (int, float)) else found
 
     def _to_targets(self, z: Tensor) -> Tensor:
         return super()._to_targets(z).clamp_min(self._floor)
 
     def _recalibrated(self, p: Tensor) -> Tensor:
-        return self._recalibration(p.double())
+        return self._recalibration(p.double(), self._stretch)
 
     @property
     def _least(self) -> Tensor:
@@ -165,14 +174,14 @@ class UnitsPredictive(TransformedPredictive):
         Recalibrated outputs are treated as independent, because a map of each output's probabilities does not describe their
         dependence.
         """
-        if self._recalibration.said:
+        if self._is_recalibrated:
             return self.marginal_log_prob(y, censored).sum(-1)
         return super().censored_log_prob(y, censored).double()
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """The log-density of each output separately: [B, O]."""
         found = super().marginal_log_prob(y, censored).double()
-        if not self._recalibration.said:
+        if not self._is_recalibrated:
             return found
         at, (z, mask, _) = match_targets(y, self.inner.mean), self._places(y, censored)
         cdf = self.cdf(at)
@@ -180,5 +189,5 @@ class UnitsPredictive(TransformedPredictive):
         whole = mask | self.family.discrete
         # If rounding makes the difference of the recalibrated probabilities 0, use the slope times the difference before
         # recalibration.
-        sloped = found + self._recalibration.log_slope(self.inner.cdf(z))
+        sloped = found + self._recalibration.log_slope(self.inner.cdf(z), self._stretch)
         return torch.where(whole & (mass > 1e-9 * cdf), mass.log(), sloped)

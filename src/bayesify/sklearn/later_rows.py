@@ -1,0 +1,108 @@
+"""Rows after the training period: which input is the time, and how much wider the intervals of later rows must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.arguments.plain import Plain
+from bayesify.sklearn.columns import Columns
+from bayesify.tables.columns import DAYS, date_of
+from bayesify.tables.written_numbers import shown
+
+LATEST_SHARE, MIN_LATEST_ROWS, MIN_EARLIER_SHARE = 0.2, 30, 0.5
+"""Share of the training rows that are predicted from earlier rows, minimum number of these rows, and minimum share of earlier rows,
+which can be smaller if many rows have the same time."""
+MIN_TIMES = 10
+"""Minimum number of different values of a number that counts as the time."""
+STRETCH_LEVEL = 0.9
+"""Level of the intervals that hold after stretching."""
+
+
+@dataclass(frozen=True)
+class LaterRows(Plain):
+    r"""Wider distributions for rows that are later than all training rows.
+
+    Out-of-fold predictions of random rows do not show how the target changes after the training period. So the latest training rows
+    are predicted from earlier rows. Where their 90 % intervals hold too few targets, normal scores of later rows are divided by the
+    factor s with which the intervals would have held: with $u = P(Y \le y)$ of the latest rows,
+
+    $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) . $$
+
+    Args:
+        place: Index of the input that is the time.
+        limit: Latest time of the training rows.
+        stretch: The factor s.
+    """
+
+    place: int
+    limit: float
+    stretch: float
+
+    @classmethod
+    def of(cls, place: int, times: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
+        """The factor for times [N] of all training rows, from probabilities u [M] of the latest rows with weights [M]."""
+        scores = torch.special.ndtri(torch.from_numpy(u).clamp(1e-12, 1 - 1e-12)).abs().numpy()
+        order = np.argsort(scores, kind="stable")
+        share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+        wide = float(np.interp(STRETCH_LEVEL, share, scores[order]))
+        usual = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * STRETCH_LEVEL, dtype=torch.float64)))
+        return cls(place, float(times.max()), max(1.0, wide / usual))
+
+    def __call__(self, inputs: np.ndarray) -> Tensor | None:
+        """Factor of each row of inputs [N, D], [N, 1]; `None` if all factors are 1."""
+        later = inputs[:, self.place] > self.limit
+        return (
+            torch.from_numpy(np.where(later, self.stretch, 1.0))[:, None] if self.stretch > 1 and later.any() else None
+        )
+
+    def note(self, columns: Columns | None) -> str:
+        """A sentence about wider intervals; empty if they are not wider."""
+        if self.stretch == 1.0:
+            return ""
+        name, limit = f"input {self.place}, counted from 0", shown(self.limit)
+        if columns is not None:
+            name = columns.preparation.owners(columns.schema)[self.place]
+            limit = date_of(self.limit) if columns.schema.kinds[name] == "date" else limit
+            name = f"column {name!r}"
+        return (
+            f"Intervals are {self.stretch:.2f} times as wide for rows after {limit} ({name}), because the latest training rows, "
+            "predicted from earlier rows, were further from their predictions than random rows."
+        )
+
+
+def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
+    """Index of the input that is the time: the first date, or the first number that never falls from row to row.
+
+    A single input is not a time: sorted inputs of a function of one variable are common.
+
+    Args:
+        inputs: Inputs of the training rows, [N, D], in the order in which they were given.
+        columns: Rules that turned a data frame into these inputs, if there was one.
+    """
+    numbers = range(inputs.shape[1])
+    if columns is not None:
+        kept, names = columns.preparation.kept, columns.schema.number_names
+        numbers = range(int(kept[: len(names)].sum()))
+        for place, name in enumerate(names):
+            if name.endswith(DAYS) and kept[place]:
+                return int(kept[:place].sum())
+    if inputs.shape[1] > 1:
+        for place in numbers:
+            rises = np.diff(inputs[:, place])
+            if (rises >= 0).all() and (rises > 0).sum() >= MIN_TIMES - 1:
+                return place
+    return None
+
+
+def latest_rows(times: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
+    """Mask of the latest training rows by their times [N] and weights [N]; `None` if there are too few rows or times."""
+    order = np.argsort(times, kind="stable")
+    share = np.cumsum(weights[order]) / weights.sum()
+    latest: np.ndarray = times >= times[order][np.searchsorted(share, (1 - LATEST_SHARE) * (1 + 1e-12))]
+    enough = latest.sum() >= MIN_LATEST_ROWS and weights[~latest].sum() >= MIN_EARLIER_SHARE * weights.sum()
+    return latest if enough else None
