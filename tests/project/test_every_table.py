@@ -204,7 +204,7 @@ def test_numbers_are_the_papers_and_ours():
     assert (turned["published"], turned["published_spread"], turned["better"]) == (-2.10, 0.03, "higher")
     noise = find(
         "Table 1: trained on Fashion-MNIST, out-of-distribution MNIST",
-        "FSVI (context uniform noise)",
+        "FSVI (uniform noise as context)",
         "AUROC by entropy",
     )
     assert (noise["published"], noise["seeds"], noise["met"]) == (86, 1, False)
